@@ -1,0 +1,56 @@
+"""What a data loader yields."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captioning.vocabulary import END, PAD, START
+
+
+@dataclass
+class CaptionBatch:
+    """B images and N captions of them. An image stands once, however many of its captions are in the batch.
+
+    Attributes:
+        captions: (N, T+1) int64 ids, ``<start> w_1 .. w_n <end> <pad> ..``; T is the longest caption with its <end>.
+        lengths: (N,) int64, decoding steps per caption: its words and its <end>, not <start>. So n + 1.
+        image_index: (N,) int64, which of the B images a caption describes.
+        image_ids: (B,) int64, the data set's ids.
+        rows: (B,) int64, positions in the split's ``CaptionIndex``.
+        images: (B, 3, height, width) float, normalised for the encoder; None where annotations are given.
+        annotations: (B, L, D) float or half, cached encoder output; None where images are given.
+        annotation_mask: (B, L) bool, True where a location exists; None when all do.
+    """
+
+    captions: Tensor
+    lengths: Tensor
+    image_index: Tensor
+    image_ids: Tensor
+    rows: Tensor
+    images: Tensor | None = None
+    annotations: Tensor | None = None
+    annotation_mask: Tensor | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> CaptionBatch:
+        return self._map(lambda tensor: tensor.pin_memory())
+
+    def _map(self, f) -> CaptionBatch:  # type: ignore[no-untyped-def]
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return CaptionBatch(**{name: f(value) if value is not None else None for name, value in fields.items()})
+
+
+def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Return (captions (N, T+1), lengths (N,)) of word ids without special tokens."""
+    lengths = torch.tensor([len(ids) + 1 for ids in encoded], dtype=torch.int64)
+    width = int(lengths.max()) + 1 if encoded else 1
+    captions = torch.full((len(encoded), width), PAD, dtype=torch.int64)
+    for row, ids in enumerate(encoded):
+        captions[row, : len(ids) + 2] = torch.tensor([START, *ids, END])
+    return captions, lengths

@@ -1,0 +1,111 @@
+"""The two halves of attention: a score gives logits over locations, a selection turns them into a context."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from captioning.component import Component
+
+
+@dataclass(frozen=True)
+class AttentionOutput:
+    """One step of attention for N rows.
+
+    Attributes:
+        context: (N, D), the paper's z-hat before the gate.
+        alphas: (N, L), softmax of the scores: probabilities, exactly 0 at masked locations.
+        weights: (N, L), what the context was formed with: alphas themselves, or a sample.
+        log_alphas: (N, L), log-softmax of the scores in nats, -inf at masked locations.
+    """
+
+    context: Tensor
+    alphas: Tensor
+    weights: Tensor
+    log_alphas: Tensor
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What attention looks at, prepared once per image. N = B * R rows look at B images, an image's rows adjacent.
+
+    Attributes:
+        annotations: (B, L, D).
+        projected: (B, L, A), the score's projection of the annotations.
+        mask: (B, L) bool, True where a location exists; None when all do.
+    """
+
+    annotations: Tensor
+    projected: Tensor
+    mask: Tensor | None = None
+
+    def select(self, images: Tensor) -> Memory:
+        """Return the memory of the given images, (B',) indices."""
+        mask = None if self.mask is None else self.mask[images]
+        return Memory(self.annotations[images], self.projected[images], mask)
+
+
+def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return log-softmax over the last axis in float32 where ``mask`` is True, -inf elsewhere.
+
+    Args:
+        logits: (..., L).
+        mask: bool, broadcastable to ``logits``; every row must have one True.
+    """
+    logits = logits.float()
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    return torch.log_softmax(logits, dim=-1)
+
+
+class Score(Component):
+    """e_ti = f_att(a_i, h_{t-1}), Eq. 4."""
+
+    @abstractmethod
+    def build(self, annotation_dim: int, query_dim: int) -> None:
+        """Create the parameters for annotations of size D and queries of size H."""
+
+    @abstractmethod
+    def project(self, annotations: Tensor) -> Tensor:
+        """Return (B, L, A): all that does not depend on the query, computed once per image."""
+
+    @abstractmethod
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        """Return logits (B, R, L) of queries (B, R, H) over projected annotations (B, L, A)."""
+
+
+class Attention(Component):
+    """A score and a selection. Subclasses say how alphas become a context."""
+
+    score: Score | None
+
+    def build(self, annotation_dim: int, query_dim: int) -> None:
+        """Create the parameters for annotations of size D and queries of size H."""
+        if self.score is not None:
+            self.score.build(annotation_dim, query_dim)
+
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        """Return the memory of annotations (B, L, D) with an optional bool mask (B, L).
+
+        Raises:
+            ValueError: a mask of another shape, or an image without a single location.
+        """
+        if mask is not None:
+            if mask.shape != annotations.shape[:2]:
+                raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
+            if not mask.any(dim=1).all():
+                raise ValueError("every image needs at least one location that is not masked")
+        projected = annotations if self.score is None else self.score.project(annotations)
+        return Memory(annotations, projected, mask)
+
+    @abstractmethod
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        """Attend with queries (N, H), N = B * R."""
+
+
+def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
+    """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B * R, D)."""
+    return torch.bmm(weights.to(annotations.dtype), annotations).flatten(0, 1)

@@ -1,0 +1,34 @@
+"""Score functions f_att(a_i, h_{t-1}), Eq. 4."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention.base import Score
+
+
+class AdditiveScore(Score):
+    """e_ti = v^T tanh(W_a a_i + b + W_h h_{t-1}), Eq. 4 with the paper's one-hidden-layer perceptron.
+
+    A constant added to all scores does not change the softmax, so the output layer has no bias.
+
+    Args:
+        attention_dim: A, the width of the hidden layer.
+    """
+
+    def __init__(self, attention_dim: int = 512) -> None:
+        super().__init__()
+        self.attention_dim = attention_dim
+
+    def build(self, annotation_dim: int, query_dim: int) -> None:
+        self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim)
+        self.query_projection = nn.Linear(query_dim, self.attention_dim, bias=False)
+        self.output = nn.Linear(self.attention_dim, 1, bias=False)
+
+    def project(self, annotations: Tensor) -> Tensor:
+        return self.annotation_projection(annotations)
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        hidden = torch.tanh(projected.unsqueeze(1) + self.query_projection(query).unsqueeze(2))  # (B, R, L, A)
+        return self.output(hidden).squeeze(-1)

@@ -1,0 +1,236 @@
+"""The LSTM decoder with attention (Sec. 3.1.2). The recurrence is written here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention.base import Attention, AttentionOutput, Memory
+from captioning.component import Component
+from captioning.vocabulary import PAD
+
+
+class DecoderState(NamedTuple):
+    """h and c, each (N, H)."""
+
+    h: Tensor
+    c: Tensor
+
+
+class StepAttention(NamedTuple):
+    """What one step looked at, for N rows."""
+
+    attention: AttentionOutput
+    beta: Tensor
+    """(N,), the gate in [0, 1]; ones where the decoder has no gate."""
+
+
+@dataclass(frozen=True)
+class DecoderOutput:
+    """Teacher forcing over N captions of T steps. M = sum of lengths, the steps that exist, caption by caption.
+
+    Attributes:
+        logits: (M, V), unnormalised log-probabilities of the word at each existing step.
+        targets: (M,) int64, the words of the captions at those steps, <end> included.
+        mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
+        alphas: (N, T, L), 0 at steps that do not exist.
+        betas: (N, T), 0 at steps that do not exist.
+    """
+
+    logits: Tensor
+    targets: Tensor
+    mask: Tensor
+    alphas: Tensor
+    betas: Tensor
+
+
+class _StateInitialiser(nn.Module):
+    """f_init: the mean annotation through (layers - 1) hidden layers and a tanh output (Sec. 3.1.2)."""
+
+    def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
+        super().__init__()
+        hidden = [
+            nn.Sequential(nn.Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
+            for _ in range(layers - 1)
+        ]
+        self.layers = nn.Sequential(*hidden, nn.Linear(annotation_dim, hidden_dim), nn.Tanh())
+
+    def forward(self, mean_annotation: Tensor) -> Tensor:
+        return self.layers(mean_annotation)
+
+
+class AttentionDecoder(Component):
+    """An LSTM that looks at the image through ``attention`` before every word.
+
+    ``build`` must be called once before use; ``Captioner`` does.
+
+    Args:
+        attention: where to look; any score with any selection.
+        embedding_dim: E (the paper's m).
+        hidden_dim: H (the paper's n).
+        init_layers: layers of each of the two MLPs that make h_0 and c_0.
+        gated: multiply the context by the scalar gate beta_t = sigmoid(f_beta(h_{t-1})) (Sec. 4.2.1).
+        dropout: probability of dropping a unit of h_t and of the deep output's hidden layer, and of the hidden layers
+            of the initial MLPs (the paper names dropout; the places are the authors' code's).
+        standardize_annotations: subtract the mean and divide by the standard deviation of every annotation channel,
+            measured while training. Differs from the paper, which feeds the CNN's output as it is: frozen ReLU
+            features have channels of very different scale.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        *,
+        embedding_dim: int = 512,
+        hidden_dim: int = 512,
+        init_layers: int = 1,
+        gated: bool = True,
+        dropout: float = 0.5,
+        standardize_annotations: bool = False,
+    ) -> None:
+        super().__init__()
+        self.attention = attention
+        self.embedding_dim = embedding_dim
+        self.hidden_dim = hidden_dim
+        self.init_layers = init_layers
+        self.gated = gated
+        self.dropout_probability = dropout
+        self.standardize_annotations = standardize_annotations
+
+    def build(self, vocabulary_size: int, annotation_dim: int) -> None:
+        """Create the parameters for V words and annotations of size D."""
+        E, H, D, p = self.embedding_dim, self.hidden_dim, annotation_dim, self.dropout_probability
+        self.vocabulary_size = vocabulary_size
+        self.annotation_dim = annotation_dim
+        self.attention.build(D, H)
+        # affine=False: only the scale of the input changes, the layers behind it learn the rest.
+        self.standardize = nn.BatchNorm1d(D, affine=False) if self.standardize_annotations else None
+        self.init_h = _StateInitialiser(D, H, self.init_layers, p)
+        self.init_c = _StateInitialiser(D, H, self.init_layers, p)
+        self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
+        self.embedding_to_gates = nn.Linear(E, 4 * H)
+        self.hidden_to_gates = nn.Linear(H, 4 * H, bias=False)
+        self.context_to_gates = nn.Linear(D, 4 * H, bias=False)
+        self.gate = nn.Linear(H, 1) if self.gated else None
+        self.dropout = nn.Dropout(p)
+        self.hidden_to_output = nn.Linear(H, E, bias=False)
+        self.context_to_output = nn.Linear(D, E, bias=False)
+        self.output = nn.Linear(E, vocabulary_size)
+        self._initialise()
+
+    def _initialise(self) -> None:
+        nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
+        with torch.no_grad():
+            self.embedding.weight[PAD].zero_()
+        for gate in self.hidden_to_gates.weight.chunk(4):
+            nn.init.orthogonal_(gate)
+        with torch.no_grad():  # an open forget gate lets the first updates reach early words
+            self.embedding_to_gates.bias.zero_()
+            self.embedding_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
+        nn.init.zeros_(self.output.bias)
+
+    def remember(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        """Return what the steps look at, computed once per image.
+
+        Args:
+            annotations: (B, L, D), any float type.
+            mask: (B, L) bool, True where a location exists.
+        """
+        annotations = annotations.to(self.embedding.weight.dtype)
+        if self.standardize is not None:
+            annotations = self._standardized(annotations, mask)
+        return self.attention.prepare(annotations, mask)
+
+    def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
+        assert self.standardize is not None
+        if mask is None:
+            return self.standardize(annotations.flatten(0, 1)).view_as(annotations)
+        standardized = torch.zeros_like(annotations)
+        standardized[mask] = self.standardize(annotations[mask])  # absent locations must not enter the statistics
+        return standardized
+
+    def init_state(self, memory: Memory) -> DecoderState:
+        """Return h_0 and c_0, (B, H) each, from the mean of the locations that exist."""
+        if memory.mask is None:
+            mean = memory.annotations.mean(dim=1)  # (B, D)
+        else:
+            exists = memory.mask.unsqueeze(-1).to(memory.annotations.dtype)
+            mean = (memory.annotations * exists).sum(dim=1) / exists.sum(dim=1)
+        return DecoderState(self.init_h(mean), self.init_c(mean))
+
+    def step(self, tokens: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, DecoderState, StepAttention]:
+        """Read the previous word and predict the next.
+
+        Args:
+            tokens: (N,) int64, y_{t-1}; N = B * R, the rows of an image adjacent.
+            state: h_{t-1} and c_{t-1}.
+            memory: of B images.
+
+        Returns:
+            logits (N, V), the new state, and what was looked at.
+        """
+        embedded = self.embedding(tokens)  # (N, E)
+        state, looked, context = self._recur(self.embedding_to_gates(embedded), state, memory)
+        return self._deep_output(embedded, state.h, context), state, looked
+
+    def _recur(
+        self, embedded_gates: Tensor, state: DecoderState, memory: Memory
+    ) -> tuple[DecoderState, StepAttention, Tensor]:
+        """One step of Eq. 1-6; returns the new state, what was looked at and the gated context (N, D)."""
+        attention = self.attention(state.h, memory)  # Eq. 4-6
+        context = attention.context
+        if self.gate is None:
+            beta = torch.ones_like(context[:, 0])
+        else:
+            beta = torch.sigmoid(self.gate(state.h)).squeeze(-1)  # (N,)
+            context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
+        gates = embedded_gates + self.hidden_to_gates(state.h) + self.context_to_gates(context)  # Eq. 1
+        i, f, o, g = gates.chunk(4, dim=-1)
+        c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)  # Eq. 2
+        h = torch.sigmoid(o) * torch.tanh(c)  # Eq. 3
+        return DecoderState(h, c), StepAttention(attention, beta), context
+
+    def _deep_output(self, embedded: Tensor, h: Tensor, context: Tensor) -> Tensor:
+        """Return logits: L_o(E y_{t-1} + L_h h_t + L_z z_t), Eq. 7."""
+        hidden = embedded + self.hidden_to_output(self.dropout(h)) + self.context_to_output(context)
+        return self.output(self.dropout(hidden))
+
+    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory) -> DecoderOutput:
+        """Teacher forcing: predict every word from the true words before it.
+
+        Args:
+            captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the rows of an image adjacent.
+            lengths: (N,) int64, steps of each caption: its words and <end>.
+            memory: of B images.
+
+        Raises:
+            ValueError: captions or lengths of another shape.
+        """
+        if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
+            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
+        N, T = captions.shape[0], captions.shape[1] - 1
+        mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)  # (N, T)
+        embedded = self.embedding(captions[:, :-1])  # (N, T, E)
+        embedded_gates = self.embedding_to_gates(embedded).unbind(1)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
+        state = self.init_state(memory)
+        rows = N // memory.annotations.shape[0]
+        if rows > 1:
+            state = DecoderState(state.h.repeat_interleave(rows, 0), state.c.repeat_interleave(rows, 0))
+        hidden, contexts, alphas, betas = [], [], [], []
+        for t in range(T):
+            state, looked, context = self._recur(embedded_gates[t], state, memory)
+            hidden.append(state.h)
+            contexts.append(context)
+            alphas.append(looked.attention.alphas)
+            betas.append(looked.beta)
+        logits = self._deep_output(embedded[mask], torch.stack(hidden, 1)[mask], torch.stack(contexts, 1)[mask])
+        return DecoderOutput(
+            logits=logits,
+            targets=captions[:, 1:][mask],
+            mask=mask,
+            alphas=torch.stack(alphas, 1) * mask.unsqueeze(-1),  # (N, T, L)
+            betas=torch.stack(betas, 1) * mask,
+        )

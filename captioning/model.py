@@ -1,0 +1,54 @@
+"""Encoder and decoder together, nothing else."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention.base import Memory
+from captioning.batch import CaptionBatch
+from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.encoders import Encoder
+
+
+class Captioner(nn.Module):
+    """An image captioner, assembled: the decoder is built for the encoder's annotations and the vocabulary.
+
+    Args:
+        encoder: images -> annotations (B, L, D).
+        decoder: annotations -> words.
+        vocabulary_size: V, special tokens included.
+    """
+
+    def __init__(self, encoder: Encoder, decoder: AttentionDecoder, *, vocabulary_size: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        decoder.build(vocabulary_size, encoder.annotation_dim)
+
+    def remember(
+        self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
+    ) -> Memory:
+        """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
+
+        Raises:
+            ValueError: neither is given, or annotations of another size than the encoder makes.
+        """
+        if annotations is None:
+            if images is None:
+                raise ValueError("a batch needs images or annotations, it has neither")
+            annotations = self.encoder(images)
+        if annotations.shape[-1] != self.encoder.annotation_dim:
+            raise ValueError(f"annotations must have size {self.encoder.annotation_dim}, got {annotations.shape[-1]}")
+        return self.decoder.remember(annotations, mask)
+
+    def forward(self, batch: CaptionBatch) -> DecoderOutput:
+        """Teacher-forced logits and alphas of every caption in the batch."""
+        memory = self.remember(batch.images, batch.annotations, batch.annotation_mask)
+        images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
+        one_to_one = images == captions and torch.equal(
+            batch.image_index, torch.arange(images, device=batch.image_index.device)
+        )
+        if not one_to_one:
+            memory = memory.select(batch.image_index)
+        return self.decoder(batch.captions, batch.lengths, memory)

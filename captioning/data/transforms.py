@@ -1,0 +1,215 @@
+"""From an image file to the tensor an encoder sees, and the same geometry for masks.
+
+``Preprocessing`` is plain data: a checkpoint saves it, so that a caption made years later sees the same pixels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from captioning.errors import InputError
+
+Bool = NDArray[np.bool_]
+
+_FILTERS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop, normalise: what turns an image into the encoder's input.
+
+    Attributes:
+        resize: pixels. With ``crop``: the short side after resizing, the aspect ratio kept. Without: both sides, so the
+            whole image is squashed into a square.
+        crop: pixels, side of the square cut from the centre (evaluation); None cuts nothing off.
+        mean, std: of RGB values scaled to 0..1, subtracted and divided by.
+        interpolation: nearest, bilinear, bicubic or lanczos, antialiased, as Pillow computes them.
+
+    Raises:
+        InputError: a value no image could be treated with.
+    """
+
+    resize: int
+    crop: int | None
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))  # JSON and YAML give lists
+        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if self.resize < 1 or (self.crop is not None and not 1 <= self.crop <= self.resize):
+            raise InputError(
+                f"preprocessing: crop must fit into resize, got crop={self.crop}, resize={self.resize} pixels"
+            )
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise InputError(f"preprocessing: mean and std need three values, std above 0, got {self.mean}, {self.std}")
+        if self.interpolation not in _FILTERS:
+            raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the encoder's input, in pixels."""
+        side = self.resize if self.crop is None else self.crop
+        return side, side
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data that ``from_dict`` takes back; tuples are lists, as in JSON."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
+        """Rebuild what ``to_dict`` described.
+
+        Raises:
+            InputError: a value is missing, unknown or out of range.
+        """
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise InputError(f"preprocessing: {error}") from error
+
+    def view(self, image: Image.Image) -> Image.Image:
+        """Return the pixels the model sees, RGB uint8, before normalisation: what an overlay must be drawn on."""
+        return self._cut(self._resized(image))
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the evaluation input, (3, height, width) float32."""
+        return self.normalise(self.view(image))
+
+    def mask(self, mask: Bool) -> Bool:
+        """Bring a mask (h, w) of the image's pixels into the model's view: (height, width) bool, nearest neighbour."""
+        image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
+        return np.asarray(self._cut(image.resize(self._scaled(image.size), Image.Resampling.NEAREST))) > 127
+
+    def normalise(self, view: Image.Image) -> Tensor:
+        """Return (3, height, width) float32 of an RGB image that already has its size."""
+        pixels = torch.from_numpy(np.array(view, dtype=np.uint8))  # (height, width, 3); np.array: a writable copy
+        mean = torch.tensor(self.mean).view(3, 1, 1) * 255
+        std = torch.tensor(self.std).view(3, 1, 1) * 255
+        return pixels.permute(2, 0, 1).contiguous().float().sub_(mean).div_(std)
+
+    def training(self, *, random_crop: bool = True, flip: float = 0.0) -> TrainingTransform:
+        """Return the transform for training.
+
+        Args:
+            random_crop: cut the square from anywhere in the resized image, not the centre alone.
+            flip: probability of mirroring. Off by default: captions say "left" and "right", and a mirrored image
+                makes such a caption wrong.
+        """
+        return TrainingTransform(self, random_crop=random_crop, flip=flip)
+
+    def _resized(self, image: Image.Image) -> Image.Image:
+        return image.convert("RGB").resize(self._scaled(image.size), _FILTERS[self.interpolation])
+
+    def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(width, height) after resizing; rounds like torchvision's Resize, so published weights see what they know."""
+        if self.crop is None:
+            return self.resize, self.resize
+        width, height = size
+        if width <= height:
+            return self.resize, int(self.resize * height / width)
+        return int(self.resize * width / height), self.resize
+
+    def _cut(self, image: Image.Image) -> Image.Image:
+        if self.crop is None:
+            return image
+        left, top = round((image.width - self.crop) / 2), round((image.height - self.crop) / 2)
+        return image.crop((left, top, left + self.crop, top + self.crop))
+
+
+@dataclass(frozen=True)
+class TrainingTransform:
+    """``Preprocessing`` with a random place of the crop and, if asked for, mirroring.
+
+    Draws from the global torch generator, which a data loader seeds per worker and epoch.
+    """
+
+    preprocessing: Preprocessing
+    random_crop: bool = True
+    flip: float = 0.0
+
+    def __call__(self, image: Image.Image) -> Tensor:
+        """Return the training input, (3, height, width) float32."""
+        crop = self.preprocessing.crop
+        if crop is None or not self.random_crop:
+            view = self.preprocessing.view(image)
+        else:
+            resized = self.preprocessing._resized(image)
+            left = int(torch.randint(resized.width - crop + 1, ()))
+            top = int(torch.randint(resized.height - crop + 1, ()))
+            view = resized.crop((left, top, left + crop, top + crop))
+        if self.flip and float(torch.rand(())) < self.flip:
+            view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return self.preprocessing.normalise(view)
+
+
+def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
+    """Read an image file as 8-bit RGB.
+
+    Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order.
+    Transparency is laid on white, 16-bit values are scaled (not clipped) to 8, CMYK and palettes are converted, and
+    of an animation the first frame is taken.
+
+    Args:
+        path: anything Pillow reads.
+        minimum_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many
+            pixels: several times quicker on large photographs. Give ``Preprocessing.resize``, and give it everywhere,
+            since the pixels differ slightly from a full decode.
+
+    Raises:
+        InputError: the file is missing, damaged or not an image.
+    """
+    try:
+        with Image.open(path) as image:
+            if minimum_side is not None and image.format == "JPEG":
+                scale = minimum_side / min(image.size)
+                image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+            image.load()
+            return _rgb(image)
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such image file") from error
+    # Pillow's readers raise any of these on damaged files; which one is up to the format.
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+        EOFError,
+        IndexError,
+        struct.error,
+        Image.DecompressionBombError,
+    ) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
+        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("floating point pixels have no defined white; save it with 8 bits")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", image.size, "white")
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
+    return image.convert("RGB")

@@ -1,0 +1,15 @@
+"""Image -> annotations a (B, L, D). An encoder owns its freezing, its input size and its normalisation.
+
+``TorchvisionEncoder`` and ``TimmEncoder`` take published networks; ``ConvEncoder`` is a small one trained from scratch.
+"""
+
+from captioning.encoders.base import Encoder
+from captioning.encoders.conv import ConvEncoder
+from captioning.encoders.timm import TimmEncoder
+from captioning.encoders.torchvision import TorchvisionEncoder
+
+__all__ = ["ConvEncoder", "Encoder", "TimmEncoder", "TorchvisionEncoder"]
+
+# One public path, in YAML files and checkpoints alike, wherever in this package a class lives.
+for _encoder in (ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder):
+    _encoder.__module__ = __name__

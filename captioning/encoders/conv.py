@@ -1,0 +1,94 @@
+"""A small convolutional network that is trained from scratch together with the decoder."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from captioning.data.transforms import Preprocessing
+from captioning.encoders.base import Encoder
+from captioning.errors import InputError
+
+
+class ConvEncoder(Encoder):
+    """Convolution, batch norm, ReLU, twice per stage; made for synthetic images, seconds to train on.
+
+    Differs from the paper: there the encoder is pretrained and frozen. Nothing is published for synthetic shapes, so
+    this one learns with the decoder. It is small enough not to be what an epoch waits for.
+
+    Args:
+        channels: of each stage; the last is D.
+        strides: of each stage's first convolution; their product is the input's side over the grid's.
+        image_size: pixels; the whole image is squashed into this square.
+        positions: add a learned vector of its place to every annotation, starting from sinusoids. Without, a decoder
+            knows a location's content but not where it is, and "left of" must be guessed from the padding's traces.
+        learning_rate: the encoder's own; None uses the decoder's.
+
+    Raises:
+        InputError: channels and strides do not fit together or to the image.
+    """
+
+    keeps_batch_norm_statistics = False  # nothing is published: its own statistics are all there are
+
+    def __init__(
+        self,
+        channels: Sequence[int] = (32, 64, 128, 128),
+        strides: Sequence[int] = (2, 2, 2, 1),
+        *,
+        image_size: int = 112,
+        positions: bool = True,
+        learning_rate: float | None = None,
+    ) -> None:
+        if len(channels) != len(strides) or not channels or image_size % math.prod(strides):
+            raise InputError(
+                f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "
+                f"and the strides' product must divide image_size {image_size}"
+            )
+        stages: OrderedDict[str, nn.Module] = OrderedDict()
+        for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
+            kernel = 5 if i == 0 else 3  # a wide first look: textures are a few pixels apart
+            stages[f"stage{i + 1}"] = nn.Sequential(*_block(before, after, kernel, stride), *_block(after, after, 3, 1))
+        if positions:
+            side = image_size // math.prod(strides)
+            stages["positions"] = _Positions(channels[-1], side, side)
+        preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
+        super().__init__(
+            nn.Sequential(stages),
+            preprocessing,
+            trainable_from="stage1",
+            learning_rate=learning_rate,
+        )
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+
+def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(before, after, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return [convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+
+
+class _Positions(nn.Module):
+    """Adds a learned (D, rows, cols) map, at first sinusoids: half the channels tell the row, half the column."""
+
+    def __init__(self, dim: int, rows: int, cols: int) -> None:
+        super().__init__()
+        row = _sinusoids(rows, (dim + 1) // 2)[:, :, None].expand(-1, -1, cols)
+        col = _sinusoids(cols, dim // 2)[:, None, :].expand(-1, rows, -1)
+        self.map = nn.Parameter(torch.cat([row, col]))  # (D, rows, cols)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        return maps + self.map
+
+
+def _sinusoids(length: int, dim: int) -> Tensor:
+    """(dim, length): half a period over the length first, then doubling, sines and cosines in turn."""
+    place = (torch.arange(length) + 0.5) / length  # (length,)
+    octave = torch.arange(dim) // 2 % max(1, math.ceil(math.log2(length)))
+    phase = torch.arange(dim) % 2 * (math.pi / 2)
+    return torch.sin(math.pi * 2.0 ** octave[:, None] * place + phase[:, None])

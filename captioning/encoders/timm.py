@@ -1,0 +1,141 @@
+"""Any network of timm that can give feature maps (the ``timm`` extra)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import Any
+
+from torch import Tensor, nn
+
+from captioning.data.transforms import Preprocessing
+from captioning.encoders.base import Encoder, weights_wanted
+from captioning.encoders.weights import OPTION, load_weights, read_weights
+from captioning.errors import InputError
+
+
+class TimmEncoder(Encoder):
+    """A timm network up to one of its feature maps (``features_only=True``); later layers are dropped.
+
+    Args:
+        name: as timm names it, with or without the tag of its published weights.
+        out_index: which feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32.
+        weights: "DEFAULT" downloads the published ones, a path reads a ``.pth`` or ``.safetensors`` file with the state
+            dict of the whole network or of the used part, None leaves them random.
+        image_size: pixels, side of the square input; None takes the published one.
+        resize: pixels, short side before the crop; None takes the published crop's share.
+        crop: False squashes the whole image into the square instead of cutting its border off.
+        mean, std: of RGB in 0..1; None takes the published ones.
+        model_args: further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
+        trainable_from: the first stage that is fine-tuned, such as ``blocks.3``; None freezes all.
+        learning_rate: of the fine-tuned part; None uses the decoder's.
+
+    Raises:
+        InputError: timm is not installed; an unknown name, index or stage; a file of another network; a failed
+            download.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        out_index: int = 3,
+        *,
+        weights: str | None = "DEFAULT",
+        image_size: int | None = None,
+        resize: int | None = None,
+        crop: bool = True,
+        mean: tuple[float, float, float] | None = None,
+        std: tuple[float, float, float] | None = None,
+        model_args: dict[str, Any] | None = None,
+        trainable_from: str | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        timm = _timm()
+        args = dict(model_args or {})
+        published = weights == "DEFAULT" and weights_wanted()
+        network = _create(timm, name, out_index, args, image_size=image_size, pretrained=published)
+        preprocessing = _preprocessing(network, image_size, resize, crop, mean, std)
+        super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
+
+        if weights is None or weights == "DEFAULT" or not weights_wanted():
+            return
+        full: set[str] = set()
+
+        def whole() -> set[str]:
+            if not full:
+                full.update(timm.create_model(name, **args).state_dict())
+            return full
+
+        def unused() -> set[str]:
+            return whole() - {_whole_name(key) for key in self.network.state_dict()}
+
+        load_weights(self.network, read_weights(weights), source=weights, unused=unused, rename=_whole_name)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return self.network(images)[0]
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError as error:
+        raise InputError(
+            "TimmEncoder needs the package timm: pip install 'captioning[timm]', or choose a TorchvisionEncoder"
+        ) from error
+    return timm
+
+
+def _create(
+    timm: Any, name: str, out_index: int, args: dict[str, Any], *, image_size: int | None, pretrained: bool
+) -> nn.Module:
+    if name.partition(".")[0] not in timm.list_models():
+        near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
+        raise InputError(f"model.encoder.init_args.name: timm has no {name!r}; near: {', '.join(near)}")
+    options = {**args, "features_only": True, "out_indices": (out_index,), "pretrained": pretrained}
+    if image_size is not None and _fixed_input_size(timm, name):
+        options["img_size"] = image_size
+    try:
+        return timm.create_model(name, **options)
+    except (IndexError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"model.encoder.init_args: {name} with out_index={out_index}, model_args={args}: {error}"
+        ) from (error)
+    except Exception as error:
+        if not pretrained:
+            raise
+        # The hub's client raises many kinds of errors for one thing: the file could not be had.
+        where = timm.models.get_pretrained_cfg(name)
+        raise InputError(
+            f"could not download the weights of {name} ({type(error).__name__}); fetch model.safetensors of "
+            f"{where.hf_hub_id or where.url} by hand and give it with --{OPTION} PATH"
+        ) from error
+
+
+def _fixed_input_size(timm: Any, name: str) -> bool:
+    published = timm.models.get_pretrained_cfg(name)
+    return bool(published is not None and published.fixed_input_size)
+
+
+def _preprocessing(
+    network: Any,
+    image_size: int | None,
+    resize: int | None,
+    crop: bool,
+    mean: tuple[float, float, float] | None,
+    std: tuple[float, float, float] | None,
+) -> Preprocessing:
+    published = network.pretrained_cfg
+    side = image_size or published["input_size"][-1]
+    return Preprocessing(
+        resize=(resize or int(side / published["crop_pct"])) if crop else side,
+        crop=side if crop else None,
+        mean=mean or published["mean"],
+        std=std or published["std"],
+        interpolation=published["interpolation"],
+    )
+
+
+def _whole_name(name: str) -> str:
+    """The whole network's name of a tensor: feature extraction wraps some networks and flattens others' stages."""
+    name = name.removeprefix("model.")
+    return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name)

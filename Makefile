@@ -1,0 +1,59 @@
+# Needs Python >= 3.10 and make; everything else is installed into $(VENV) from requirements.txt, checked by hash.
+
+VENV ?= .venv
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
+    $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+# Test processes: one per core, each with one thread. Beyond eight, importing torch once more costs what it saves.
+WORKERS ?= logical
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format lock clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
+	    while IFS='|' read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
+
+demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
+	@$(BIN)/python scripts/demo.py
+
+test: $(STAMP)  ## the quick tests
+	@$(PYTEST)
+
+test-slow: $(STAMP)  ## the tests that take longer, such as whole training runs
+	@$(PYTEST) -m slow
+
+check: $(STAMP)  ## lint, formatting, types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/python -m mypy
+
+format: $(STAMP)  ## put the code into the project's format
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lock: $(STAMP)  ## write requirements.txt anew from pyproject.toml (LOCK=--upgrade: newest versions)
+	$(BIN)/uv pip compile pyproject.toml --output-file requirements.txt --all-extras --universal \
+	    --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet $(LOCK)
+
+clean:  ## remove the virtual environment and caches; runs and data stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find captioning scripts tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamp is written last: an install that was interrupted is done again. uv needs seconds where pip needs minutes;
+# it is taken from requirements.txt too, and where it cannot be had or cannot reach its index, pip does the work.
+$(STAMP): requirements.txt pyproject.toml
+	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@rm -f $@
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."
+	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt > $(VENV)/uv.txt
+	@{ $(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt && \
+	    $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt; } || \
+	    { echo "uv did not succeed; trying pip, which takes some minutes ..."; \
+	    $(BIN)/python -m pip install --require-hashes -r requirements.txt; }
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@

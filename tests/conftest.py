@@ -1,0 +1,78 @@
+"""The ground every test stands on: seeded, one thread, offline, no window, no account."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import socket
+
+# Set before torch, matplotlib and wandb are imported, and inherited by the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MPLBACKEND"] = "Agg"
+os.environ["WANDB_MODE"] = "offline"
+os.environ["WANDB_SILENT"] = "true"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["NO_COLOR"] = "1"
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)  # two test processes on two cores, not two times two threads
+
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def _chromium() -> str | None:
+    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+
+
+MISSING = {
+    "gpu": lambda: None if torch.cuda.is_available() else "needs a CUDA device",
+    "java": lambda: None if shutil.which("java") else "needs a Java runtime: no `java` on the PATH",
+    "browser": lambda: None if _chromium() else "needs Chromium: no `chromium` on the PATH",
+}
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark, missing in MISSING.items():
+        if item.get_closest_marker(mark) and (reason := missing()):
+            pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _own_wandb_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that a test forgets to place must not land in the checkout."""
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path_factory.getbasetemp()))
+
+
+@pytest.fixture(autouse=True)
+def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this machine can be reached: whatever needs a download fails at once, by name."""
+
+    def refuse_elsewhere(function):
+        def guarded(self, address, *args):
+            if isinstance(address, tuple) and not str(address[0]).startswith(LOOPBACK):
+                raise OSError(f"tests have no network: connection to {address[0]}")
+            return function(self, address, *args)
+
+        return guarded
+
+    def look_up(host, *args, **kwargs):
+        name = host.decode() if isinstance(host, bytes) else host
+        if name and not name.startswith((*LOOPBACK, "0.0.0.0")) and name != socket.gethostname():
+            raise OSError(f"tests have no network: look-up of {name}")
+        return real_look_up(host, *args, **kwargs)
+
+    real_look_up = socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket.socket, "connect", refuse_elsewhere(socket.socket.connect))
+    monkeypatch.setattr(socket.socket, "connect_ex", refuse_elsewhere(socket.socket.connect_ex))

@@ -1,0 +1,150 @@
+"""What is installed, and what is in the repository, say the same thing everywhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+import captioning
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+PLATFORMS = [
+    {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.5", "sys_platform": system}
+    for minor in (10, 11, 12, 13, 14)
+    for system in ("linux", "darwin", "win32")
+]
+
+
+def bounds(requirements: list[str]) -> set[tuple[str, frozenset[str], str]]:
+    parsed = [Requirement(text) for text in requirements]
+    return {(canonicalize_name(r.name), frozenset(r.extras), str(r.specifier)) for r in parsed}
+
+
+def locked() -> list[Requirement]:
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8").replace("\\\n", " ")
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [Requirement(line.split(" --hash=")[0]) for line in lines]
+
+
+def tracked_files() -> list[Path]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    return [path for name in names.decode().split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def test_environment_yml_asks_for_what_pyproject_asks_for():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    conda = [entry for entry in environment["dependencies"] if isinstance(entry, str)]
+    (pip,) = [entry["pip"] for entry in environment["dependencies"] if isinstance(entry, dict)]
+    assert pip[-1] == "-e ."
+    assert bounds(pip[:-1]) == bounds(PROJECT["dependencies"] + EXTRAS["timm"] + EXTRAS["metrics"])
+    assert f"python{PROJECT['requires-python']}" in conda
+
+
+def test_every_requirement_is_pinned_with_hashes_and_without_addresses():
+    text = (ROOT / "requirements.txt").read_text(encoding="utf-8")
+    assert "://" not in text
+    entries = re.findall(r"^(\S+)((?:.*\\\n)*.*)$", re.sub(r"^#.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)
+    assert entries
+    for pin, rest in entries:
+        assert "==" in pin
+        assert " --hash=sha256:" in rest, f"{pin} has no hash"
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda p: f"{p['python_version']}-{p['sys_platform']}")
+def test_requirements_pin_each_dependency_once_and_within_its_bounds(platform):
+    pins: dict[str, list[Requirement]] = {}
+    for requirement in locked():
+        if requirement.marker is None or requirement.marker.evaluate({**platform, "extra": ""}):
+            pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    assert not {name: found for name, found in pins.items() if len(found) > 1}
+    for wanted in map(Requirement, PROJECT["dependencies"] + sum(EXTRAS.values(), [])):
+        assert canonicalize_name(wanted.name) in pins, f"{wanted}: run `make lock`"
+        ((version,),) = [[s.version for s in pin.specifier] for pin in pins[canonicalize_name(wanted.name)]]
+        assert wanted.specifier.contains(version), f"{wanted} but {version} is pinned: run `make lock`"
+
+
+def test_every_folder_with_modules_is_a_package():
+    folders = {path.parent for path in (ROOT / "captioning").rglob("*.py")}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_version_is_the_changelogs():
+    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert newest
+    assert newest[1] == "Unreleased" or newest[1].startswith(captioning.__version__)
+
+
+def test_ci_runs_exactly_the_test_command():
+    script = ROOT / ".ci" / "run"
+    assert os.access(script, os.X_OK)
+    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+
+
+# Written in pieces, so that this file does not match itself.
+FORBIDDEN = {
+    "a registry's or mirror's address": r"(?:pypi|pytho" + r"nhosted|npm" + r"js|ana" + r"conda)\.(?:org|com)"
+    r"|index" + r"-url|registry *= *[\"']?ht" + r"tp|resolved\"?: *\"ht" + r"tp|download\.py" + r"torch",
+    "a path of one machine": r"(?<![\w.~-])/(?:wo" + r"rk|ro" + r"ot|home/\w+|Use" + r"rs/\w+)/",
+    "unfinished work": r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X|NotImple" + r"mentedError)\b",
+}
+
+
+def test_no_tracked_file_names_a_registry_or_a_path_of_one_machine():
+    found = []
+    for path in tracked_files():
+        content = path.read_bytes()
+        if b"\0" in content:
+            continue
+        for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
+            found += [
+                f"{path.relative_to(ROOT)}:{number}: {what}: {line.strip()[:100]}"
+                for what, pattern in FORBIDDEN.items()
+                if re.search(pattern, line)
+            ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["https://py" + "pi.org/simple", "--extra-index" + "-url x", "open('/wo" + "rk/a')", "see /home" + "/me/x", "# TO" + "DO: later"],
+)
+def test_the_forbidden_are_found(line):
+    assert any(re.search(pattern, line) for pattern in FORBIDDEN.values())
+
+
+@pytest.mark.parametrize("line", ["docs/work/plan", "/usr/bin/chromium", "network/", "~/work/x", "frame/work/"])
+def test_the_innocent_are_not(line):
+    assert not any(re.search(pattern, line) for pattern in FORBIDDEN.values())
+
+
+def test_no_tracked_file_is_larger_than_one_mebibyte():
+    assert [str(path) for path in tracked_files() if path.stat().st_size > 2**20] == []
+
+
+def test_tests_cannot_reach_the_network():
+    with pytest.raises(OSError, match="tests have no network: look-up of example.org"):
+        socket.create_connection(("example.org", 80))
+    with socket.socket() as connection, pytest.raises(OSError, match="no network: connection to 192.0.2.1"):
+        connection.connect(("192.0.2.1", 80))
+
+
+def test_tests_can_reach_this_machine():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as connection:
+        assert connection.getpeername() == server.getsockname()

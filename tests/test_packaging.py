@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import socket
 import subprocess
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -74,7 +76,7 @@ def test_requirements_pin_each_dependency_once_and_within_its_bounds(platform):
         if requirement.marker is None or requirement.marker.evaluate({**platform, "extra": ""}):
             pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
     assert not {name: found for name, found in pins.items() if len(found) > 1}
-    for wanted in map(Requirement, PROJECT["dependencies"] + sum(EXTRAS.values(), [])):
+    for wanted in map(Requirement, [*PROJECT["dependencies"], *chain.from_iterable(EXTRAS.values())]):
         assert canonicalize_name(wanted.name) in pins, f"{wanted}: run `make lock`"
         ((version,),) = [[s.version for s in pin.specifier] for pin in pins[canonicalize_name(wanted.name)]]
         assert wanted.specifier.contains(version), f"{wanted} but {version} is pinned: run `make lock`"
@@ -83,6 +85,11 @@ def test_requirements_pin_each_dependency_once_and_within_its_bounds(platform):
 def test_every_folder_with_modules_is_a_package():
     folders = {path.parent for path in (ROOT / "captioning").rglob("*.py")}
     assert [str(folder) for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+def test_the_command_is_a_function_of_the_package():
+    module, _, function = PROJECT["scripts"]["captioning"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_version_is_the_changelogs():
@@ -123,7 +130,13 @@ def test_no_tracked_file_names_a_registry_or_a_path_of_one_machine():
 
 @pytest.mark.parametrize(
     "line",
-    ["https://py" + "pi.org/simple", "--extra-index" + "-url x", "open('/wo" + "rk/a')", "see /home" + "/me/x", "# TO" + "DO: later"],
+    [
+        "https://py" + "pi.org/simple",
+        "--extra-index" + "-url x",
+        "open('/wo" + "rk/a')",
+        "see /home" + "/me/x",
+        "# TO" + "DO: later",
+    ],
 )
 def test_the_forbidden_are_found(line):
     assert any(re.search(pattern, line) for pattern in FORBIDDEN.values())
@@ -139,9 +152,9 @@ def test_no_tracked_file_is_larger_than_one_mebibyte():
 
 
 def test_tests_cannot_reach_the_network():
-    with pytest.raises(OSError, match="tests have no network: look-up of example.org"):
+    with pytest.raises(OSError, match=r"tests have no network: look-up of example\.org"):
         socket.create_connection(("example.org", 80))
-    with socket.socket() as connection, pytest.raises(OSError, match="no network: connection to 192.0.2.1"):
+    with socket.socket() as connection, pytest.raises(OSError, match=r"no network: connection to 192\.0\.2\.1"):
         connection.connect(("192.0.2.1", 80))
 
 

@@ -87,6 +87,10 @@ class Preprocessing:
         except TypeError as error:
             raise InputError(f"preprocessing: {error}") from error
 
+    def load(self, path: str | Path) -> Image.Image:
+        """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``)."""
+        return load_image(path, minimum_side=self.resize)
+
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels the model sees, RGB uint8, before normalisation: what an overlay must be drawn on."""
         return self._cut(self._resized(image))
@@ -172,8 +176,8 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     Args:
         path: anything Pillow reads.
         minimum_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many
-            pixels: several times quicker on large photographs. Give ``Preprocessing.resize``, and give it everywhere,
-            since the pixels differ slightly from a full decode.
+            pixels: several times quicker on large photographs. The pixels differ slightly from a full decode, so
+            everything that feeds a model uses ``Preprocessing.load``.
 
     Raises:
         InputError: the file is missing, damaged or not an image.

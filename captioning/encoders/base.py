@@ -189,17 +189,16 @@ class Encoder(Component):
                 module.training = not keeps
         return self
 
-    def parameter_groups(self, lr: float) -> list[dict[str, Any]]:
-        """Return optimizer groups ``{"params", "lr"}`` of the part that ``trainable_from`` names; [] if there is none.
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer group of the part that ``trainable_from`` names, [] if there is none.
 
-        The group is there while the part is still frozen, too, so that it can be thawed later in the same optimizer.
-
-        Args:
-            lr: the rate to use where the encoder has none of its own.
+        It has a rate ``"lr"`` where the encoder has one of its own. The group is there while the part is still frozen,
+        too, so that it can be thawed later in the same optimizer.
         """
         if self.trainable_from is None:
             return []
-        return [{"params": self._tuned_parameters(), "lr": lr if self.learning_rate is None else self.learning_rate}]
+        rate = {} if self.learning_rate is None else {"lr": self.learning_rate}
+        return [{"params": self._tuned_parameters(), **rate}]
 
     def stages(self) -> list[str]:
         """Names of coarse parts of the network, in order: useful values of ``trainable_from``."""

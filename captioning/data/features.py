@@ -1,0 +1,297 @@
+"""A frozen encoder's annotations, computed once: a memory-mapped fp16 file per split.
+
+A cache folder holds, for each split:
+
+    <split>.npy           (N, L, D) float16, an ordinary NumPy file; ``<split>.npy.part`` until it is complete
+    <split>.json          header: the encoder's fingerprint, the shape, how many images are done
+    <split>.images.json   the images' paths, in row order
+
+Rows are made with the *evaluation* preprocessing, so training from a cache sees every image in one way only: no random
+crop, no mirroring. Values differ from the encoder's by fp16 rounding (a relative 2**-11) and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from captioning.errors import InputError
+
+_FORMAT = 1
+_HEADER_BYTES = 128  # NumPy pads the header of an array with so short a description to this
+_SECONDS_BETWEEN_HEADERS = 2.0  # an fsync per batch would cost more than redoing two seconds after a power cut
+
+
+class FeatureCache:
+    """Cached annotations of one split's images, read only.
+
+    The file is mapped on first use in each process: nothing is read that is not asked for, and a worker gets the path
+    rather than the data, however it is started.
+
+    Args:
+        directory: the cache folder.
+        split: such as ``train``.
+        fingerprint: ``encoder.fingerprint()`` of the encoder that the cache stands in for.
+
+    Attributes:
+        shape: (N, L, D).
+        grid_size: (rows, cols).
+
+    Raises:
+        InputError: the cache is missing or incomplete, or was made by another encoder, with other weights or another
+            preprocessing; says which.
+    """
+
+    def __init__(self, directory: str | Path, split: str, fingerprint: dict[str, Any]) -> None:
+        self._file = Path(directory) / f"{split}.npy"
+        header = _read_header(Path(directory), split)
+        if header is None:
+            raise InputError(f"{_header(Path(directory), split)}: no features; run scripts/extract_features.py first")
+        _refuse_other_encoder(_header(Path(directory), split), header["fingerprint"], fingerprint)
+        n, locations, dim = header["shape"]
+        if header["done"] < n or not self._file.exists():
+            raise InputError(
+                f"{self._file}: {header['done']} of {n} images are done; finish it with scripts/extract_features.py"
+            )
+        rows, cols = header["fingerprint"]["grid_size"]
+        self.grid_size: tuple[int, int] = (rows, cols)
+        self.shape: tuple[int, int, int] = (n, locations, dim)
+        self._images = _images(Path(directory), split)
+        self._mapped: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_mapped": None}  # a spawned worker maps the file itself
+
+    def rows(self, row: int) -> Tensor:
+        """Return the annotations (L, D) half of one image, without a copy. Writing into it ends the process."""
+        return self._tensor[row]
+
+    def gather(self, rows: Sequence[int] | Tensor) -> Tensor:
+        """Return the annotations (B, L, D) half of some images: one copy, in a worker straight into shared memory."""
+        index = torch.as_tensor(rows, dtype=torch.int64)
+        shape = (len(index), *self.shape[1:])
+        if get_worker_info() is None:
+            out = torch.empty(shape, dtype=torch.float16)
+        else:
+            storage = torch.UntypedStorage._new_shared(2 * math.prod(shape), device="cpu")
+            out = torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
+        return torch.index_select(self._tensor, 0, index, out=out)
+
+    @property
+    def _tensor(self) -> Tensor:
+        """(N, L, D) half, backed by the file."""
+        if self._mapped is None:
+            try:
+                array = np.load(self._file, mmap_mode="r")
+            except (OSError, ValueError) as error:
+                raise InputError(f"{self._file}: cannot be read ({error}); delete it and extract again") from error
+            if array.shape != self.shape or array.dtype != np.float16:
+                raise InputError(
+                    f"{self._file}: holds {array.dtype} {array.shape}, its header says float16 {self.shape}; "
+                    "delete it and extract again"
+                )
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                self._mapped = torch.from_numpy(array)
+        return self._mapped
+
+    def find(self, paths: Iterable[str]) -> Tensor:
+        """Return the rows (n,) int64 of the images at ``paths``, named as the record index names them.
+
+        Raises:
+            InputError: an image is not in the cache.
+        """
+        row_of = {path: row for row, path in enumerate(_read_json(self._images))}
+        try:
+            return torch.tensor([row_of[path] for path in paths], dtype=torch.int64)
+        except KeyError as error:
+            raise InputError(
+                f"{self._file}: has no features of image {error.args[0]}; it was made from other data, extract again"
+            ) from error
+
+
+class FeatureWriter:
+    """Fills the cache of one split in row order; a later writer goes on where this one was stopped.
+
+    Use as a context manager: leaving it, also by Ctrl-C, records what is done; the last row completes the cache.
+
+    Args:
+        directory: the cache folder, created if missing.
+        split: such as ``train``.
+        paths: the images' paths, in row order.
+        fingerprint: ``encoder.fingerprint()``.
+        shape: (L, D) of one image.
+
+    Attributes:
+        done: images already in the file; write from this row on.
+
+    Raises:
+        InputError: the folder holds another encoder's or other images' features, or the disk is too small.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        split: str,
+        *,
+        paths: Sequence[str],
+        fingerprint: dict[str, Any],
+        shape: tuple[int, int],
+    ) -> None:
+        self.directory, self.split = Path(directory), split
+        self.shape = (len(paths), *shape)
+        self._row_bytes = 2 * math.prod(shape)
+        self._fingerprint = fingerprint
+        self._paths = list(paths)
+        self._file = self.directory / f"{split}.npy"
+        self._part = self.directory / f"{split}.npy.part"
+        self.done = self._resume()
+        if self.done < len(paths):
+            self._check_space((len(paths) - self.done) * self._row_bytes)
+        self._saved = time.monotonic()
+
+    def __enter__(self) -> FeatureWriter:
+        if not self._file.exists():
+            self._open_part()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._file.exists():
+            self._save_progress()
+            self._handle.close()
+            if self.done == self.shape[0]:
+                os.replace(self._part, self._file)
+
+    def write(self, annotations: Tensor) -> None:
+        """Append the annotations (B, L, D) of the next B images.
+
+        Raises:
+            InputError: a value does not fit into fp16 (beyond 65504, or not a number).
+        """
+        half = annotations.half().cpu()
+        if half.shape[1:] != self.shape[1:] or self.done + len(half) > self.shape[0]:
+            raise ValueError(f"annotations must be (B, {self.shape[1]}, {self.shape[2]}), got {tuple(half.shape)}")
+        if not half.isfinite().all():
+            raise InputError(
+                f"the encoder gives values beyond fp16's 65504 in images {self.done} to {self.done + len(half) - 1} "
+                f"of {self.split}; train from the images instead"
+            )
+        self._handle.write(half.contiguous().numpy().data)
+        self.done += len(half)
+        if time.monotonic() - self._saved > _SECONDS_BETWEEN_HEADERS:
+            self._save_progress()
+
+    def _resume(self) -> int:
+        header = _read_header(self.directory, self.split)
+        if header is None:
+            return 0
+        _refuse_other_encoder(_header(self.directory, self.split), header["fingerprint"], self._fingerprint)
+        if header["shape"] != list(self.shape) or _read_json(_images(self.directory, self.split)) != self._paths:
+            raise InputError(
+                f"{_header(self.directory, self.split)}: made from other images; give another --output or delete the "
+                "folder"
+            )
+        if self._file.exists():
+            return self.shape[0]
+        if not self._part.exists():
+            return 0
+        # A file cut short by hand, or by a disk that failed: its rows are vouched for, but they are not there.
+        return min(int(header["done"]), (self._part.stat().st_size - _HEADER_BYTES) // self._row_bytes)
+
+    def _check_space(self, missing: int) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self.directory).free
+        if free < missing:
+            raise InputError(
+                f"--output {self.directory}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
+                "free some, give another folder, or choose an encoder with fewer or smaller annotations"
+            )
+
+    def _open_part(self) -> None:
+        """Open the partial file at the first row that is missing."""
+        if self.done <= 0:
+            self.done = 0
+            _write_json(_images(self.directory, self.split), self._paths)
+            with open(self._part, "wb") as file:
+                np.lib.format.write_array_header_1_0(
+                    file, {"descr": "<f2", "fortran_order": False, "shape": self.shape}
+                )
+        self._handle = open(self._part, "r+b")  # noqa: SIM115 - __exit__ closes it
+        self._handle.seek(_HEADER_BYTES + self.done * self._row_bytes)
+        self._handle.truncate()
+        self._save_progress()
+
+    def _save_progress(self) -> None:
+        """Data first, then the header that vouches for it."""
+        self._handle.flush()
+        os.fsync(self._handle.fileno())
+        header = {"format": _FORMAT, "fingerprint": self._fingerprint, "shape": list(self.shape), "done": self.done}
+        _write_json(_header(self.directory, self.split), header)
+        self._saved = time.monotonic()
+
+
+def features_size(shape: tuple[int, int, int]) -> int:
+    """Bytes on disk of the fp16 features (N, L, D)."""
+    return _HEADER_BYTES + 2 * math.prod(shape)
+
+
+def _refuse_other_encoder(file: Path, made_with: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Raise an InputError naming each entry in which the two fingerprints differ."""
+    differences = [
+        f"{name} {made_with.get(name)!r} there, {expected.get(name)!r} here"
+        for name in sorted(set(made_with) | set(expected))
+        if made_with.get(name) != expected.get(name)
+    ]
+    if differences:
+        raise InputError(
+            f"{file}: features of another encoder ({'; '.join(differences)}); extract them again into another folder"
+        )
+
+
+def _header(directory: Path, split: str) -> Path:
+    return directory / f"{split}.json"
+
+
+def _images(directory: Path, split: str) -> Path:
+    return directory / f"{split}.images.json"
+
+
+def _read_header(directory: Path, split: str) -> dict[str, Any] | None:
+    path = _header(directory, split)
+    if not path.exists():
+        return None
+    header = _read_json(path)
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise InputError(f"{path}: not a feature cache of format {_FORMAT}; delete it and extract again")
+    return header
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); delete the folder and extract again") from error
+
+
+def _write_json(path: Path, value: Any) -> None:
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    os.replace(temporary, path)

@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from captioning.data.transforms import Preprocessing, load_image
+from captioning.errors import InputError
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth colours: every place looks different, and interpolation has something to do."""
+    rng = np.random.default_rng(seed)
+    small = Image.fromarray(rng.integers(0, 256, (5, 6, 3), dtype=np.uint8))
+    return small.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.mark.parametrize("size", [(61, 43), (43, 61), (30, 30), (33, 32), (200, 33)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_evaluation_equals_torchvisions_own_transform(size, interpolation):
+    from torchvision.transforms import InterpolationMode
+    from torchvision.transforms._presets import ImageClassification
+
+    theirs = ImageClassification(
+        crop_size=28, resize_size=32, mean=MEAN, std=STD, interpolation=InterpolationMode(interpolation)
+    )
+    ours = Preprocessing(32, 28, MEAN, STD, interpolation)
+    assert torch.allclose(ours(picture(*size)), theirs(picture(*size)), atol=1e-5)
+
+
+def test_the_input_is_contiguous_float32_of_the_named_size():
+    preprocessing = Preprocessing(20, 14, MEAN, STD)
+    inputs = preprocessing(picture(40, 30))
+    assert inputs.shape == (3, 14, 14) == (3, *preprocessing.size)
+    assert inputs.dtype == torch.float32
+    assert inputs.is_contiguous()
+
+
+def test_the_view_holds_the_pixels_the_model_sees():
+    preprocessing = Preprocessing(20, 14, MEAN, STD)
+    image = picture(40, 30)
+    view = preprocessing.view(image)
+    assert view.mode == "RGB"
+    assert torch.equal(preprocessing.normalise(view), preprocessing(image))
+
+
+def test_without_a_crop_the_whole_image_is_squashed():
+    preprocessing = Preprocessing(16, None, MEAN, STD, "nearest")
+    image = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((10, 30), dtype=np.uint8)))
+    view = np.asarray(preprocessing.view(image))[:, :, 0]
+    assert view.shape == (16, 16)
+    assert [view[0, 0], view[0, -1], view[-1, 0], view[-1, -1]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("preprocessing", [Preprocessing(24, 16, MEAN, STD), Preprocessing(24, None, MEAN, STD)])
+@pytest.mark.parametrize("size", [(60, 36), (36, 60)])
+def test_a_mask_keeps_to_the_object_it_covers(preprocessing, size):
+    width, height = size
+    mask = np.zeros((height, width), dtype=bool)
+    mask[height // 3 : 2 * height // 3, width // 2 : 3 * width // 4] = True
+    white_where_masked = Image.fromarray(mask.astype(np.uint8) * 255).convert("RGB")
+    view = np.asarray(preprocessing.view(white_where_masked))[:, :, 0]
+    moved = preprocessing.mask(mask)
+    assert moved.dtype == bool
+    assert moved.shape == preprocessing.size
+    assert moved.any()
+    assert view[moved].min() > 100
+    assert view[~moved].max() < 156
+
+
+def test_random_crops_are_windows_of_the_resized_image():
+    preprocessing = Preprocessing(20, 14, (0, 0, 0), (1, 1, 1))
+    image = picture(30, 20)
+    resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalise(image)  # (3, 20, 30)
+    windows = resized.unfold(1, 14, 1).unfold(2, 14, 1)  # (3, 7, 17, 14, 14)
+    transform = preprocessing.training()
+    places = set()
+    for _ in range(20):
+        found = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
+        assert len(found) == 1
+        places.add(tuple(found[0].tolist()))
+    assert len({row for row, _ in places}) > 2
+    assert len({col for _, col in places}) > 4
+
+
+def test_training_does_not_mirror_unless_told():
+    preprocessing = Preprocessing(12, None, MEAN, STD)
+    image = picture(12, 12)
+    assert all(torch.equal(preprocessing.training()(image), preprocessing(image)) for _ in range(8))
+    assert torch.equal(preprocessing.training(flip=1.0)(image), preprocessing(image).flip(2))
+    assert torch.equal(
+        Preprocessing(12, 8, MEAN, STD).training(random_crop=False)(image), Preprocessing(12, 8, MEAN, STD)(image)
+    )
+
+
+def test_training_follows_the_global_seed():
+    transform = Preprocessing(20, 14, MEAN, STD).training(flip=0.5)
+    image = picture(40, 30)
+    torch.manual_seed(3)
+    first = [transform(image) for _ in range(3)]
+    torch.manual_seed(3)
+    assert all(torch.equal(a, transform(image)) for a in first)
+
+
+def test_a_preprocessing_survives_json_and_pickle():
+    preprocessing = Preprocessing(20, 14, MEAN, STD, "bicubic")
+    assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
+    assert pickle.loads(pickle.dumps(preprocessing.training())).preprocessing == preprocessing
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"crop": 21}, "crop=21, resize=20"),
+        ({"resize": 0, "crop": None}, "resize=0"),
+        ({"std": (1, 0, 1)}, "std above 0"),
+        ({"mean": (1, 0)}, "three values"),
+        ({"interpolation": "cubic"}, "'cubic' is none of"),
+        ({"size": 3}, "size"),
+    ],
+)
+def test_impossible_values_are_refused_by_name(change, message):
+    with pytest.raises(InputError, match=message):
+        Preprocessing.from_dict({"resize": 20, "crop": 14, "mean": MEAN, "std": STD, **change})
+
+
+# Files
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "RGBA", "LA", "YCbCr", "HSV", "LAB"])
+def test_every_mode_becomes_rgb(tmp_path, mode):
+    image = picture(9, 7).convert("RGBA" if mode == "LA" else "RGB").convert(mode)
+    path = tmp_path / ("image.tif" if mode in ("CMYK", "YCbCr", "LAB") else "image.png")
+    if mode == "HSV":
+        image = image.convert("RGB")
+    image.save(path)
+    loaded = load_image(path)
+    assert loaded.mode == "RGB"
+    assert loaded.size == (9, 7)
+
+
+def test_cmyk_jpegs_keep_their_colours(tmp_path):
+    red = Image.new("RGB", (16, 16), (200, 30, 30))
+    red.convert("CMYK").save(tmp_path / "red.jpg")
+    r, g, b = load_image(tmp_path / "red.jpg").getpixel((8, 8))
+    assert r > 150
+    assert max(g, b) < 90
+
+
+def test_16_bit_greys_are_scaled_not_clipped(tmp_path):
+    Image.fromarray(np.array([[0, 32896, 65535]], dtype=np.uint16)).save(tmp_path / "deep.png")
+    assert np.asarray(load_image(tmp_path / "deep.png"))[0, :, 0].tolist() == [0, 128, 255]
+
+
+def test_transparency_is_laid_on_white(tmp_path):
+    Image.fromarray(np.array([[[9, 9, 9, 0], [9, 9, 9, 255]]], dtype=np.uint8)).save(tmp_path / "alpha.png")
+    assert np.asarray(load_image(tmp_path / "alpha.png"))[0, :, 0].tolist() == [255, 9]
+    palette = Image.fromarray(np.array([[0, 1]], dtype=np.uint8), mode=None).convert("P")
+    palette.putpalette([9, 9, 9, 40, 40, 40])
+    palette.save(tmp_path / "palette.png", transparency=0)
+    assert np.asarray(load_image(tmp_path / "palette.png"))[0, :, 0].tolist() == [255, 40]
+
+
+def test_an_exif_rotation_is_not_applied(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "rotate by 90 degrees to show"
+    picture(12, 8).save(tmp_path / "rotated.jpg", exif=exif)
+    assert load_image(tmp_path / "rotated.jpg").size == (12, 8)
+
+
+def test_large_jpegs_are_decoded_at_a_reduced_size_that_still_suffices(tmp_path):
+    picture(640, 480).save(tmp_path / "large.jpg", quality=95)
+    assert load_image(tmp_path / "large.jpg", minimum_side=241).size == (640, 480)
+    assert load_image(tmp_path / "large.jpg", minimum_side=240).size == (320, 240)
+    assert load_image(tmp_path / "large.jpg", minimum_side=100).size == (160, 120)
+    assert load_image(tmp_path / "large.jpg", minimum_side=1000).size == (640, 480)
+    preprocessing = Preprocessing(64, 56, MEAN, STD)
+    full = np.asarray(preprocessing.view(load_image(tmp_path / "large.jpg")), dtype=float)
+    reduced = np.asarray(preprocessing.view(preprocessing.load(tmp_path / "large.jpg")), dtype=float)
+    assert np.abs(full - reduced).mean() < 2
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.jpg: no such image file"):
+        load_image(tmp_path / "gone.jpg")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp", "tif", "webp"])
+def test_damaged_files_are_named(tmp_path, suffix):
+    path = tmp_path / f"cut.{suffix}"
+    picture(90, 70).save(path)
+    whole = path.read_bytes()
+    for share in (0, 0.02, 0.5, 0.9):
+        path.write_bytes(whole[: int(len(whole) * share)])
+        with pytest.raises(InputError, match=rf"cut\.{suffix}: cannot be read as an image \([^\n]*\); replace"):
+            load_image(path)
+
+
+def test_a_text_file_or_a_folder_is_no_image(tmp_path):
+    (tmp_path / "note.jpg").write_text("not an image")
+    for path in (tmp_path / "note.jpg", tmp_path):
+        with pytest.raises(InputError, match="cannot be read as an image"):
+            load_image(path)

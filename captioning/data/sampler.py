@@ -1,0 +1,195 @@
+"""Which captions make a batch, in which order, on which process.
+
+Both samplers are batch samplers: they yield lists of numbers and are given to ``DataLoader(batch_sampler=...)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from captioning.errors import InputError
+
+
+class CaptionBatchSampler(Sampler[list[int]]):
+    """Batches of like length (Sec. 4.3, Xu et al. 2015), newly shuffled each epoch.
+
+    An epoch is cut into **steps** of ``batch_size * world_size`` captions of one length (where a length runs out, its
+    neighbours fill up), and a step is dealt out to the ranks caption by caption, so that all ranks work on similar
+    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption stands exactly once
+    in an epoch, counted over all ranks. One step of the epoch, at a random length, is short: its captions are dealt out
+    in the same way, so every rank has the same number of batches. Only if it has fewer captions than there are ranks
+    are some of them repeated, at most ``world_size - 1`` captions per epoch.
+
+    Differs from the paper: it draws a length at random for each update; walking through all batches in random order
+    draws lengths in proportion to their captions, without repeating or missing any.
+
+    Args:
+        lengths: (M,) words per caption, ``CaptionIndex.caption_lengths``.
+        caption_image: (M,) image row of each caption, ``CaptionIndex.caption_image``.
+        batch_size: captions per batch on each rank. With ``group="image"`` a target, met on average.
+        seed: the order is a function of ``seed`` and the epoch alone.
+        rank: this process, 0 .. world_size - 1.
+        group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, images of like caption
+            length together: an encoder that is fine-tuned then runs once per image and epoch instead of five times.
+    """
+
+    def __init__(
+        self,
+        lengths: Tensor | np.ndarray,
+        caption_image: Tensor | np.ndarray,
+        *,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        group: Literal["length", "image"] = "length",
+    ) -> None:
+        _check_layout(batch_size, rank, world_size)
+        if group not in ("length", "image"):
+            raise InputError(f"group must be length or image, got {group!r}")
+        self._lengths = np.asarray(lengths, dtype=np.int32)
+        images = np.asarray(caption_image)
+        if self._lengths.ndim != 1 or self._lengths.shape != images.shape:
+            raise ValueError(f"lengths and caption_image must both be (M,), got {self._lengths.shape}, {images.shape}")
+        if not len(images):
+            raise InputError("there is no caption to sample")
+        self.batch_size, self.seed, self.rank, self.world_size, self.group = batch_size, seed, rank, world_size, group
+        if group == "image":
+            self._group_images(images)
+            self._per_batch = max(1, round(batch_size * len(self._unit_size) / len(images)))
+        else:
+            self._unit_length = self._lengths
+            self._per_batch = batch_size
+        self._next = (0, 0)  # epoch and batch that the next pass begins with
+        self.epoch = 0
+        self.batches_done = 0
+
+    def _group_images(self, images: np.ndarray) -> None:
+        """A unit of shuffling is an image; its length is that of its longest caption, which decides the padding."""
+        self._by_image = np.argsort(images, kind="stable")  # captions, image by image
+        ordered = images[self._by_image]
+        self._unit_start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
+        self._unit_length = np.maximum.reduceat(self._lengths[self._by_image], self._unit_start)
+
+    def __len__(self) -> int:
+        """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
+        return -(-len(self._unit_length) // (self._per_batch * self.world_size))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be that of ``epoch``. A position restored within the same epoch is kept."""
+        if self._next[0] != epoch:
+            self._next = (epoch, 0)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of caption numbers; a pass begins where ``set_epoch`` or ``load_state_dict`` said, the one after
+        it with the next epoch.
+        """
+        # A generator, because DataLoader calls iter() twice and uses one: only the first next() may move the position.
+        self.epoch, self.batches_done = self._next
+        self._next = (self.epoch + 1, 0)
+        units, starts, stops = self._plan(self.epoch)
+        for step in range(self.batches_done, len(starts)):
+            self.batches_done = step + 1
+            yield self._captions(units[starts[step] : stops[step]])
+
+    def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the epoch's units in order of length, and where in them each step begins and ends."""
+        random = np.random.default_rng((self.seed, epoch))
+        units = random.permutation(len(self._unit_length)).astype(np.int32)
+        units = units[np.argsort(self._unit_length[units], kind="stable")]
+        sizes = np.full(len(self), self._per_batch * self.world_size)
+        short = random.integers(len(self))
+        sizes[short] -= sizes.sum() - len(units)
+        stops = np.cumsum(sizes)
+        order = random.permutation(len(self))
+        return units, (stops - sizes)[order], stops[order]
+
+    def _captions(self, step: np.ndarray) -> list[int]:
+        if len(step) < self.world_size:
+            step = np.resize(step, self.world_size)
+        mine = step[self.rank :: self.world_size]
+        if self.group == "length":
+            return mine.tolist()
+        starts, sizes = self._unit_start[mine], self._unit_size[mine]
+        return [caption for a, n in zip(starts, sizes, strict=True) for caption in self._by_image[a : a + n].tolist()]
+
+    @property
+    def resumes_at(self) -> int:
+        """Batches of its epoch that the next pass leaves out; 0 unless a position was restored."""
+        return self._next[1]
+
+    def state_dict(self, batches_done: int | None = None) -> dict[str, Any]:
+        """Return the position as plain data.
+
+        Args:
+            batches_done: batches of the current epoch that have been **trained on**. A data loader with workers draws
+                ahead, so who resumes exactly must pass its own count; by default the batches drawn so far.
+        """
+        done = self.batches_done if batches_done is None else batches_done
+        return {"epoch": self.epoch, "batches_done": done, **self._layout()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next pass continue where ``state_dict`` was taken.
+
+        Raises:
+            InputError: the position is in the middle of an epoch whose batches were cut differently.
+        """
+        epoch, done = state["epoch"], state["batches_done"]
+        differing = [name for name, value in self._layout().items() if state[name] != value]
+        if done and differing:
+            changes = ", ".join(f"{name} {state[name]} -> {self._layout()[name]}" for name in differing)
+            raise InputError(f"cannot resume in the middle of epoch {epoch}: {changes}; use the old values")
+        self._next = (epoch + 1, 0) if done >= len(self) else (epoch, done)
+        self.epoch, self.batches_done = epoch, done
+
+    def _layout(self) -> dict[str, Any]:
+        return {
+            "captions": len(self._lengths),
+            "batch_size": self.batch_size,
+            "world_size": self.world_size,
+            "seed": self.seed,
+            "group": self.group,
+        }
+
+
+class ImageBatchSampler(Sampler[list[int]]):
+    """Evaluation order: every image exactly once over all ranks, without padding duplicates that would be scored twice.
+
+    A rank gets neighbouring images, which are read from a feature cache in file order. All ranks have the same number
+    of batches as long as each has at least as many images as batches; otherwise some have one fewer.
+
+    Args:
+        num_images: rows of the split's ``CaptionIndex``.
+        batch_size: images per batch on each rank.
+    """
+
+    def __init__(self, num_images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
+        _check_layout(batch_size, rank, world_size)
+        shares = [num_images * r // world_size for r in range(world_size + 1)]
+        start, stop = shares[rank : rank + 2]
+        largest = max(b - a for a, b in zip(shares, shares[1:], strict=False))
+        self._bounds = [*range(start, stop, batch_size), stop]
+        one_fewer = 0 < len(self) < -(-largest // batch_size)
+        if one_fewer and stop - self._bounds[-2] > 1:
+            self._bounds.insert(-1, stop - 1)  # a full last batch gives one image to a batch of its own
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield lists of image rows."""
+        for start, stop in zip(self._bounds, self._bounds[1:], strict=False):
+            yield list(range(start, stop))
+
+
+def _check_layout(batch_size: int, rank: int, world_size: int) -> None:
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    if not 0 <= rank < world_size:
+        raise InputError(f"rank must be in 0 .. {world_size - 1}, got {rank}")

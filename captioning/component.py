@@ -25,9 +25,9 @@ class _RecordsInitArgs(ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         component = super().__call__(*args, **kwargs)
-        bound = inspect.signature(cls).bind(*args, **kwargs)
+        bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)
         bound.apply_defaults()
-        component._init_args = dict(bound.arguments)
+        component._init_args = dict(list(bound.arguments.items())[1:])
         return component
 
 

@@ -32,6 +32,16 @@ StepFunction = Callable[[Tensor, State], Step]
 
 
 @dataclass(frozen=True)
+class BeamOptions:
+    """How captions are searched for in evaluation; see ``beam_search``. A beam of 1 is greedy decoding."""
+
+    beam_size: int = 3
+    length_normalization: float = 0.0
+    max_length: int = 30
+    min_length: int = 1
+
+
+@dataclass(frozen=True)
 class Hypothesis:
     """One decoded caption.
 
@@ -287,7 +297,9 @@ def _backtrack(history: list[_Beams], ended: _Ended) -> list[list[Hypothesis]]:
             )
         )
         slot = torch.where(before_end, beams.parent.gather(1, slot), slot)
-    ids, log_probs, alphas, betas = (torch.stack(column[::-1], 2).flatten(0, 1) for column in zip(*columns, strict=True))
+    ids, log_probs, alphas, betas = (
+        torch.stack(column[::-1], 2).flatten(0, 1) for column in zip(*columns, strict=True)
+    )
     flat = _hypotheses(
         ids, log_probs, ended.score.flatten(), (ended.step + 1).flatten(), ended.finished.flatten(), alphas, betas
     )

@@ -40,3 +40,12 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
     if mask is None:
         return residual.mean()
     return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+
+
+def attention_entropy(alphas: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean entropy of alphas (N, T, L) in nats over the steps where ``mask`` (N, T) is True.
+
+    Between 0 (one location) and log L (no choice at all).
+    """
+    alphas = alphas.float()
+    return torch.special.entr(alphas).sum(dim=-1)[mask].mean()

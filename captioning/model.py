@@ -7,7 +7,8 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Memory
 from captioning.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.decoder import AttentionDecoder, DecoderOutput, DecoderState
+from captioning.decoding import BeamOptions, Hypothesis, State, Step, StepFunction, beam_search
 from captioning.encoders import Encoder
 
 
@@ -52,3 +53,26 @@ class Captioner(nn.Module):
         if not one_to_one:
             memory = memory.select(batch.image_index)
         return self.decoder(batch.captions, batch.lengths, memory)
+
+    def stepper(self, memory: Memory) -> StepFunction:
+        """Return the step function over ``memory`` that ``decoding`` searches with."""
+
+        def step(tokens: Tensor, state: State) -> Step:
+            logits, new_state, looked = self.decoder.step(tokens, DecoderState(*state), memory)
+            log_probs = torch.log_softmax(logits.float(), dim=-1)
+            return Step(log_probs, tuple(new_state), looked.attention.alphas, looked.beta)
+
+        return step
+
+    @torch.inference_mode()
+    def search(self, memory: Memory, options: BeamOptions) -> list[list[Hypothesis]]:
+        """Return the beam-search hypotheses of every image in ``memory``, best first."""
+        state = self.decoder.init_state(memory)
+        return beam_search(
+            self.stepper(memory),
+            tuple(state),
+            beam_size=options.beam_size,
+            length_normalization=options.length_normalization,
+            max_length=options.max_length,
+            min_length=options.min_length,
+        )

@@ -45,9 +45,7 @@ class Vocabulary:
             raise InputError(f"vocabulary: words must be distinct and not special tokens, got {twice[:3]} twice")
 
     @classmethod
-    def build(
-        cls, captions: Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None
-    ) -> Vocabulary:
+    def build(cls, captions: Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None) -> Vocabulary:
         """Count the words of tokenised training captions and keep the frequent ones, most frequent first.
 
         Args:

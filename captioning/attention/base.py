@@ -49,13 +49,13 @@ class Memory:
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log-softmax over the last axis in float32 where ``mask`` is True, -inf elsewhere.
+    """Return log-softmax over the last axis where ``mask`` is True, -inf elsewhere; at least in float32.
 
     Args:
         logits: (..., L).
         mask: bool, broadcastable to ``logits``; every row must have one True.
     """
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf"))
     return torch.log_softmax(logits, dim=-1)

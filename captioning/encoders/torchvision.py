@@ -159,9 +159,11 @@ def _cut(whole: nn.Module, name: str, node: str) -> nn.Module:
         return create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
     except ValueError as error:
         nodes = get_graph_node_names(whole, suppress_diff_warning=True)[1]
-        near = difflib.get_close_matches(node, nodes, n=6, cutoff=0.3) or nodes[-6:]
+        coarse = list(dict.fromkeys(name.partition(".")[0] for name in nodes[1:]))  # not the input
+        if len(coarse) < 6:
+            coarse = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in nodes[1:]))
         raise InputError(
-            f"model.encoder.init_args.node: {name} has no node {node!r}; some that it has: {', '.join(near)}"
+            f"model.encoder.init_args.node: {name} has no node {node!r}; it has {', '.join(coarse)}, and parts of these"
         ) from error
 
 

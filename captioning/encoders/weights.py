@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -35,7 +36,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise InputError(f"{path}: not a safetensors file ({error})") from error
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of a file that is then refused
+            loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise InputError(
             f"{path}: holds more than tensors (or is damaged), and is not opened because that could run code in it; "

@@ -1,0 +1,209 @@
+"""The Lightning CLI: ``captioning fit|validate|test|predict``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from captioning.callbacks import AtomicCheckpointIO
+from captioning.data.datamodule import CaptionDataModule
+from captioning.errors import InputError
+from captioning.training import CaptioningModule
+
+
+def main(args: list[str] | None = None) -> CaptioningCLI:
+    """Run one command line and return the CLI with its trainer, module and data module.
+
+    Raises:
+        InputError: something in the command line, a config or the data cannot be used.
+    """
+    args = sys.argv[1:] if args is None else args
+    wandb_offline_without_account()
+    _quieten()
+    return CaptioningCLI(
+        CaptioningModule,
+        CaptionDataModule,
+        seed_everything_default=1,
+        save_config_callback=SaveRunConfig,
+        save_config_kwargs={"overwrite": True},
+        args=with_run_config(args),
+    )
+
+
+def _quieten() -> None:
+    """Silence what Lightning says about choices that are made here on purpose."""
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
+    warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen encoder
+    warnings.filterwarnings("ignore", message=".*does not have many workers")
+    warnings.filterwarnings("ignore", message=".*isinstance\(treespec, LeafSpec\)")
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in str(record.msg))
+
+
+class SaveRunConfig(SaveConfigCallback):
+    """Saves the full config in the run's folder when a run is trained; evaluations leave it as it is."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().setup(trainer, pl_module, stage)
+
+
+class CaptioningCLI(LightningCLI):
+    """One folder per run: config, checkpoints, metrics, samples and the logger's files are all in RUNS/NAME."""
+
+    run_dir: Path
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
+        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(EarlyStopping, "early_stopping")
+        parser.set_defaults(
+            {
+                "checkpoint.monitor": "val/bleu4",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.save_last": True,
+                "checkpoint.save_on_exception": True,
+                "checkpoint.enable_version_counter": False,
+                "checkpoint.auto_insert_metric_name": False,
+                "early_stopping.monitor": "val/bleu4",
+                "early_stopping.mode": "max",
+                "early_stopping.patience": 5,
+            }
+        )
+        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
+
+    def _parse_ckpt_path(self) -> None:
+        """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
+
+    def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        fitting = self.subcommand == "fit"
+        checkpoint = config.get("ckpt_path")
+        name = config.name or _config_name(config.get("config")) or "run"
+        self.run_dir = Path(config.runs) / name
+        if checkpoint in ("best", "last"):
+            checkpoint = config.ckpt_path = str(self.run_dir / "checkpoints" / f"{checkpoint}.ckpt")
+        if not fitting and not checkpoint:
+            checkpoint = config.ckpt_path = str(self.run_dir / "checkpoints" / "best.ckpt")
+        if checkpoint:
+            if not Path(checkpoint).is_file():
+                raise InputError(
+                    f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first"
+                )
+            folder = _run_folder(Path(checkpoint))
+            if folder is not None and (config.name is None or not fitting):
+                self.run_dir = folder
+        elif self.run_dir.exists() and (self.run_dir / "checkpoints").exists():
+            self.run_dir = _free_name(self.run_dir)
+        config.name = self.run_dir.name
+        config.runs = str(self.run_dir.parent)
+        config.trainer.default_root_dir = str(self.run_dir)
+        config.checkpoint.dirpath = str(self.run_dir / "checkpoints")
+        if fitting:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            print(f"run folder: {self.run_dir}", flush=True)
+            config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir)
+        else:
+            config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        # The samplers split the data over the processes themselves.
+        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+
+    def before_fit(self) -> None:
+        self._dump_config()
+        self.model.settings = self.config_dump
+        for logger in self.trainer.loggers:
+            logger.log_hyperparams(self.config_dump)
+
+    def after_fit(self) -> None:
+        best = self.trainer.checkpoint_callback
+        if isinstance(best, ModelCheckpoint) and best.best_model_path:
+            print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
+        wandb_folder = self.run_dir / "wandb"
+        if os.environ.get("WANDB_MODE") == "offline" and wandb_folder.is_dir():
+            print(f"wandb ran offline; to upload: wandb sync {wandb_folder}/offline-run-*")
+
+
+def _seed(seed: int | bool) -> int:
+    return 1 if seed is True else int(seed or 0)
+
+
+def _config_name(paths: Any) -> str | None:
+    """Return the name of the first config file, which names the experiment; later ones are overlays."""
+    if not paths:
+        return None
+    first = paths[0] if isinstance(paths, list) else paths
+    return Path(str(getattr(first, "relative", first))).stem
+
+
+def _run_folder(checkpoint: Path) -> Path | None:
+    """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, None for a file that lies elsewhere."""
+    folder = checkpoint.resolve().parent
+    if folder.name != "checkpoints":
+        return None
+    try:
+        return folder.parent.relative_to(Path.cwd())
+    except ValueError:
+        return folder.parent
+
+
+def _free_name(folder: Path) -> Path:
+    number = 2
+    while folder.with_name(f"{folder.name}-{number}").exists():
+        number += 1
+    return folder.with_name(f"{folder.name}-{number}")
+
+
+def _loggers(configured: Any, run_dir: Path) -> Any:
+    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process."""
+    from jsonargparse import Namespace
+
+    if configured in (None, False, True):
+        configured = []
+    loggers = list(configured) if isinstance(configured, list) else [configured]
+    for logger in loggers:
+        if "save_dir" in logger.init_args:
+            logger.init_args.save_dir = str(run_dir)
+        if logger.class_path.endswith("WandbLogger"):
+            logger.init_args.name = logger.init_args.get("name") or run_dir.name
+    csv = Namespace(
+        class_path="pytorch_lightning.loggers.CSVLogger",
+        init_args=Namespace(
+            save_dir=str(run_dir), name="metrics", version=None, prefix="", flush_logs_every_n_steps=100
+        ),
+    )
+    return [*loggers, csv]
+
+
+def with_run_config(args: list[str]) -> list[str]:
+    """Add the config of the run that ``--ckpt_path`` lies in where the command line names no config."""
+    named = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
+    if named or not args or args[0] not in ("fit", "validate", "test", "predict"):
+        return args
+    for position, arg in enumerate(args):
+        if arg.split("=")[0] == "--ckpt_path":
+            value = arg.partition("=")[2] or (args[position + 1] if position + 1 < len(args) else "")
+            folder = _run_folder(Path(value))
+            if folder is not None and (folder / "config.yaml").is_file():
+                return [args[0], "--config", str(folder / "config.yaml"), *args[1:]]
+    return args
+
+
+def wandb_offline_without_account() -> None:
+    """Let wandb log offline where nobody is logged in; without this it asks, or fails where it cannot ask."""
+    if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
+        return
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    if netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"):
+        return
+    os.environ["WANDB_MODE"] = "offline"

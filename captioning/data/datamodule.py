@@ -1,0 +1,270 @@
+"""Loaders of ``CaptionBatch`` for training and evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from PIL.Image import Image
+from torch.utils.data import DataLoader, Dataset
+
+from captioning.batch import CaptionBatch, pad_captions
+from captioning.data.features import FeatureCache
+from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.data.transforms import Preprocessing, load_image
+from captioning.errors import InputError
+from captioning.grounding import GroundedObject
+from captioning.vocabulary import Vocabulary
+
+
+class CaptionDataset(Dataset[CaptionBatch]):
+    """Turns a list of numbers from a sampler into one batch.
+
+    Args:
+        index: the records of one split.
+        vocabulary: for the ids.
+        preprocessing: turns an image file into the encoder's input.
+        features: cached annotations to read in place of the images.
+        by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
+    """
+
+    def __init__(
+        self,
+        index: CaptionIndex,
+        vocabulary: Vocabulary,
+        preprocessing: Preprocessing,
+        *,
+        features: FeatureCache | None = None,
+        by_image: bool = False,
+    ) -> None:
+        self.index = index
+        self.vocabulary = vocabulary
+        self.preprocessing = preprocessing
+        self.features = features
+        self.feature_rows = None if features is None else features.find(index.paths)
+        self.by_image = by_image
+
+    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
+        index = self.index
+        if self.by_image:
+            rows = torch.tensor(numbers, dtype=torch.int64)
+            first, last = index.first_caption[rows], index.first_caption[rows + 1]
+            caption_numbers = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
+            image_index = torch.repeat_interleave(torch.arange(len(rows)), last - first)
+        else:
+            # Captions of one image stand together, so that image_index is 0, 1, 2, .. unless an image comes twice.
+            owners = index.caption_image[torch.tensor(numbers)].to(torch.int64)
+            owners, order = owners.sort(stable=True)
+            caption_numbers = [numbers[i] for i in order.tolist()]
+            rows, image_index = owners.unique_consecutive(return_inverse=True)
+        captions, lengths = pad_captions(
+            [self.vocabulary.encode(index.captions[number].split()) for number in caption_numbers]
+        )
+        images = annotations = None
+        if self.features is not None and self.feature_rows is not None:
+            annotations = self.features.gather(self.feature_rows[rows])
+        else:
+            images = torch.stack([self.preprocessing(load_image(index.image_path(row))) for row in rows.tolist()])
+        return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
+
+
+class ResumableLoader(DataLoader[CaptionBatch]):
+    """A loader of whole batches that tells how many it has handed out, so that a run resumes at the next one.
+
+    The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
+    """
+
+    sampler: CaptionBatchSampler
+    _handed_out = 0
+
+    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
+        self._handed_out = self.sampler.resumes_at
+        for batch in super().__iter__():
+            self._handed_out += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.sampler.state_dict(self._handed_out)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.sampler.load_state_dict(state)
+
+
+class CaptionDataModule(pl.LightningDataModule):
+    """Records of one source as training and evaluation batches.
+
+    The encoder of the module being trained brings the preprocessing, so images are prepared as it needs them.
+
+    Args:
+        source: which data set.
+        batch_size: captions in a training batch, per process.
+        eval_batch_size: images in an evaluation batch, per process.
+        num_workers: processes that load images; by default the processors at hand, at most 8, and none for cached
+            features, which take less time than a hand-over between processes.
+        min_count: a word seen less often in the training captions becomes <unk>.
+        max_words: the vocabulary keeps at most this many words.
+        vocabulary_file: use this vocabulary instead of counting the training captions.
+        features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
+        test_split: the split that ``test`` and ``predict`` use.
+        limit_images: use only the first images of every split, to try something out.
+        seed: of the order of the batches; ``seed_everything`` sets it.
+    """
+
+    def __init__(
+        self,
+        source: CaptionSource,
+        *,
+        batch_size: int = 64,
+        eval_batch_size: int = 50,
+        num_workers: int | None = None,
+        min_count: int = 1,
+        max_words: int | None = None,
+        vocabulary_file: str | None = None,
+        features: str | None = None,
+        test_split: str = "test",
+        limit_images: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.source = source
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.min_count = min_count
+        self.max_words = max_words
+        self.vocabulary_file = vocabulary_file
+        self.features = features
+        self.test_split = test_split
+        self.limit_images = limit_images
+        self.seed = seed
+        self._indices: dict[str, CaptionIndex] = {}
+        self._objects: dict[tuple[str, int], list[GroundedObject]] = {}
+        self._vocabulary: Vocabulary | None = None
+        self._evaluated_split = "val"
+
+    def prepare_data(self) -> None:
+        self.source.prepare()
+
+    def setup(self, stage: str) -> None:
+        """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
+        self._evaluated_split = self.test_split if stage in ("test", "predict") else "val"
+        for split in ["train", "val"] if stage == "fit" else [self._evaluated_split]:
+            self.index(split)
+
+    def index(self, split: str) -> CaptionIndex:
+        """Return the records of ``split``, read once and shared with the workers."""
+        if split not in self._indices:
+            index = self.source.index(split)
+            if self.limit_images is not None:
+                index = index.take(self.limit_images)
+            index.share_memory()
+            self._indices[split] = index
+        return self._indices[split]
+
+    @property
+    def evaluated(self) -> CaptionIndex:
+        """The records of the split that the current stage evaluates."""
+        return self.index(self._evaluated_split)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        if self._vocabulary is None:
+            if self.vocabulary_file is not None:
+                self._vocabulary = Vocabulary.load(self.vocabulary_file)
+            else:
+                captions = self.index("train").captions
+                self._vocabulary = Vocabulary.build(
+                    (captions[i].split() for i in range(len(captions))),
+                    min_count=self.min_count,
+                    max_size=self.max_words,
+                )
+        return self._vocabulary
+
+    def objects(self, row: int) -> list[GroundedObject]:
+        """Return the objects of an image of the evaluated split, masks in the model's view; [] where none are known."""
+        key = (self._evaluated_split, row)
+        if key not in self._objects:
+            lookup = self.source.objects(self._evaluated_split)
+            found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
+            view = self._preprocessing
+            self._objects[key] = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
+        return self._objects[key]
+
+    @property
+    def _encoder(self) -> Any:
+        module = self.trainer.lightning_module if self.trainer is not None else None
+        if module is None:
+            raise RuntimeError("the data module needs a trainer whose module has an encoder")
+        return module.encoder
+
+    @property
+    def _preprocessing(self) -> Preprocessing:
+        return self._encoder.preprocessing
+
+    def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
+        features = None
+        if self.features is not None:
+            if not self._encoder.frozen:
+                raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
+            features = FeatureCache(self.features, split, self._encoder.fingerprint())
+        return CaptionDataset(
+            self.index(split), self.vocabulary, self._preprocessing, features=features, by_image=by_image
+        )
+
+    def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
+        workers = self.num_workers
+        if workers is None:
+            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            workers = 0 if dataset.features is not None else min(8, processors)
+        return {
+            "batch_size": None,  # the sampler's items are whole batches
+            "num_workers": workers,
+            "pin_memory": torch.cuda.is_available(),
+            "persistent_workers": workers > 0,
+            # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
+            "generator": torch.Generator().manual_seed(self.seed),
+        }
+
+    def samples(self, count: int) -> CaptionBatch:
+        """Return the first ``count`` images of the evaluated split as one batch."""
+        dataset = self._dataset(self._evaluated_split, by_image=True)
+        return dataset[list(range(min(count, len(dataset.index))))]
+
+    def view(self, row: int) -> Image | None:
+        """Return an image of the evaluated split as the model sees it; None where only its features are at hand."""
+        path = self.evaluated.image_path(row)
+        return self._preprocessing.view(load_image(path)) if path.is_file() else None
+
+    def train_dataloader(self) -> ResumableLoader:
+        dataset = self._dataset("train", by_image=False)
+        index = dataset.index
+        sampler = CaptionBatchSampler(
+            index.caption_lengths,
+            index.caption_image,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
+        return ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+
+    def _eval_dataloader(self) -> DataLoader[CaptionBatch]:
+        dataset = self._dataset(self._evaluated_split, by_image=True)
+        sampler = ImageBatchSampler(
+            len(dataset.index), self.eval_batch_size, rank=self.trainer.global_rank, world_size=self.trainer.world_size
+        )
+        return DataLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+
+    def val_dataloader(self) -> DataLoader[CaptionBatch]:
+        return self._eval_dataloader()
+
+    def test_dataloader(self) -> DataLoader[CaptionBatch]:
+        return self._eval_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[CaptionBatch]:
+        return self._eval_dataloader()

@@ -1,0 +1,182 @@
+"""Paint a scene: an RGB image, and for each object the mask of its visible pixels."""
+
+from __future__ import annotations
+
+import colorsys
+import functools
+import math
+
+import numpy as np
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
+
+from captioning.data.shape_world.scene import COLOURS, REFERENCE_SIZE, Scene, Shape
+
+OVERSAMPLING = 4  # shapes are drawn this much larger and averaged down: smooth edges
+LEAST_VISIBLE = 0.75  # share of an object that others may not cover
+
+# Hue in degrees, saturation and value, each as (centre, half the range).
+_HSV = {
+    "red": ((0, 5), (0.87, 0.08), (0.85, 0.08)),
+    "orange": ((27, 4), (0.93, 0.06), (0.97, 0.03)),
+    "yellow": ((53, 4), (0.85, 0.1), (0.95, 0.05)),
+    "green": ((128, 16), (0.72, 0.13), (0.62, 0.1)),
+    "blue": ((217, 9), (0.82, 0.1), (0.83, 0.1)),
+    "purple": ((276, 8), (0.68, 0.1), (0.6, 0.1)),
+    "pink": ((334, 8), (0.42, 0.08), (0.98, 0.02)),
+    "black": ((220, 60), (0.12, 0.08), (0.13, 0.06)),
+}
+assert set(_HSV) == set(COLOURS)
+
+
+def paint(scene: Scene, rng: np.random.Generator, image_size: int) -> tuple[Image.Image, np.ndarray] | None:
+    """Return the image (RGB) and the visible masks (objects, height, width) bool, or None if one is too hidden.
+
+    Background, clutter and grain come from ``rng``; the objects from the scene alone.
+    """
+    scale = image_size / REFERENCE_SIZE
+    silhouettes = [_silhouette(shape, scale) for shape in scene.shapes]
+    masks = np.zeros((len(scene.shapes), image_size, image_size), dtype=bool)
+    for mask, (alpha, corner) in zip(masks, silhouettes, strict=True):
+        layer = Image.new("L", (image_size, image_size))
+        layer.paste(alpha, corner)
+        mask |= np.asarray(layer) >= 128
+    whole = masks.sum(axis=(1, 2))
+    covered = np.zeros((image_size, image_size), dtype=bool)
+    for i in reversed(scene.painting):
+        full = masks[i].copy()
+        masks[i] &= ~covered
+        covered |= full
+    if (masks.sum(axis=(1, 2)) < LEAST_VISIBLE * whole).any():
+        return None
+
+    image = _background(rng, image_size)
+    _clutter(image, rng, scale)
+    for i in scene.painting:
+        _paint_shape(image, scene.shapes[i], *silhouettes[i], scale)
+    grain = rng.integers(-4, 5, (image_size, image_size, 1), dtype=np.int16)
+    pixels = np.clip(np.asarray(image, dtype=np.int16) + grain, 0, 255).astype(np.uint8)
+    return Image.fromarray(pixels), masks
+
+
+def _silhouette(shape: Shape, scale: float) -> tuple[Image.Image, tuple[int, int]]:
+    """Return the coverage (mode L) of a shape in a patch, and the patch's upper left corner in the image."""
+    half = math.ceil(shape.radius * scale) + 2
+    left, top = round(shape.x * scale) - half, round(shape.y * scale) - half
+    patch = Image.new("L", (2 * half * OVERSAMPLING,) * 2)
+    draw = ImageDraw.Draw(patch)
+    cx, cy = (shape.x * scale - left) * OVERSAMPLING, (shape.y * scale - top) * OVERSAMPLING
+    radius = shape.radius * scale * OVERSAMPLING
+    cos, sin = math.cos(shape.angle), math.sin(shape.angle)
+    for fill, outline in zip((255, 0), _outlines(shape.noun), strict=False):
+        draw.polygon([(cx + radius * (x * cos - y * sin), cy + radius * (x * sin + y * cos)) for x, y in outline], fill)
+    return patch.reduce(OVERSAMPLING), (left, top)
+
+
+def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: tuple[int, int], scale: float) -> None:
+    base = _rgb(shape)
+    lightness = (0.3 * base[0] + 0.59 * base[1] + 0.11 * base[2]) / 255
+    # The second tone of a texture is lighter, or darker where the colour itself is light.
+    second = _mix(base, (255, 255, 255), 0.72) if lightness < 0.6 else _mix(base, (60, 20, 20), 0.6)
+    image.paste(base, corner, alpha)
+    if shape.texture != "plain":
+        pattern = _pattern(shape, alpha.size[0], scale)
+        image.paste(second, corner, ImageChops.multiply(alpha, pattern))
+    # A thin darker rim separates an object from a neighbour of its colour.
+    inner = alpha.filter(ImageFilter.MinFilter(3))
+    image.paste(_mix(base, (0, 0, 0), 0.45), corner, ImageChops.subtract(alpha, inner))
+
+
+def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
+    """Return the coverage (mode L) of a texture's second tone over a patch."""
+    period = 6.0 * scale
+    axis = (np.arange(width * 2) + 0.5) / 2 - width / 2
+    y, x = np.meshgrid(axis, axis, indexing="ij")
+    turn = shape.angle + (math.pi / 4 if shape.texture == "striped" else 0.0)
+    u = (x * math.cos(turn) + y * math.sin(turn)) / period
+    v = (y * math.cos(turn) - x * math.sin(turn)) / period
+    if shape.texture == "striped":
+        on = (u % 1) < 0.45
+    elif shape.texture == "dotted":
+        on = ((u % 1) - 0.5) ** 2 + ((v % 1) - 0.5) ** 2 < 0.3**2
+    else:
+        on = ((u * 0.75 % 1) < 0.5) != ((v * 0.75 % 1) < 0.5)
+    return Image.fromarray(on.astype(np.uint8) * 255).reduce(2)
+
+
+def _background(rng: np.random.Generator, image_size: int) -> Image.Image:
+    """A smooth blotchy gradient of pale, muted tones."""
+    tone = rng.integers(165, 226)
+    cast, shade, blotch = (
+        rng.integers(-most, most + 1, size) for most, size in ((14, 3), (16, (3, 3, 1)), (7, (3, 3, 3)))
+    )
+    coarse = np.clip(tone + cast + shade + blotch, 0, 255).astype(np.uint8)
+    return Image.fromarray(coarse).resize((image_size, image_size), Image.Resampling.BICUBIC)
+
+
+def _clutter(image: Image.Image, rng: np.random.Generator, scale: float) -> None:
+    """Thin lines, specks and letter-like strokes, behind the objects. Captions never name them."""
+    size, oversampling = image.size[0], 2
+    for _ in range(int(rng.integers(1, 4))):
+        layer = Image.new("L", (size * oversampling,) * 2)
+        draw = ImageDraw.Draw(layer)
+        unit = scale * oversampling
+        kind = rng.integers(3)
+        if kind == 0:
+            ends = rng.uniform(0, REFERENCE_SIZE, 4) * unit
+            draw.line(ends.tolist(), 255, width=max(1, round(0.9 * unit)))
+        elif kind == 1:
+            for x, y in rng.uniform(4, REFERENCE_SIZE - 4, (int(rng.integers(3, 9)), 2)) * unit:
+                draw.ellipse((x - unit, y - unit, x + unit, y + unit), 255)
+        else:
+            x, y = rng.uniform(6, REFERENCE_SIZE - 30, 2)
+            for letter in range(int(rng.integers(2, 5))):
+                strokes = rng.integers(0, 3, (int(rng.integers(3, 6)), 2)) * (2.5, 3.5) + (x + 8 * letter, y)
+                draw.line((strokes * unit).ravel().tolist(), 255, width=max(1, round(0.8 * unit)))
+        hue, value = rng.random(), rng.uniform(0.35, 0.75)
+        red, green, blue = colorsys.hsv_to_rgb(hue, 0.45, value)
+        image.paste((round(red * 255), round(green * 255), round(blue * 255)), (0, 0), layer.reduce(oversampling))
+
+
+def _rgb(shape: Shape) -> tuple[int, int, int]:
+    (hue, dh), (saturation, ds), (value, dv) = _HSV[shape.colour]
+    h, s, v = shape.tint
+    red, green, blue = colorsys.hsv_to_rgb((hue + dh * h) % 360 / 360, saturation + ds * s, value + dv * v)
+    return round(red * 255), round(green * 255), round(blue * 255)
+
+
+def _mix(a: tuple[int, int, int], b: tuple[int, int, int], share: float) -> tuple[int, int, int]:
+    red, green, blue = (round(x + (y - x) * share) for x, y in zip(a, b, strict=True))
+    return red, green, blue
+
+
+@functools.cache
+def _outlines(noun: str) -> list[list[tuple[float, float]]]:
+    """Return polygons in units of the radius: the shape and, for a ring, the hole in it. y points down."""
+    if noun in ("circle", "ring"):
+        circle = _regular(48)
+        return [_scaled(circle, 0.95), _scaled(circle, 0.52)] if noun == "ring" else [_scaled(circle, 0.95)]
+    if noun == "square":
+        return [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]]
+    if noun == "diamond":
+        return [[(0, -1.05), (0.72, 0), (0, 1.05), (-0.72, 0)]]
+    if noun == "triangle":
+        return [[(0, -1), (1, 0.8), (-1, 0.8)]]
+    if noun == "cross":
+        a, b = 0.34, 0.95
+        return [
+            [(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)]
+        ]
+    if noun == "star":
+        corners = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
+        return [[(r * math.sin(t), -r * math.cos(t)) for r, t in corners]]
+    turns = [2 * math.pi * k / 60 for k in range(60)]
+    heights = [(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 for t in turns]
+    return [[(math.sin(t) ** 3, -height - 0.1) for t, height in zip(turns, heights, strict=True)]]
+
+
+def _regular(sides: int) -> list[tuple[float, float]]:
+    return [(math.cos(2 * math.pi * k / sides), math.sin(2 * math.pi * k / sides)) for k in range(sides)]
+
+
+def _scaled(outline: list[tuple[float, float]], factor: float) -> list[tuple[float, float]]:
+    return [(x * factor, y * factor) for x, y in outline]

@@ -1,0 +1,138 @@
+"""Five ways to describe a scene. Given the scene and the style, the words are fixed.
+
+One or two objects are described in full, three or four by colour and noun. Objects are mentioned from left to right,
+or from right to left, and a relation is always along the longer axis, so a caption can only be right or wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from captioning.data.shape_world.scene import Shape, place, relation
+
+STYLES = 5
+
+# By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right; ``AB`` is where A stands
+# seen from B ("left of"), ``AB+`` the same at length ("to the left of"), ``AB~`` with a pronoun ("to its left");
+# ``@`` is the place in the picture.
+TEMPLATES: dict[int, tuple[str, str, str, str, str]] = {
+    1: (
+        "A @",
+        "there is A @ of the picture",
+        "the picture shows A @",
+        "we see only A @",
+        "@ is A",
+    ),
+    2: (
+        "A AB B",
+        "there is A AB+ B",
+        "the picture shows B BA A",
+        "we see A and B BA~",
+        "BA+ A is B",
+    ),
+    3: (
+        "A AB B BC C",
+        "there is A AB+ B BC C",
+        "the picture shows C CB B BA A",
+        "we see B with A AB~ and C CB~",
+        "BA+ A is B BC C",
+    ),
+    4: (
+        "A AB B and C CD D",
+        "there is A AB B with C CD D",
+        "the picture shows D DC C and B BA A",
+        "from left to right we see A B C and D",
+        "BA A is B and DC C is D",
+    ),
+}
+
+# The last two styles use these words instead.
+SYNONYMS = {
+    "large": "big",
+    "small": "little",
+    "dotted": "spotted",
+    "checkered": "checked",
+    "circle": "disc",
+    "square": "box",
+    "cross": "plus",
+    "ring": "hoop",
+    "above": "over",
+    "below": "under",
+}
+SYNONYM_STYLES = (3, 4)
+
+_PLACES = {
+    "left": "on the left",
+    "right": "on the right",
+    "top": "at the top",
+    "bottom": "at the bottom",
+    "middle": "in the middle",
+}
+_RELATIONS = {  # short, long, with a pronoun
+    "left": ("left of", "to the left of", "to its left"),
+    "right": ("right of", "to the right of", "to its right"),
+    "above": ("above", "above", "above it"),
+    "below": ("below", "below", "below it"),
+}
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """Words ``start`` up to ``end`` (exclusive) name object ``shape`` (from left to right); ``noun`` is the head's."""
+
+    start: int
+    end: int
+    noun: int
+    shape: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """A caption as lower-case words, and every noun phrase in it that names an object."""
+
+    words: tuple[str, ...]
+    phrases: tuple[Phrase, ...]
+
+
+def describe(shapes: Sequence[Shape], style: int) -> Description:
+    """Describe ``shapes`` (one to four, from left to right) in one of the ``STYLES``."""
+    words: list[str] = []
+    phrases: list[Phrase] = []
+    for token in TEMPLATES[len(shapes)][style].split():
+        if token == "@":
+            words += _PLACES[place(shapes[0])].split()
+        elif token in ("A", "B", "C", "D"):
+            index, start = "ABCD".index(token), len(words)
+            words += _noun_phrase(shapes[index], full=len(shapes) < 3)
+            phrases.append(Phrase(start, len(words), len(words) - 1, index))
+        elif token.isupper():
+            here, there = (shapes["ABCD".index(letter)] for letter in token[:2])
+            words += _RELATIONS[relation(here, there)][" +~".index(token[2:] or " ")].split()
+        else:
+            words.append(token)
+    if style in SYNONYM_STYLES:
+        words = [SYNONYMS.get(word, word) for word in words]
+    return Description(tuple(words), tuple(phrases))
+
+
+def names(noun: str) -> frozenset[str]:
+    """Return every word that captions use for a shape of this kind."""
+    return _with_synonyms([noun])
+
+
+def attributes(shape_attributes: Sequence[str]) -> frozenset[str]:
+    """Return every word that captions may use for these sizes, colours and textures."""
+    return _with_synonyms(shape_attributes)
+
+
+def _with_synonyms(words: Sequence[str]) -> frozenset[str]:
+    return frozenset(words) | {SYNONYMS[word] for word in words if word in SYNONYMS}
+
+
+def _noun_phrase(shape: Shape, *, full: bool) -> list[str]:
+    adjectives = [shape.colour]
+    if full:
+        adjectives = [shape.size, *([shape.texture] if shape.texture != "plain" else []), shape.colour]
+    article = "an" if adjectives[0][0] in "aeiou" else "a"
+    return [article, *adjectives, shape.noun]

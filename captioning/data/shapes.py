@@ -1,0 +1,258 @@
+"""The embedded data set: drawn and described locally from a seed, kept on disk as COCO files.
+
+Under ``root``: ``{train,val,test}/000001.png`` and so on, ``annotations/captions_{split}.json``,
+``annotations/instances_{split}.json`` and ``shapes.json`` with the parameters. Beyond what COCO has, a caption carries
+``phrases`` (``start``, ``end`` exclusive and ``noun`` are word positions, ``object`` the id of the instance named) and
+an instance carries ``attributes``. Instances list an image's objects from left to right; masks are run lengths of the
+visible pixels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.shape_world.drawing import paint
+from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
+from captioning.data.shape_world.scene import NOUNS, sample_scene
+from captioning.errors import InputError
+from captioning.grounding import GroundedObject, ObjectLookup
+
+FORMAT = 1  # counts up whenever the same parameters give other files
+SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes are no longer told apart
+_ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
+
+
+class ShapesSource(CaptionSource):
+    """Images of one to four shapes with five captions each, generated on first use.
+
+    The same arguments give the same files on any number of threads, and a larger split begins with the images of a
+    smaller one. The splits draw from separate random streams.
+
+    Args:
+        root: the data set's folder.
+        train, val, test: images per split.
+        seed: of all randomness.
+        image_size: pixels of a side of the square images.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/shapes",
+        *,
+        train: int = 6000,
+        val: int = 500,
+        test: int = 500,
+        seed: int = 0,
+        image_size: int = 112,
+    ) -> None:
+        self.root = Path(root)
+        self.images = {"train": train, "val": val, "test": test}
+        for split, count in self.images.items():
+            if not 1 <= count < _ID_STRIDE:
+                raise InputError(f"shapes: {split} must be 1 to {_ID_STRIDE - 1} images, got {count}")
+        if image_size < SMALLEST_CANVAS:
+            raise InputError(f"shapes: image_size must be at least {SMALLEST_CANVAS} pixels, got {image_size}")
+        if seed < 0:
+            raise InputError(f"shapes: seed must not be negative, got {seed}")
+        self.seed = seed
+        self.image_size = image_size
+        self._lookups: dict[str, _InstanceLookup] = {}
+
+    def prepare(self) -> None:
+        """Generate the data set unless it is there already.
+
+        It is written to a temporary folder beside ``root`` and renamed when complete, so an interrupted run leaves
+        nothing half done, and of two runs that start together one wins.
+
+        Raises:
+            InputError: ``root`` holds something else, or shapes made with other arguments.
+        """
+        if self._is_complete():
+            return
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{self.root.name}.", suffix=".part", dir=self.root.parent))
+        try:
+            part.chmod(0o755)  # mkdtemp keeps others out
+            self._generate(part)
+            _write_json(part / "shapes.json", self._header())
+            with contextlib.suppress(OSError):  # a non-empty root: another run was faster, or the check below tells
+                os.rename(part, self.root)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        if not self._is_complete():
+            raise InputError(f"{self.root}: could not be put in place; delete the folder or choose another root")
+
+    def index(self, split: str) -> CaptionIndex:
+        check_split(split)
+        captions = self._read("captions", split)
+        by_image: dict[int, list[str]] = {image["id"]: [] for image in captions["images"]}
+        for annotation in captions["annotations"]:
+            by_image[annotation["image_id"]].append(annotation["caption"])
+        entries = (
+            ImageEntry(image["id"], f"{split}/{image['file_name']}", by_image[image["id"]])
+            for image in captions["images"]
+        )
+        return CaptionIndex.build(self.root, entries, origin=self._annotations("captions", split))
+
+    def objects(self, split: str) -> ObjectLookup:
+        check_split(split)
+        if split not in self._lookups:
+            self._lookups[split] = _InstanceLookup(self._read("instances", split))
+        return self._lookups[split]
+
+    def _header(self) -> dict[str, Any]:
+        return {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
+
+    def _is_complete(self) -> bool:
+        """Return whether ``root`` holds these shapes; raise if it holds anything else."""
+        if not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir())):
+            return False
+        path, wanted = self.root / "shapes.json", self._header()
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            differ = [f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] != value]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise InputError(
+                f"{self.root}: exists, but without a readable shapes.json; choose another root or delete the folder"
+            ) from None
+        if differ:
+            raise InputError(
+                f"{path}: these shapes were made with {', '.join(differ)}; "
+                "use those values, choose another root, or delete the folder to have it made anew"
+            )
+        return True
+
+    def _annotations(self, kind: str, split: str) -> Path:
+        return self.root / "annotations" / f"{kind}_{split}.json"
+
+    def _read(self, kind: str, split: str) -> dict[str, Any]:
+        path = self._annotations(kind, split)
+        try:
+            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InputError(f"{path}: missing; run python scripts/prepare_data.py shapes") from None
+        except ValueError as error:
+            raise InputError(f"{path}: not JSON ({error}); delete {self.root} to have it made anew") from error
+        return content
+
+    def _generate(self, folder: Path) -> None:
+        from rich.progress import Progress
+
+        (folder / "annotations").mkdir()
+        # Drawing holds the interpreter's lock but compressing does not, so a few threads help and more don't.
+        with Progress(transient=True) as progress, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            task = progress.add_task("drawing shapes", total=sum(self.images.values()))
+            for split, count in self.images.items():
+                (folder / split).mkdir()
+                jobs = [pool.submit(self._draw, folder, split, number) for number in range(1, count + 1)]
+                try:
+                    records = []
+                    for job in jobs:
+                        records.append(job.result())
+                        progress.advance(task)
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+                images = [image for image, _, _ in records]
+                info = {"description": f"shapes, {split}, made from seed {self.seed}"}
+                categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
+                captions = [caption for _, captions, _ in records for caption in captions]
+                _write_json(
+                    folder / "annotations" / f"captions_{split}.json",
+                    {"info": info, "images": images, "annotations": captions},
+                )
+                instances = [instance for _, _, instances in records for instance in instances]
+                _write_json(
+                    folder / "annotations" / f"instances_{split}.json",
+                    {"info": info, "images": images, "annotations": instances, "categories": categories},
+                )
+
+    def _draw(self, folder: Path, split: str, number: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
+        """Write image ``number`` of a split; return its COCO records (image, captions, instances)."""
+        # A stream of its own for every image: the order of drawing and the size of the split don't matter.
+        key = (SPLITS.index(split), number)
+        rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
+        painted = None
+        while painted is None:
+            scene = sample_scene(rng)
+            painted = paint(scene, rng, self.image_size)
+        image, masks = painted
+        name = f"{number:06d}.png"
+        image.save(folder / split / name, compress_level=1)
+        image_id = SPLITS.index(split) * _ID_STRIDE + number
+        instance_ids = [image_id * 10 + i for i in range(1, len(scene.shapes) + 1)]
+        instances = []
+        for instance_id, shape, mask in zip(instance_ids, scene.shapes, masks, strict=True):
+            instances.append(
+                {
+                    "id": instance_id,
+                    "image_id": image_id,
+                    "category_id": NOUNS.index(shape.noun) + 1,
+                    "attributes": [shape.size, shape.colour, *([shape.texture] if shape.texture != "plain" else [])],
+                    **_mask_fields(mask),
+                }
+            )
+        captions = []
+        for i, style in enumerate(rng.permutation(STYLES).tolist(), 1):
+            text = describe(scene.shapes, style)
+            phrases = [
+                {"start": phrase.start, "end": phrase.end, "noun": phrase.noun, "object": instance_ids[phrase.shape]}
+                for phrase in text.phrases
+            ]
+            captions.append(
+                {"id": image_id * 10 + i, "image_id": image_id, "caption": " ".join(text.words), "phrases": phrases}
+            )
+        size = {"height": self.image_size, "width": self.image_size}
+        return {"id": image_id, "file_name": name, **size}, captions, instances
+
+
+class _InstanceLookup:
+    """The objects of one split, masks unpacked when asked for."""
+
+    def __init__(self, instances: dict[str, Any]) -> None:
+        self._nouns = {category["id"]: category["name"] for category in instances["categories"]}
+        self._instances: dict[int, list[dict[str, Any]]] = {}
+        for instance in instances["annotations"]:
+            self._instances.setdefault(instance["image_id"], []).append(instance)
+
+    def __call__(self, image_id: int) -> list[GroundedObject]:
+        found = []
+        for instance in self._instances.get(image_id, []):
+            noun = self._nouns[instance["category_id"]]
+            mask = _unpack_mask(instance["segmentation"])
+            found.append(GroundedObject(noun, names(noun) - {noun}, attributes(instance["attributes"]), mask))
+        return found
+
+
+def _mask_fields(mask: np.ndarray) -> dict[str, Any]:
+    """Return an instance's COCO fields for a mask (height, width); ``counts`` are plain run lengths down the columns."""
+    pixels = mask.ravel(order="F")
+    changes = np.flatnonzero(np.diff(pixels, prepend=False)).tolist()  # the first run is one of unset pixels
+    rows, columns = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()
+    return {
+        "segmentation": {"size": list(mask.shape), "counts": np.diff([0, *changes, pixels.size]).tolist()},
+        "area": int(mask.sum()),
+        "bbox": [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1],
+        "iscrowd": 0,
+    }
+
+
+def _unpack_mask(segmentation: dict[str, Any]) -> np.ndarray:
+    """Return the (height, width) bool mask of plain run lengths."""
+    counts = segmentation["counts"]
+    pixels = np.repeat(np.arange(len(counts)) % 2 == 1, counts)
+    return pixels.reshape(segmentation["size"], order="F")
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, separators=(",", ":")), encoding="utf-8")

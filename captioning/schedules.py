@@ -1,0 +1,27 @@
+"""Learning-rate schedules, stepped once per optimizer step."""
+
+from __future__ import annotations
+
+import math
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+
+class WarmupCosine(LambdaLR):
+    """Rise linearly to the optimizer's rate, then fall to zero along half a cosine.
+
+    Args:
+        optimizer: its parameter groups keep their own rates.
+        total_steps: optimizer steps of the whole run; training supplies it.
+        warmup_steps: optimizer steps of the rise.
+    """
+
+    def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:
+        def factor(step: int) -> float:
+            if step < warmup_steps:
+                return (step + 1) / warmup_steps
+            progress = (step - warmup_steps) / max(1, total_steps - warmup_steps)
+            return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+        super().__init__(optimizer, factor)

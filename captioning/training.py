@@ -1,0 +1,293 @@
+"""Training and evaluation with Lightning."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from PIL.Image import Image
+from pytorch_lightning.cli import OptimizerCallable
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from captioning import losses
+from captioning.batch import CaptionBatch
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, Hypothesis
+from captioning.encoders import Encoder
+from captioning.errors import InputError
+from captioning.grounding import NounHit, noun_hits, pointing_accuracy
+from captioning.metrics import corpus_bleu
+from captioning.model import Captioner
+from captioning.vocabulary import Vocabulary
+
+CHECKPOINT_FORMAT = 1
+
+
+@dataclass
+class Sample:
+    """A captioned image with what the model looked at: alphas (T, L), betas (T,); the view is what it saw."""
+
+    image_id: int
+    words: list[str]
+    alphas: Tensor
+    betas: Tensor
+    view: Image
+
+
+@dataclass
+class CaptionedImage:
+    """One evaluated image: what was said, what people said, and which nouns looked at their object."""
+
+    row: int
+    image_id: int
+    words: list[str]
+    score: float
+    finished: bool
+    references: list[list[str]]
+    hits: list[NounHit]
+
+
+class CaptioningModule(pl.LightningModule):
+    """An encoder and a decoder, trained by maximum likelihood with the doubly stochastic penalty (Eq. 14).
+
+    The data module brings the vocabulary, so the model is assembled in ``configure_model``, after the data are set up.
+
+    Args:
+        encoder: images -> annotations.
+        decoder: annotations -> words; its attention is chosen in its own arguments.
+        optimizer: called with the parameter groups; a fine-tuned encoder is a group with its own rate.
+        scheduler: called with the optimizer and the number of optimizer steps of the whole run; none by default.
+        attention_penalty: lambda of Eq. 14; ``losses.doubly_stochastic_penalty`` says how it is averaged.
+        label_smoothing: share of the target probability spread over the vocabulary, in training alone.
+        search: how captions are made for ``val/*`` and ``test/*``.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        decoder: AttentionDecoder,
+        *,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
+        attention_penalty: float = 1.0,
+        label_smoothing: float = 0.0,
+        search: BeamOptions = BeamOptions(),
+    ) -> None:
+        super().__init__()
+        # Recorded before build(), which is called when the vocabulary is known.
+        self._recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
+        self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
+        self.captioner: Captioner | None = None
+        self.vocabulary: Vocabulary | None = None
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.attention_penalty = attention_penalty
+        self.label_smoothing = label_smoothing
+        self.search = search
+        self.settings: dict[str, Any] = {}
+        self.results: list[CaptionedImage] = []
+        """The images of the last evaluation, in the order of the split; complete on every process."""
+        self._seen: list[CaptionedImage] = []
+        self._nll_sum = 0.0
+        self._nll_words = 0
+        self._random_state: dict[str, Any] | None = None
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._parts[0]
+
+    def configure_model(self) -> None:
+        """Assemble the captioner for the data module's vocabulary. Called by the trainer; does nothing twice."""
+        if self.captioner is None:
+            datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+            self.assemble(datamodule.vocabulary)
+
+    def assemble(self, vocabulary: Vocabulary) -> Captioner:
+        """Build the captioner for ``vocabulary`` and return it."""
+        self.vocabulary = vocabulary
+        self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
+        return self.captioner
+
+    # Training
+
+    def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
+        assert self.captioner is not None
+        output = self.captioner(batch)
+        nll = losses.caption_nll(output.logits, output.targets, label_smoothing=self.label_smoothing)
+        mask = None if batch.annotation_mask is None else batch.annotation_mask[batch.image_index]
+        penalty = losses.doubly_stochastic_penalty(output.alphas, mask)
+        loss = nll + self.attention_penalty * penalty  # Eq. 14
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        self.log("train/nll", nll.detach())
+        self.log("train/attention_penalty", penalty.detach())
+        self.log("train/attention_entropy", losses.attention_entropy(output.alphas.detach(), output.mask))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        assert self.captioner is not None
+        decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]
+        groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
+        optimizer = self.optimizer(groups)
+        if self.scheduler is None:
+            return optimizer
+        steps = int(self.trainer.estimated_stepping_batches)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.scheduler(optimizer, steps), "interval": "step"},
+        }
+
+    # Evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        self._seen, self._nll_sum, self._nll_words = [], 0.0, 0
+
+    def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        self._evaluate(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._finish_evaluation("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        self._evaluate(batch)
+
+    def on_test_epoch_end(self) -> None:
+        self._finish_evaluation("test")
+
+    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """Return ``{"image_id", "caption", "score"}`` of every image."""
+        assert self.vocabulary is not None
+        found = self._search(batch)
+        return [
+            {"image_id": image_id, "caption": " ".join(self.vocabulary.decode(h.ids)), "score": h.score}
+            for image_id, h in zip(batch.image_ids.tolist(), found, strict=True)
+        ]
+
+    def _search(self, batch: CaptionBatch) -> list[Hypothesis]:
+        assert self.captioner is not None
+        memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
+        return [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
+
+    @torch.inference_mode()
+    def caption_samples(self, count: int) -> list[Sample]:
+        """Caption the first ``count`` images of the split being evaluated; those without an image file are left out."""
+        assert self.vocabulary is not None
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        batch = datamodule.samples(count).to(self.device)
+        training = self.training
+        self.eval()
+        samples = []
+        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
+            view = datamodule.view(row)
+            if view is not None:
+                samples.append(Sample(image_id, self.vocabulary.decode(best.ids), best.alphas, best.betas, view))
+        self.train(training)
+        return samples
+
+    def _evaluate(self, batch: CaptionBatch) -> None:
+        assert self.captioner is not None and self.vocabulary is not None
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        index = datamodule.evaluated
+        if len(batch.captions):
+            output = self.captioner(batch)
+            self._nll_sum -= float(losses.token_log_probs(output.logits, output.targets).sum())
+            self._nll_words += len(output.targets)
+        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
+            words = self.vocabulary.decode(best.ids)
+            objects = datamodule.objects(row)
+            hits = noun_hits(words, best.alphas.numpy(), self.encoder.grid_size, objects) if objects else []
+            references = [reference.split() for reference in index.references(row)]
+            self._seen.append(CaptionedImage(row, image_id, words, best.score, best.finished, references, hits))
+
+    def _finish_evaluation(self, stage: str) -> None:
+        seen, nll_sum, nll_words = self._seen, self._nll_sum, self._nll_words
+        if self.trainer.world_size > 1:
+            parts: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, (seen, nll_sum, nll_words))
+            seen = [image for part in parts for image in part[0]]
+            nll_sum, nll_words = sum(part[1] for part in parts), sum(part[2] for part in parts)
+        self.results = sorted(seen, key=lambda image: image.row)
+        if not self.results:
+            return
+        bleu = corpus_bleu([image.words for image in self.results], [image.references for image in self.results])
+        scores = {f"{stage}/{name}": value for name, value in bleu.items()}
+        if nll_words:
+            scores[f"{stage}/nll"] = nll_sum / nll_words
+        hits = [hit for image in self.results for hit in image.hits]
+        if hits:
+            scores[f"{stage}/pointing_accuracy"] = pointing_accuracy(hits)
+        on_bar = {f"{stage}/bleu4"}
+        for name, value in scores.items():
+            self.log(name, value, prog_bar=name in on_bar, sync_dist=False)
+        if self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
+            self._write_results(stage, scores)
+
+    def _write_results(self, stage: str, scores: dict[str, float]) -> None:
+        """Leave the scores and every caption beside the run, for comparisons that need them image by image."""
+        folder = Path(self.trainer.default_root_dir)
+        search = {"search": vars(self.search) | {"inference": "expected"}}
+        captions = [
+            {
+                "image_id": image.image_id,
+                "caption": " ".join(image.words),
+                "log_prob": image.score,
+                "finished": image.finished,
+                "references": [" ".join(words) for words in image.references],
+                "hits": [vars(hit) for hit in image.hits],
+            }
+            for image in self.results
+        ]
+        write_json(folder / f"{stage}_metrics.json", scores | search)
+        write_json(folder / f"{stage}_captions.json", captions)
+
+    # Checkpoints
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add all that rebuilds the captioner without a config, a vocabulary file or a data set beside it."""
+        assert self.vocabulary is not None
+        checkpoint["captioning"] = {
+            "format": CHECKPOINT_FORMAT,
+            **self._recipe,
+            "preprocessing": self.encoder.preprocessing.to_dict(),
+            "vocabulary": list(self.vocabulary.words),
+            "settings": self.settings,
+        }
+        checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert self.vocabulary is not None
+        words = checkpoint.get("captioning", {}).get("vocabulary")
+        if words is None:
+            raise InputError("the checkpoint was not written by this project: it has no vocabulary")
+        if tuple(words) != self.vocabulary.words:
+            raise InputError(
+                f"the checkpoint's vocabulary ({len(words)} words) is not the data's ({len(self.vocabulary.words)}); "
+                "use the data settings the checkpoint was trained with"
+            )
+        self._random_state = checkpoint.get("random_state")
+
+    def on_train_start(self) -> None:
+        if self._random_state is not None:  # a resumed run goes on with the same stream of random numbers
+            torch.set_rng_state(self._random_state["cpu"].cpu())
+            if self.device.type == "cuda" and "cuda" in self._random_state:
+                torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
+            self._random_state = None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON through a temporary name, so that a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
+    os.replace(temporary, path)

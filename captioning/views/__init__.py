@@ -1,0 +1,1 @@
+"""Pictures of attention: figures, and pages to explore and compare."""

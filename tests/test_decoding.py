@@ -1,0 +1,208 @@
+"""Decoding on hand-written Markov tables: the next word depends on the last one alone, so all can be enumerated."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from captioning.decoding import Step, beam_search, greedy, sample
+from captioning.errors import InputError
+from captioning.vocabulary import END, PAD, START, UNK
+
+V, L = 7, 3  # words 4, 5, 6
+WORDS = range(4, V)
+MAX_LENGTH = 5
+
+
+def markov(table: torch.Tensor):
+    """A step function whose alphas say which word was read and how many steps came before."""
+
+    def step(tokens, state):
+        (count,) = state
+        alphas = torch.stack([tokens.float(), count[:, 0], torch.zeros(len(tokens))], 1)
+        return Step(table[tokens], (count + 1,), alphas, tokens / 10)
+
+    return step
+
+
+def start(rows: int):
+    return (torch.zeros(rows, 1),)
+
+
+def table(seed: int = 0) -> torch.Tensor:
+    return torch.randn(V, V, generator=torch.Generator().manual_seed(seed)).mul(2).log_softmax(-1)
+
+
+def every_caption(log_probs: torch.Tensor, *, min_length: int = 0, normalization: float = 0.0):
+    """All finished captions of fewer than MAX_LENGTH words, best first."""
+    found = []
+    for n in range(min_length, MAX_LENGTH):
+        for ids in itertools.product(WORDS, repeat=n):
+            path = [START, *ids, END]
+            total = sum(float(log_probs[a, b]) for a, b in itertools.pairwise(path))
+            found.append((total / (n + 1) ** normalization, list(ids)))
+    return sorted(found, key=lambda item: -item[0])
+
+
+@pytest.mark.parametrize("normalization", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("min_length", [0, 2])
+def test_wide_beam_search_equals_exhaustive_enumeration(normalization, min_length):
+    expected = every_caption(table(), min_length=min_length, normalization=normalization)
+    hypotheses = beam_search(
+        markov(table()), start(2), beam_size=400, length_normalization=normalization, max_length=MAX_LENGTH,
+        min_length=min_length,
+    )  # fmt: skip
+    for image in hypotheses:
+        # Captions with the same transitions in another order tie, so ranks are compared by score.
+        scores = [h.score for h in image if h.finished]
+        assert scores == pytest.approx([score for score, _ in expected], abs=1e-4)
+        by_ids = {tuple(h.ids): h.score for h in image if h.finished}
+        assert by_ids == pytest.approx({tuple(ids): score for score, ids in expected}, abs=1e-4)
+
+
+def narrowing_beam(log_probs: torch.Tensor, beam_size: int):
+    """The search in plain Python, one hypothesis at a time."""
+    live, ended = [(0.0, [START])], []
+    for _ in range(MAX_LENGTH):
+        candidates = [
+            (total + float(log_probs[ids[-1], word]), [*ids, word])
+            for total, ids in live
+            for word in range(V)
+            if word not in (PAD, START, UNK)
+        ]
+        best = sorted(candidates, key=lambda item: -item[0])[: beam_size - len(ended)]
+        ended += [item for item in best if item[1][-1] == END]
+        live = [item for item in best if item[1][-1] != END]
+        if not live:
+            break
+    by_score = lambda item: -item[0]  # noqa: E731
+    ranked = [(s, i[1:-1], True) for s, i in sorted(ended, key=by_score)]
+    return ranked + [(s, i[1:], False) for s, i in sorted(live, key=by_score)]
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("seed", range(6))
+def test_beam_search_equals_a_plain_loop_over_hypotheses(beam_size, seed):
+    (found,) = beam_search(markov(table(seed)), start(1), beam_size=beam_size, max_length=MAX_LENGTH)
+    expected = narrowing_beam(table(seed), beam_size)
+    assert [(h.ids, h.finished) for h in found] == [(ids, finished) for _, ids, finished in expected]
+    torch.testing.assert_close(torch.tensor([h.score for h in found]), torch.tensor([s for s, _, _ in expected]))
+
+
+def test_images_are_searched_independently():
+    """Different images finish at different times; a batch gives what each gives alone."""
+    tables = torch.stack([table(seed) for seed in range(4)])
+
+    def step_of(images):
+        def step(tokens, state):
+            (image,) = state
+            return Step(tables[image[:, 0].long(), tokens], state, image.expand(-1, L), image[:, 0])
+
+        return step
+
+    together = beam_search(step_of(4), (torch.arange(4.0).unsqueeze(1),), beam_size=3, max_length=MAX_LENGTH)
+    for image in range(4):
+        (alone,) = beam_search(step_of(1), (torch.full((1, 1), float(image)),), beam_size=3, max_length=MAX_LENGTH)
+        assert [h.ids for h in together[image]] == [h.ids for h in alone]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_beam_of_one_equals_greedy(seed):
+    (best,) = greedy(markov(table(seed)), start(1), max_length=MAX_LENGTH)
+    ((beam,),) = beam_search(
+        markov(table(seed)), start(1), beam_size=1, length_normalization=0.9, max_length=MAX_LENGTH
+    )
+    assert (beam.ids, beam.finished) == (best.ids, best.finished)
+    torch.testing.assert_close(torch.tensor(beam.log_probs), torch.tensor(best.log_probs))
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_alphas_and_log_probs_belong_to_their_word(beam_size):
+    log_probs = table(3)
+    for h in beam_search(markov(log_probs), start(1), beam_size=beam_size, max_length=MAX_LENGTH)[0]:
+        path = [START, *h.ids, *([END] if h.finished else [])]
+        assert h.alphas[:, 0].tolist() == path[: len(h.ids)]  # the word read before each word
+        assert h.alphas[:, 1].tolist() == list(range(len(h.ids)))
+        torch.testing.assert_close(h.betas, torch.tensor(path[: len(h.ids)]) / 10)
+        expected = [float(log_probs[a, b]) for a, b in itertools.pairwise(path)]
+        torch.testing.assert_close(torch.tensor(h.log_probs), torch.tensor(expected))
+
+
+def test_unknown_pad_and_start_are_never_produced():
+    greedy_for_unknown = torch.full((V, V), -9.0)
+    greedy_for_unknown[:, [PAD, START, UNK]] = -0.1
+    step = markov(greedy_for_unknown)
+    captions = [h for image in beam_search(step, start(2), beam_size=4, max_length=4) for h in image]
+    captions += greedy(step, start(2), max_length=4) + sample(step, start(20), max_length=4)
+    assert all(i in WORDS for h in captions for i in h.ids)
+
+
+def test_unfinished_hypotheses_still_give_a_caption_with_its_last_word():
+    never_ends = torch.zeros(V, V)
+    never_ends[:, END] = -50.0
+    never_ends[:, 5] = 1.0
+    (image,) = beam_search(markov(never_ends.log_softmax(-1)), start(1), beam_size=2, max_length=4)
+    (row,) = greedy(markov(never_ends.log_softmax(-1)), start(1), max_length=4)
+    for h in (*image, row):
+        assert not h.finished and len(h.ids) == len(h.log_probs) == len(h.alphas) == 4
+    assert image[0].ids == row.ids == [5, 5, 5, 5]
+
+
+def test_finished_hypotheses_come_before_better_scored_unfinished_ones():
+    (image,) = beam_search(markov(table(4)), start(1), beam_size=6, max_length=2)
+    flags = [h.finished for h in image]
+    assert flags == sorted(flags, reverse=True) and not all(flags)
+
+
+def test_minimum_length_holds_for_every_strategy():
+    ends_at_once = torch.full((V, V), -5.0)
+    ends_at_once[:, END] = 0.0
+    step = markov(ends_at_once.log_softmax(-1))
+    assert greedy(step, start(1), max_length=5)[0].ids == []
+    for h in (
+        greedy(step, start(1), max_length=5, min_length=3)[0],
+        sample(step, start(1), max_length=5, min_length=3)[0],
+        beam_search(step, start(1), beam_size=2, max_length=5, min_length=3)[0][0],
+    ):
+        assert len(h.ids) >= 3
+
+
+def test_sampling_follows_the_distribution():
+    log_probs = table(1)
+    first = [h.ids[0] if h.ids else END for h in sample(markov(log_probs), start(20000), max_length=1)]
+    allowed = log_probs[START].exp().clone()
+    allowed[[PAD, START, UNK]] = 0
+    expected = allowed / allowed.sum()
+    measured = torch.bincount(torch.tensor(first), minlength=V) / len(first)
+    torch.testing.assert_close(measured, expected, atol=0.015, rtol=0)
+
+
+def test_top_k_and_top_p_cut_the_tail():
+    probabilities = torch.tensor([0, 0, 0.1, 0, 0.5, 0.25, 0.15])
+    step = markov(probabilities.log().expand(V, V))
+
+    def drawn(**options):
+        return {h.ids[0] if h.ids else END for h in sample(step, start(500), max_length=1, **options)}
+
+    assert drawn() == {END, 4, 5, 6}
+    assert drawn(top_k=2) == {4, 5}
+    assert drawn(top_p=0.5) == {4}
+    assert drawn(top_p=0.76) == {4, 5, 6}
+    assert drawn(temperature=0.02) == {4}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: sample(s, start(1), temperature=0.0), "temperature must be positive, got 0.0"),
+        (lambda s: sample(s, start(1), top_k=0), "top_k must be at least 1, got 0"),
+        (lambda s: sample(s, start(1), top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
+        (lambda s: beam_search(s, start(1), beam_size=0), "beam_size must be at least 1, got 0"),
+        (lambda s: greedy(s, start(1), max_length=3, min_length=3), "min_length < max_length, got 3 and 3"),
+    ],
+)
+def test_options_out_of_range_are_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call(markov(table()))

@@ -1,0 +1,72 @@
+"""BLEU against hand counts and against the COCO toolkit."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from captioning.metrics import corpus_bleu
+
+
+def coco_bleu(hypotheses, references):
+    """The COCO caption toolkit on the same tokens; its own file is tried where it is installed."""
+    scorer = pytest.importorskip("pycocoevalcap.bleu.bleu").Bleu(4)
+    gts = {i: [" ".join(r) for r in refs] for i, refs in enumerate(references)}
+    res = {i: [" ".join(h)] for i, h in enumerate(hypotheses)}
+    scores, _ = scorer.compute_score(gts, res, verbose=0)
+    return [100 * score for score in scores]
+
+
+def make_corpus(seed: int, images: int = 80):
+    random.seed(seed)
+    words = "a b c d".split()
+
+    def caption(low):
+        return random.choices(words, k=random.randint(low, 9))
+
+    return [caption(1) for _ in range(images)], [[caption(3) for _ in range(5)] for _ in range(images)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bleu_equals_the_coco_toolkit_also_with_hypotheses_shorter_than_four_words(seed):
+    hypotheses, references = make_corpus(seed)
+    assert min(map(len, hypotheses)) < 4
+    ours = corpus_bleu(hypotheses, references)
+    assert [ours[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(coco_bleu(hypotheses, references), abs=1e-4)
+
+
+def test_bleu_of_a_hand_counted_case():
+    # "the the cat": clipped unigrams the 1 (twice said, once in the reference), cat 1 of 3; bigrams: "the cat" 1 of 2.
+    scores = corpus_bleu([["the", "the", "cat"]], [[["the", "cat", "sat", "down"]]])
+    penalty = math.exp(1 - 4 / 3)
+    assert scores["brevity_penalty"] == pytest.approx(penalty)
+    assert scores["bleu1_no_penalty"] == pytest.approx(100 * 2 / 3)
+    assert scores["bleu2_no_penalty"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
+    assert scores["bleu1"] == pytest.approx(100 * penalty * 2 / 3)
+    assert scores["bleu4"] == 0.0
+    assert scores["length_ratio"] == pytest.approx(3 / 4)
+
+
+def test_shorter_of_two_equally_close_references_counts():
+    scores = corpus_bleu([list("abcd")], [[list("abcde"), list("abc")]])
+    assert scores["brevity_penalty"] == 1.0
+
+
+def test_perfect_captions_score_100_and_disjoint_ones_0():
+    references = [[list("abcde"), list("abxyz")], [list("fghij")]]
+    assert corpus_bleu([list("abxyz"), list("fghij")], references)["bleu4"] == pytest.approx(100.0)
+    assert corpus_bleu([list("uvwuv"), list("uvwuv")], references)["bleu1"] == 0.0
+
+
+def test_corpus_bleu_is_not_the_mean_over_images():
+    hypotheses, references = [list("ab"), list("cdxxxxxx")], [[list("ab")], [list("cdefghij")]]
+    assert corpus_bleu(hypotheses, references)["bleu1"] == pytest.approx(100 * 4 / 10)
+
+
+def test_missing_references_are_refused():
+    with pytest.raises(ValueError, match="image 1 has no reference"):
+        corpus_bleu([["a"], ["b"]], [[["a"]], []])
+    with pytest.raises(ValueError, match="as many hypotheses as reference lists"):
+        corpus_bleu([["a"]], [])

@@ -25,7 +25,9 @@ LOOPBACK = ("127.", "::1", "localhost")
 
 
 def _chromium() -> str | None:
-    return next((path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None)
+    return next(
+        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
+    )
 
 
 MISSING = {

@@ -86,7 +86,7 @@ class Encoder(Component):
     def rebuild(cls, config: dict[str, Any]) -> Encoder:
         """Build what ``to_config`` described without reading or downloading weights: a checkpoint brings them.
 
-        The weights are random and the preprocessing is the library's until the caller restores both.
+        The weights are undefined and the preprocessing is the library's until the caller restores both.
         """
         with _without_weights():
             return cls.from_config(config)

@@ -78,7 +78,9 @@ class TorchvisionEncoder(Encoder):
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
         if not allocated:
             self.network.to_empty(device="cpu")
-        if weights is None or not weights_wanted():
+        if not weights_wanted():
+            return
+        if weights is None:
             if not allocated:
                 _initialise(self.network)
             return

@@ -1,0 +1,629 @@
+from __future__ import annotations
+
+import math
+import pickle
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from captioning.data.transforms import Preprocessing
+from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
+from captioning.errors import InputError
+
+
+class TinyEncoder(Encoder):
+    """Batch norm, dropout and three stages; 6 x 6 pixels to a 3 x 3 grid of 5."""
+
+    def __init__(
+        self, *, trainable_from: str | None = None, learning_rate: float | None = None, weights: str | None = None
+    ) -> None:
+        network = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Dropout(0.5), nn.Conv2d(4, 5, 2, 2), nn.BatchNorm2d(5)
+        )
+        preprocessing = Preprocessing(6, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+        super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
+
+    def _maps(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+
+def small(node: str = "layer2", **options) -> TorchvisionEncoder:
+    return TorchvisionEncoder("resnet18", node, **{"weights": None, "image_size": 48, **options})
+
+
+@pytest.fixture(scope="module")
+def resnet() -> nn.Module:
+    from torchvision.models import resnet18
+
+    torch.manual_seed(1)
+    network = resnet18(weights=None).eval()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):  # trained ones are not 0 and 1
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return network
+
+
+@pytest.fixture(scope="module")
+def file(resnet: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("weights") / "whole.pth"
+    torch.save(resnet.state_dict(), path)
+    return path
+
+
+# Shapes
+
+
+def test_the_default_is_vgg19_conv5_4_after_its_relu():
+    from torchvision.models import vgg19
+
+    encoder = TorchvisionEncoder(weights=None)
+    assert encoder.grid_size == (14, 14)
+    assert encoder.annotation_dim == 512
+    assert encoder.preprocessing == Preprocessing(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear")
+    with torch.device("meta"):
+        layers = vgg19().features
+    assert isinstance(layers[35], nn.ReLU)
+    assert isinstance(layers[36], nn.MaxPool2d)
+    assert sum(isinstance(layer, nn.Conv2d) for layer in layers[:36]) == 16  # 2 + 2 + 4 + 4 + 4: the last is conv5_4
+    assert not any("classifier" in name for name in encoder.state_dict())
+    assert sum(p.numel() for p in encoder.parameters()) == sum(p.numel() for p in layers.parameters())
+    assert all(p.device.type == "cpu" for p in encoder.parameters())
+
+
+def test_annotations_are_the_feature_maps_locations_row_by_row(resnet, file):
+    encoder = small(weights=str(file))
+    images = torch.randn(2, 3, 48, 48)
+    with torch.no_grad():
+        x = resnet.maxpool(resnet.relu(resnet.bn1(resnet.conv1(images))))
+        maps = resnet.layer2(resnet.layer1(x))  # (2, 128, 6, 6)
+    annotations = encoder(images)
+    assert annotations.shape == (2, 36, 128)
+    assert encoder.grid_size == (6, 6)
+    assert annotations.dtype == torch.float32
+    assert annotations.is_contiguous()
+    for row, col in ((0, 0), (1, 4), (5, 2)):
+        assert torch.allclose(annotations[:, row * 6 + col], maps[:, :, row, col], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "size", "grid", "dim"),
+    [
+        ("mobilenet_v3_small", "features.8", 224, 14, 48),
+        ("squeezenet1_1", "features.12", 224, 13, 512),
+        ("resnet18", "layer4", 224, 7, 512),
+        ("googlenet", "inception3b.cat", 64, 8, 480),
+    ],
+)
+def test_any_torchvision_network_by_name_and_node(name, node, size, grid, dim):
+    encoder = TorchvisionEncoder(name, node, weights=None, image_size=size)
+    assert encoder.grid_size == (grid, grid)
+    assert encoder(torch.zeros(1, 3, size, size)).shape == (1, grid * grid, dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "node", "grid", "dim"),
+    [("vit_b_16", "encoder.ln", 14, 768), ("swin_t", "features.5", 14, 384), ("swin_t", "permute", 7, 768)],
+)
+def test_transformers_give_grids_too(name, node, grid, dim):
+    encoder = TorchvisionEncoder(name, node, weights=None)
+    annotations = encoder(torch.randn(1, 3, 224, 224))
+    assert annotations.shape == (1, grid * grid, dim)
+    assert annotations.isfinite().all()
+
+
+def test_a_class_token_is_not_a_location():
+    class Tokens(TinyEncoder):
+        def _maps(self, images):
+            tokens = self.network(images).flatten(2).transpose(1, 2)
+            return torch.cat([torch.full_like(tokens[:, :1], 7.0), tokens], dim=1)
+
+    images = torch.randn(2, 3, 6, 6)
+    torch.manual_seed(0)
+    with_token = Tokens()
+    torch.manual_seed(0)
+    assert torch.equal(with_token(images), TinyEncoder()(images))
+
+
+def test_channels_last_maps_are_recognised():
+    class Last(TinyEncoder):
+        def _maps(self, images):
+            return self.network(images).permute(0, 2, 3, 1)
+
+    images = torch.randn(2, 3, 6, 6)
+    torch.manual_seed(0)
+    last = Last()
+    torch.manual_seed(0)
+    assert torch.equal(last(images), TinyEncoder()(images))
+    assert last.annotation_dim == 5
+
+
+def test_a_pooled_vector_is_refused():
+    with pytest.raises(InputError, match="no grid of vectors; choose an earlier layer"):
+        small("flatten")
+
+
+def test_images_of_another_size_are_refused_with_both_shapes():
+    with pytest.raises(ValueError, match=r"images must be \(B, 3, 6, 6\), got \(2, 3, 7, 6\)"):
+        TinyEncoder()(torch.zeros(2, 3, 7, 6))
+
+
+def test_dilation_keeps_the_last_stage_at_14_by_14():
+    encoder = TorchvisionEncoder(
+        "resnet50", "layer4", weights=None, model_args={"replace_stride_with_dilation": [False, False, True]}
+    )
+    assert encoder.grid_size == (14, 14)
+    assert encoder.annotation_dim == 2048
+
+
+# Preprocessing
+
+
+def test_an_encoder_brings_the_published_preprocessing():
+    assert TorchvisionEncoder("resnet18", "layer1", weights=None).preprocessing.resize == 256
+    modern = TorchvisionEncoder("mobilenet_v3_large", "features.1", weights=None).preprocessing
+    assert (modern.resize, modern.crop) == (232, 224)
+    assert TorchvisionEncoder("efficientnet_b0", "features.1", weights=None).preprocessing.interpolation == "bicubic"
+
+
+def test_a_published_files_name_selects_its_preprocessing(tmp_path):
+    from torchvision.models import resnet50
+
+    with torch.device("meta"):
+        shapes = resnet50().state_dict()
+    stem = {k: torch.zeros(v.shape) for k, v in shapes.items() if k.split(".")[0] in ("conv1", "bn1")}
+    for name, resize in (("resnet50-0676ba61.pth", 256), ("resnet50-11ad3fa6.pth", 232), ("mine.pth", 232)):
+        torch.save(stem, tmp_path / name)
+        assert TorchvisionEncoder("resnet50", "relu", weights=str(tmp_path / name)).preprocessing.resize == resize
+
+
+def test_preprocessing_can_be_overridden():
+    encoder = small(resize=50, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+    assert encoder.preprocessing == Preprocessing(50, 48, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
+    assert small().preprocessing.resize == 55  # 48 of 55 is the published 224 of 256
+    squashed = small(crop=False).preprocessing
+    assert (squashed.resize, squashed.crop) == (48, None)
+
+
+def test_a_checkpoints_preprocessing_may_not_change_the_input_size():
+    encoder = TinyEncoder()
+    other = Preprocessing(8, 6, (0, 0, 0), (1, 1, 1))
+    encoder.preprocessing = other
+    assert encoder.preprocessing == other
+    with pytest.raises(InputError, match=r"\(8, 8\) pixels, the encoder was built for \(6, 6\)"):
+        encoder.preprocessing = Preprocessing(8, None, (0, 0, 0), (1, 1, 1))
+
+
+# Freezing
+
+
+def test_a_frozen_encoder_stays_in_eval_mode_and_asks_for_no_gradient():
+    encoder = TinyEncoder().train()
+    assert encoder.frozen
+    assert not any(module.training for module in encoder.network.modules())
+    assert not any(parameter.requires_grad for parameter in encoder.parameters())
+    assert encoder.parameter_groups() == []
+    images = torch.randn(2, 3, 6, 6, requires_grad=True)
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    annotations = encoder(images)
+    assert not annotations.requires_grad
+    assert torch.equal(annotations, encoder(images))
+    assert all(torch.equal(before[name], value) for name, value in encoder.state_dict().items())
+
+
+def test_fine_tuning_trains_from_the_named_stage_to_the_end():
+    encoder = small(trainable_from="layer2").train()
+    trained = {name.split(".")[1] for name, p in encoder.named_parameters() if p.requires_grad}
+    kept = {name.split(".")[1] for name, p in encoder.named_parameters() if not p.requires_grad}
+    assert trained == {"layer2"}
+    assert kept == {"conv1", "bn1", "layer1"}
+    before = {name: value.clone() for name, value in encoder.state_dict().items()}
+    optimizer = torch.optim.SGD(encoder.parameter_groups(), lr=9.0)
+    encoder(torch.randn(2, 3, 48, 48)).sum().backward()
+    optimizer.step()
+    moved = {name.split(".")[1] for name, value in encoder.state_dict().items() if not torch.equal(before[name], value)}
+    assert moved == {"layer2"}
+
+
+def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
+    encoder = TinyEncoder(trainable_from="0").train()
+    statistics = [b.clone() for b in encoder.buffers()]
+    images = torch.randn(2, 3, 6, 6)
+    first = encoder(images)
+    assert first.requires_grad
+    assert not torch.equal(first, encoder(images))  # dropout
+    assert all(torch.equal(a, b) for a, b in zip(statistics, encoder.buffers(), strict=True))
+    encoder.eval()
+    assert torch.equal(encoder(images), encoder(images))
+
+
+def test_the_frozen_part_keeps_nothing_for_the_backward_pass():
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
+        TinyEncoder(trainable_from="4").train()(torch.randn(2, 3, 6, 6))
+    assert saved
+    assert not any(shape == (2, 3, 6, 6) or shape == (2, 4, 6, 6) for shape in saved)
+
+
+def test_a_later_layer_than_the_stages_start_is_trained_but_dropout_before_it_is_off():
+    encoder = TinyEncoder(trainable_from="3").train()
+    assert not encoder.network[2].training
+    assert encoder.network[3].training
+    assert encoder.training
+
+
+def test_an_encoder_can_be_thawed_later_in_the_same_optimizer():
+    encoder = small(trainable_from="layer2")
+    encoder.set_trainable(False)
+    assert encoder.frozen
+    assert not any(p.requires_grad for p in encoder.parameters())
+    (group,) = encoder.parameter_groups()
+    encoder.set_trainable(True)
+    assert not encoder.frozen
+    assert {id(p) for p in group["params"]} == {id(p) for p in encoder.parameters() if p.requires_grad}
+
+
+def test_the_fine_tuned_part_has_its_own_learning_rate():
+    (own,) = TinyEncoder(trainable_from="3", learning_rate=0.02).parameter_groups()
+    (shared,) = TinyEncoder(trainable_from="3").parameter_groups()
+    optimizer = torch.optim.SGD([own, shared], lr=0.1)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.02, 0.1]
+
+
+def test_unknown_stages_are_refused_with_the_known_ones():
+    with pytest.raises(InputError, match=r"'layer9' is no stage with weights; stages: conv1, bn1, layer1, layer2$"):
+        small(trainable_from="layer9")
+    with pytest.raises(InputError, match="'relu' is no stage"):
+        small(trainable_from="relu")
+    with pytest.raises(InputError, match="trainable_from is not set; name the first stage"):
+        small().set_trainable(True)
+
+
+def test_stages_of_vgg_are_its_convolutions():
+    encoder = TorchvisionEncoder("vgg11", "features.9", weights=None, trainable_from="features.6", image_size=32)
+    assert encoder.stages() == ["features.0", "features.3", "features.6", "features.8"]
+    assert next(name for name, p in encoder.named_parameters() if p.requires_grad) == "network.features.6.weight"
+
+
+# Weights
+
+
+@pytest.mark.parametrize("part", ["whole", "used"])
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors", "-old.pth", "-wrapped.pt"])
+def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
+    from safetensors.torch import save_file
+
+    state = resnet.state_dict()
+    if part == "used":
+        state = {name: value for name, value in state.items() if name.split(".")[0] in ("conv1", "bn1", "layer1")}
+    path = tmp_path / f"{part}{suffix}"
+    if suffix == ".safetensors":
+        save_file(state, path)
+    elif suffix == "-wrapped.pt":
+        torch.save({"model": state, "epoch": 3}, path)
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=suffix == ".pth")
+    encoder = small("layer1", weights=str(path))
+    loaded = encoder.network.state_dict()
+    assert all(torch.equal(loaded[name], resnet.state_dict()[name]) for name in loaded)
+
+
+def test_files_without_batch_counts_load(resnet, tmp_path):
+    torch.save({k: v for k, v in resnet.state_dict().items() if "num_batches" not in k}, tmp_path / "old.pth")
+    small("layer1", weights=str(tmp_path / "old.pth"))
+
+
+def change(resnet: nn.Module, **changes: Tensor | None) -> dict[str, Tensor]:
+    state = {**resnet.state_dict(), **{name.replace("__", "."): value for name, value in changes.items()}}
+    return {name: value for name, value in state.items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv1__weight": None}, "has no 'conv1.weight'; it is the file of another network"),
+        ({"conv1__weight": None, "bn1__bias": None}, r"has no 'conv1.weight' \(and 1 more\)"),
+        ({"extra__weight": torch.zeros(2)}, "has an unknown 'extra.weight'"),
+        ({"conv1__weight": torch.zeros(64, 1, 7, 7)}, r"\(64, 1, 7, 7\), the network needs \(64, 3, 7, 7\)"),
+    ],
+)
+def test_files_of_another_network_are_refused(resnet, tmp_path, changes, message):
+    torch.save(change(resnet, **changes), tmp_path / "other.pth")
+    with pytest.raises(InputError, match=message) as caught:
+        small("layer1", weights=str(tmp_path / "other.pth"))
+    assert "other.pth" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Bomb:
+    def __reduce__(self):
+        return (Path.touch, (Path(self.target),))
+
+    def __init__(self, target: Path) -> None:
+        self.target = str(target)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_code_in_a_pickle_is_refused_and_not_run(resnet, tmp_path, zipped):
+    target = tmp_path / "ran"
+    path = tmp_path / "bomb.pth"
+    torch.save({**resnet.state_dict(), "x": Bomb(target)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(InputError, match=r"bomb\.pth: holds more than tensors.*state_dict"):
+        small("layer1", weights=str(path))
+    path.write_bytes(pickle.dumps(Bomb(target)))
+    with pytest.raises(InputError, match=r"bomb\.pth"):
+        small("layer1", weights=str(path))
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["a.pth", "a.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"not weights at all", b"PK\x03\x04 broken"])
+def test_damaged_files_are_named(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=name) as caught:
+        small("layer1", weights=str(tmp_path / name))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_cut_off_file_is_named(file, tmp_path):
+    (tmp_path / "cut.pth").write_bytes(file.read_bytes()[:100_000])
+    with pytest.raises(InputError, match=r"cut\.pth"):
+        small("layer1", weights=str(tmp_path / "cut.pth"))
+
+
+def test_a_missing_file_is_named_with_its_option(tmp_path):
+    with pytest.raises(InputError, match=r"model\.encoder\.init_args\.weights: .*gone\.pth is no file"):
+        small("layer1", weights=str(tmp_path / "gone.pth"))
+
+
+def test_a_list_is_no_state_dict(tmp_path):
+    torch.save([torch.zeros(1)], tmp_path / "list.pth")
+    with pytest.raises(InputError, match="not a state dict"):
+        small("layer1", weights=str(tmp_path / "list.pth"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "resnet19"}, r"torchvision has no 'resnet19'; near: .*resnet18"),
+        (
+            {"node": "layer7"},
+            "no node 'layer7'; it has conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4, avgpool, flatten, fc",
+        ),
+        (
+            {"weights": "IMAGENET9"},
+            "resnet18 has no weights 'IMAGENET9'; it has IMAGENET1K_V1, DEFAULT, or give",
+        ),
+        ({"model_args": {"widthh": 2}}, "model_args: resnet18: .*widthh"),
+    ],
+)
+def test_unknown_values_are_refused_with_what_there_is(options, message):
+    with pytest.raises(InputError, match=message):
+        TorchvisionEncoder(**{"name": "resnet18", "node": "layer1", "weights": None, **options})
+
+
+def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
+    with pytest.raises(InputError) as caught:
+        TorchvisionEncoder("resnet18", "layer1")
+    assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in str(caught.value)
+    assert "--model.encoder.init_args.weights PATH/resnet18-f37072fd.pth" in str(caught.value)
+
+
+def _no_network(*args, **kwargs):
+    raise OSError("Name or service not known")
+
+
+def test_published_weights_are_downloaded_once_and_checked(file, tmp_path, monkeypatch):
+    calls = []
+
+    def download(url, target, prefix):
+        calls.append((url, prefix))
+        shutil.copy(file, target)
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    first = TorchvisionEncoder("resnet18", "layer1", weights="IMAGENET1K_V1")
+    second = TorchvisionEncoder("resnet18", "layer1")
+    assert calls == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
+    assert first.fingerprint() == second.fingerprint()
+
+
+def test_building_warns_of_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        small()
+
+
+# Checkpoints
+
+
+def test_an_encoder_is_rebuilt_without_its_weights_file(file, tmp_path):
+    path = tmp_path / "moved.pth"
+    shutil.copy(file, path)
+    encoder = small(weights=str(path), trainable_from="layer2", learning_rate=0.1)
+    path.unlink()
+    rebuilt = Encoder.rebuild(encoder.to_config())
+    rebuilt.preprocessing = Preprocessing.from_dict(encoder.preprocessing.to_dict())
+    rebuilt.load_state_dict(encoder.state_dict())
+    images = torch.randn(2, 3, 48, 48)
+    assert torch.equal(rebuilt(images), encoder.eval()(images))
+    assert rebuilt.to_config() == encoder.to_config()
+    with pytest.raises(InputError, match="moved"):
+        Encoder.from_config(encoder.to_config())
+
+
+def test_rebuilding_downloads_nothing(monkeypatch):
+    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
+    config = {
+        "class_path": "captioning.encoders.TorchvisionEncoder",
+        "init_args": {"name": "resnet18", "node": "layer1", "weights": "IMAGENET1K_V1"},
+    }
+    rebuilt = Encoder.rebuild(config)
+    assert rebuilt.annotation_dim == 64
+    assert rebuilt.to_config()["init_args"]["weights"] == "IMAGENET1K_V1"
+
+
+# Fingerprints
+
+
+def test_equal_weights_have_equal_fingerprints_wherever_they_come_from(resnet, file, tmp_path):
+    used = {k: v for k, v in resnet.state_dict().items() if k.split(".")[0] in ("conv1", "bn1", "layer1")}
+    torch.save({k: v for k, v in used.items() if "num_batches" not in k}, tmp_path / "used.pth")
+    whole = small("layer1", weights=str(file)).fingerprint()
+    assert whole == small("layer1", weights=str(tmp_path / "used.pth")).fingerprint()
+    assert {"encoder", "name", "node", "weights", "preprocessing", "grid_size", "annotation_dim"} <= set(whole)
+    assert whole["name"] == "resnet18"
+    assert "torch" not in repr(type(whole["weights"]))
+
+
+def test_fingerprints_tell_weights_nodes_and_preprocessing_apart(file):
+    base = small("layer1", weights=str(file)).fingerprint()
+    others = {
+        "weights": small("layer1").fingerprint(),
+        "node": small("relu", weights=str(file)).fingerprint(),
+        "preprocessing": small("layer1", weights=str(file), resize=60).fingerprint(),
+    }
+    for name, other in others.items():
+        assert name in {key for key in base if base[key] != other[key]}
+        if name != "node":
+            assert {key for key in base if base[key] != other[key]} == {name}
+
+
+def test_a_fingerprint_follows_the_weights():
+    encoder = TinyEncoder()
+    first = encoder.fingerprint()
+    assert encoder.fingerprint() == first
+    with torch.no_grad():
+        encoder.network[0].bias[0] += 1
+    second = encoder.fingerprint()
+    assert second["weights"] != first["weights"]
+    encoder.load_state_dict(TinyEncoder().state_dict())
+    assert encoder.fingerprint()["weights"] not in (first["weights"], second["weights"])
+
+
+def test_an_encoder_that_is_fine_tuned_has_no_fingerprint():
+    with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
+        TinyEncoder(trainable_from="3").fingerprint()
+
+
+# timm
+
+timm_args = {"weights": None, "image_size": 64, "model_args": {"pad_type": "same"}}
+
+
+def test_timm_networks_by_name_and_index():
+    pytest.importorskip("timm")
+    encoder = TimmEncoder("mobilenetv1_100", 3, **timm_args)
+    assert encoder.grid_size == (4, 4)
+    assert encoder(torch.randn(2, 3, 64, 64)).shape == (2, 16, 512)
+    assert encoder.preprocessing.mean == (0.5, 0.5, 0.5)
+    assert encoder.preprocessing.std == (0.5, 0.5, 0.5)
+    assert encoder.preprocessing.crop == 64
+    assert encoder.stages()[:3] == ["conv_stem", "bn1", "blocks.0"]
+
+
+@pytest.mark.parametrize("part", ["whole", "used"])
+@pytest.mark.parametrize(("name", "index"), [("resnet18", 2), ("vit_tiny_patch16_224", 1), ("mobilenetv1_100", 2)])
+def test_timm_files_load_strictly(tmp_path, part, name, index):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    torch.manual_seed(3)
+    options = {} if part == "whole" else {"features_only": True, "out_indices": (index,)}
+    state = timm.create_model(name, **options).state_dict()
+    save_file(state, tmp_path / "a.safetensors")
+    encoder = TimmEncoder(name, index, weights=str(tmp_path / "a.safetensors"))
+    for key, value in encoder.network.state_dict().items():
+        assert torch.equal(value, state[key] if key in state else state[key.removeprefix("model.")])
+    save_file({**state, "stray": torch.zeros(1)}, tmp_path / "b.safetensors")
+    with pytest.raises(InputError, match="unknown 'stray'"):
+        TimmEncoder(name, index, weights=str(tmp_path / "b.safetensors"))
+    save_file(dict(list(state.items())[1:]), tmp_path / "c.safetensors")
+    with pytest.raises(InputError, match="has no "):
+        TimmEncoder(name, index, weights=str(tmp_path / "c.safetensors"))
+
+
+def test_timm_mistakes_are_named():
+    pytest.importorskip("timm")
+    with pytest.raises(InputError, match=r"timm has no 'mobilenetv1_10'; near: .*mobilenetv1_100"):
+        TimmEncoder("mobilenetv1_10", weights=None)
+    with pytest.raises(InputError, match="mobilenetv1_100 with out_index=9"):
+        TimmEncoder("mobilenetv1_100", 9, weights=None)
+    with pytest.raises(InputError, match="pad_tipe"):
+        TimmEncoder("mobilenetv1_100", weights=None, model_args={"pad_tipe": "same"})
+
+
+def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "timm", None)
+    with pytest.raises(InputError, match=r"pip install 'captioning\[timm\]'"):
+        TimmEncoder("mobilenetv1_100", weights=None)
+
+
+# ConvEncoder
+
+
+@pytest.mark.parametrize(("strides", "side"), [((2, 2, 2, 1), 4), ((2, 2, 2, 2), 2)])
+def test_conv_encoder_gives_the_grid_its_strides_make(strides, side):
+    encoder = ConvEncoder((4, 5, 6, 7), strides, image_size=32)
+    assert encoder.grid_size == (side, side)
+    assert encoder(torch.randn(2, 3, 32, 32)).shape == (2, side * side, 7)
+
+
+def test_conv_encoder_trains_as_a_whole_with_its_own_statistics():
+    encoder = ConvEncoder((4, 5), (2, 2), image_size=16).train()
+    assert not encoder.frozen
+    assert all(parameter.requires_grad for parameter in encoder.parameters())
+    (group,) = encoder.parameter_groups()
+    assert len(group["params"]) == len(list(encoder.parameters()))
+    before = [buffer.clone() for buffer in encoder.buffers()]
+    encoder(torch.randn(3, 3, 16, 16)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in encoder.parameters())
+    assert not any(torch.equal(a, b) for a, b in zip(before, encoder.buffers(), strict=True))
+    encoder.set_trainable(False)
+    assert encoder.frozen
+    assert not any(module.training for module in encoder.network.modules())
+
+
+def test_positions_tell_equal_content_apart():
+    images = torch.zeros(1, 3, 32, 32)
+    told = ConvEncoder((4, 8), (2, 2), image_size=32).eval()(images)[0]
+    untold = ConvEncoder((4, 8), (2, 2), image_size=32, positions=False).eval()(images)[0]
+    distances = torch.cdist(told, told) + 9 * torch.eye(64)
+    assert distances.min() > 0.05
+    inner = untold.view(8, 8, 8)[2:-2, 2:-2].flatten(0, 1)
+    assert torch.allclose(inner, inner[:1].expand_as(inner), atol=1e-6)
+
+
+def test_a_location_sees_its_surroundings_and_not_the_whole_image():
+    encoder = ConvEncoder().eval()
+    images = torch.randn(1, 3, 112, 112, requires_grad=True)
+    rows, cols = encoder.grid_size
+    centre = (rows // 2) * cols + cols // 2
+    encoder(images)[0, centre].square().sum().backward()
+    seen = images.grad[0].abs().sum(0) > 0
+    width = int(seen.any(0).sum())
+    assert 32 < width < 100
+
+
+def test_conv_encoder_refuses_strides_that_do_not_fit():
+    with pytest.raises(InputError, match=r"channels \[4, 5\] and strides \[2\]"):
+        ConvEncoder((4, 5), (2,))
+    with pytest.raises(InputError, match="must divide image_size 30"):
+        ConvEncoder((4, 5), (2, 2), image_size=30)
+
+
+def test_every_encoder_survives_its_config():
+    for encoder in (ConvEncoder((4, 5), (2, 2), image_size=16, learning_rate=0.1), small("layer1", weights=None)):
+        rebuilt = Encoder.rebuild(encoder.to_config())
+        assert type(rebuilt) is type(encoder)
+        assert rebuilt.to_config() == encoder.to_config()
+        rebuilt.load_state_dict(encoder.state_dict())
+        assert encoder.to_config()["class_path"] == f"captioning.encoders.{type(encoder).__name__}"
+        assert math.prod(rebuilt.grid_size) == math.prod(encoder.grid_size)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 # A noun phrase's adjectives stand between one of these and the noun.
-_DETERMINERS = frozenset(
-    ["a", "an", "the", "one", "two", "three", "four", "five", "another", "some"]
-    + ["this", "that", "these", "those", "its", "his", "her", "their"]
+_DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
+    {"this", "that", "these", "those", "its", "his", "her", "their"}
 )
 
 
@@ -147,7 +146,7 @@ def _mentions(words: Sequence[str], objects: Sequence[GroundedObject]) -> list[t
     while start < len(words):
         for length in lengths:
             found = named.get(tuple(words[start : start + length]))
-            if found:
+            if found and start + length <= len(words):  # a slice may be cut short and match a shorter name
                 mentions.append((start, start + length, found))
                 start += length
                 break

@@ -235,7 +235,7 @@ class _InstanceLookup:
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:
-    """Return an instance's COCO fields for a mask (height, width); ``counts`` are plain run lengths down the columns."""
+    """Return the COCO fields for a (height, width) mask. ``counts`` are plain run lengths down the columns."""
     pixels = mask.ravel(order="F")
     changes = np.flatnonzero(np.diff(pixels, prepend=False)).tolist()  # the first run is one of unset pixels
     rows, columns = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()

@@ -184,6 +184,11 @@ def _encoder(config: dict[str, Any]) -> Encoder:
     import captioning.encoders  # noqa: F401 - from_config knows the classes that are imported
     from captioning.encoders import Encoder
 
+    if config["init_args"].get("weights", "DEFAULT") is None:
+        raise InputError(
+            "model.encoder.weights is null: random weights are other ones in every run, so no training run could use "
+            "these features; give --model.encoder.weights PATH"
+        )
     return Encoder.from_config(config)
 
 

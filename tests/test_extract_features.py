@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from captioning.data import records
+from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
+from captioning.data.transforms import load_image
+from captioning.encoders import TorchvisionEncoder
+from captioning.errors import InputError
+
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "extract_features.py"
+N = {"train": 5, "val": 3}
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("extract_features", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = _load()
+
+
+class TinySource(CaptionSource):
+    def __init__(self, root: str, word: str = "dog") -> None:
+        self.root, self.word = root, word
+
+    def prepare(self) -> None:
+        pass
+
+    def index(self, split: str) -> CaptionIndex:
+        entries = [ImageEntry(i, f"{split}{i}.jpg", [self.word]) for i in range(N[split])]
+        return CaptionIndex.build(self.root, entries)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    rng = np.random.default_rng(0)
+    for split, n in N.items():
+        for i in range(n):
+            Image.fromarray(rng.integers(0, 256, (40, 50 + i, 3), dtype=np.uint8)).save(folder / f"{split}{i}.jpg")
+    torch.manual_seed(0)
+    torch.save(TorchvisionEncoder("resnet18", "relu", weights=None).network.state_dict(), folder / "weights.pth")
+    return folder
+
+
+@pytest.fixture
+def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setattr(records, "TinySource", TinySource, raising=False)
+    return {
+        "model": {
+            "encoder": {
+                "class_path": "captioning.encoders.TorchvisionEncoder",
+                "init_args": {
+                    "name": "resnet18",
+                    "node": "relu",
+                    "weights": str(root / "weights.pth"),
+                    "image_size": 32,
+                },
+            }
+        },
+        "data": {
+            "source": {"class_path": "captioning.data.records.TinySource", "init_args": {"root": str(root)}},
+            "batch_size": 64,
+        },
+    }
+
+
+def run(config: dict[str, Any], tmp_path: Path, *options: str, out: str = "out") -> Path:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    common = ["--batch_size", "2", "--num_workers", "0", "--device", "cpu"]
+    script.main(["--config", str(tmp_path / "config.yaml"), "--output", str(tmp_path / out), *common, *options])
+    return tmp_path / out
+
+
+def encoder_of(config: dict[str, Any]) -> TorchvisionEncoder:
+    return TorchvisionEncoder(**config["model"]["encoder"]["init_args"])
+
+
+def test_the_cache_holds_what_the_encoder_computes(config, root, tmp_path, capsys):
+    out = run(config, tmp_path)
+    encoder = encoder_of(config)
+    for split, n in N.items():
+        cache = FeatureCache(out, split, encoder.fingerprint())
+        images = [encoder.preprocessing(load_image(root / f"{split}{i}.jpg")) for i in range(n)]
+        expected = encoder(torch.stack(images))
+        assert cache.shape == (n, 256, 64)
+        assert torch.allclose(cache.gather(range(n)).float(), expected, rtol=2**-10, atol=1e-4)
+    printed = capsys.readouterr().out
+    assert "train: 5 images x 256 locations x 64 x 2 bytes = 0.00 GB" in printed
+    assert printed.index("GB free") < printed.index("train: complete")
+    assert printed.splitlines()[-1].endswith(f"--data.features {out}")
+
+
+def test_workers_give_the_same_features(config, tmp_path):
+    alone = run(config, tmp_path, "--splits", "val")
+    together = run(config, tmp_path, "--splits", "val", "--num_workers", "2", out="together")
+    assert (alone / "val.npy").read_bytes() == (together / "val.npy").read_bytes()
+    assert not (alone / "train.npy").exists()
+
+
+def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path, capsys, monkeypatch):
+    whole = run(config, tmp_path, "--splits", "train", out="whole")
+    write = FeatureWriter.write
+
+    def interrupted(self, annotations):
+        if self.done == 4:
+            raise KeyboardInterrupt
+        write(self, annotations)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FeatureWriter, "write", interrupted)
+        with pytest.raises(SystemExit) as ended:
+            run(config, tmp_path, "--splits", "train")
+    assert ended.value.code == 130
+    assert "train: stopped at 4 of 5; the same command goes on from here" in capsys.readouterr().out
+    out = run(config, tmp_path, "--splits", "train")
+    assert "4 done already" in capsys.readouterr().out
+    assert (out / "train.npy").read_bytes() == (whole / "train.npy").read_bytes()
+
+
+def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
+    run(config, tmp_path)
+    monkeypatch.setattr(FeatureWriter, "write", lambda *_: pytest.fail("computed again"))
+    run(config, tmp_path)
+
+
+def failing(config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        run(config, tmp_path, *options)
+    assert ended.value.code == 2
+    message = capsys.readouterr().err
+    assert "Traceback" not in message
+    return message
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_an_unreadable_image_is_named_in_one_line(config, root, tmp_path, capsys, workers):
+    copy = tmp_path / "images"
+    copy.mkdir()
+    for path in root.glob("*.jpg"):
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "train3.jpg").write_bytes(b"no image")
+    message = failing(config, tmp_path, capsys, "--data.source.root", str(copy), "--num_workers", workers)
+    assert message.count("\n") == 1
+    assert "train3.jpg: cannot be read as an image" in message
+
+
+def test_features_of_another_encoder_are_not_continued(config, tmp_path, capsys):
+    run(config, tmp_path)
+    message = failing(config, tmp_path, capsys, "--model.encoder.node", "bn1")
+    assert "node 'relu' there, 'bn1' here" in message
+
+
+def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):
+    assert "trainable_from to null" in failing(config, tmp_path, capsys, "--model.encoder.trainable_from=conv1")
+    assert "random weights" in failing(config, tmp_path, capsys, "--model.encoder.weights", "null")
+
+
+@pytest.mark.parametrize(
+    ("group", "change", "message"),
+    [
+        ("data", {}, "--config: data.source needs a class_path"),
+        ("model", {"encoder": {}}, "--config: model.encoder needs a class_path"),
+        ("data", {"source": {"class_path": "os.system"}}, "os.system is not one of captioning.data"),
+        ("data", {"source": {"class_path": "captioning.data.records.No"}}, "no class captioning.data.records.No"),
+        ("data", {"source": {"class_path": "captioning.data.records.CaptionIndex"}}, "CaptionIndex is not a Caption"),
+        ("data", {"source": {"class_path": "captioning.data.records.TinySource"}}, "TinySource: .*'root'"),
+        ("model", {"encoder": {"class_path": "os.system"}}, "os.system is not a known Encoder"),
+    ],
+)
+def test_mistakes_in_the_configuration_are_named(config, tmp_path, capsys, group, change, message):
+    found = failing({**config, group: change}, tmp_path, capsys)
+    assert re.search(message, found), found
+
+
+def test_missing_and_broken_configurations_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"gone\.yaml: cannot be read"):
+        script.read_config([str(tmp_path / "gone.yaml")])
+    for text, message in (("a: [", "not YAML"), ("- 1", "must hold a mapping")):
+        (tmp_path / "bad.yaml").write_text(text)
+        with pytest.raises(InputError, match=rf"bad\.yaml: {message}"):
+            script.read_config([str(tmp_path / "bad.yaml")])
+
+
+def test_later_configurations_and_options_win(tmp_path):
+    (tmp_path / "a.yaml").write_text("data: {source: {class_path: A, init_args: {x: 1, y: 2}}, batch_size: 3}")
+    (tmp_path / "b.yaml").write_text("data: {source: {init_args: {y: 5}}}")
+    (tmp_path / "c.yaml").write_text("data: {source: {class_path: C}}")
+    paths = [str(tmp_path / name) for name in ("a.yaml", "b.yaml", "c.yaml")]
+    merged = script.read_config(paths[:2], {"data.source.x": "[7]", "data.source.init_args.z": "null"})
+    assert merged["data"] == {
+        "source": {"class_path": "A", "init_args": {"x": [7], "y": 5, "z": None}},
+        "batch_size": 3,
+    }
+    assert script.read_config(paths)["data"]["source"] == {"class_path": "C"}
+    with pytest.raises(InputError, match="batch_size is a value"):
+        script.read_config(paths, {"data.batch_size.x": "1"})
+
+
+@pytest.mark.parametrize("options", [["--wat", "3"], ["--model.encoder.weights"], ["--data.x", "--data.y", "3"], ["stray"]])
+def test_unknown_options_are_refused(config, tmp_path, capsys, options):
+    message = failing(config, tmp_path, capsys, *options)
+    assert options[0] in message
+
+
+def test_help_is_quick_to_import():
+    code = f"import sys, runpy; sys.argv = ['x', '--help']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    program = (
+        f"import sys\ntry:\n    exec({code!r})\nfinally:\n"
+        "    slow = {'torch', 'torchvision', 'timm', 'PIL'} & set(sys.modules)\n    assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--output" in done.stdout

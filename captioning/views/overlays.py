@@ -26,6 +26,7 @@ _TITLE = 0.30  # inches above a panel, for the word
 _BETA = 0.20  # inches below it
 _MARGIN = 0.12
 _MINIMUM_SIDE = 224  # pixels; maps of smaller views are drawn on an enlarged view, so that they stay smooth
+_DIM_BELOW = 3.0  # times even attention: a map whose maximum is lower does not reach full brightness
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
 
 
@@ -40,8 +41,9 @@ def attention_figure(
 ) -> Figure:
     """Return the view followed by one panel per word, the attention as colour over the greyed view.
 
-    Every map is scaled from zero to its own maximum, so maps compare in shape, not in strength; even attention lights
-    the whole panel. Save it with ``figure.savefig("x.png")`` (or pdf); pyplot knows nothing of it.
+    Every map is scaled from zero to its own maximum, or to three times even attention if that is more: maps compare in
+    shape, and a map that looks everywhere stays dim. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows
+    nothing of it.
 
     Args:
         view: exactly the pixels the model saw (``Preprocessing.view``).
@@ -118,8 +120,7 @@ def smooth_alphas(alpha: ArrayLike, grid_size: tuple[int, int], size: tuple[int,
     # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
     vertical = _upsample_and_blur(rows, height, min(sigma, _SIGMA_OF_CELL * height / rows))
     horizontal = _upsample_and_blur(columns, width, min(sigma, _SIGMA_OF_CELL * width / columns))
-    smooth: NDArray[np.float32] = vertical @ values.reshape(rows, columns) @ horizontal.T
-    return smooth
+    return np.asarray(vertical @ values.reshape(rows, columns) @ horizontal.T, dtype=np.float32)
 
 
 @functools.lru_cache(maxsize=16)
@@ -179,21 +180,22 @@ def _greyed(view: Image.Image) -> NDArray[np.float32]:
     scale = max(1.0, _MINIMUM_SIDE / min(view.size))
     grey = view.convert("L").resize((round(view.width * scale), round(view.height * scale)), Image.Resampling.BICUBIC)
     levels = np.asarray(grey, dtype=np.float32) / 255
-    return np.repeat((0.08 + 0.55 * levels)[:, :, None], 3, axis=2)
+    return np.repeat((0.12 + 0.55 * levels)[:, :, None], 3, axis=2)
 
 
 def _lit(background: NDArray[np.float32], alpha: NDArray[np.float32], grid_size: tuple[int, int]) -> NDArray[np.uint8]:
     """The background with the map on it, (height, width, 3)."""
     strength = smooth_alphas(alpha, grid_size, (background.shape[0], background.shape[1]))
-    strength = strength / max(float(strength.max()), np.finfo(np.float32).tiny)
+    strength = strength / max(float(strength.max()), _DIM_BELOW / len(alpha))
     levels = (strength * 255).astype(np.uint8)
-    opacity = 0.72 * strength[:, :, None]
-    lit = background * (1 - opacity) + _colors()[levels] * opacity
-    return (lit * 255).astype(np.uint8)
+    opacity = 0.8 * strength[:, :, None]
+    # The colour takes on the picture's light and shade, so that what is looked at stays recognisable.
+    lit = background * (1 - opacity) + _colors()[levels] * (0.72 + 0.5 * background) * opacity
+    return (lit.clip(max=1) * 255).astype(np.uint8)
 
 
 @functools.cache
 def _colors() -> NDArray[np.float32]:
     from matplotlib import colormaps
 
-    return np.asarray(colormaps[_COLORMAP](np.arange(256)), dtype=np.float32)[:, :3]
+    return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]

@@ -1,0 +1,158 @@
+"""The figure shows the model's view, and a map's maximum where the attention was."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioning.views.overlays import attention_figure, smooth_alphas
+
+
+def one_hot(cell: int, cells: int) -> np.ndarray:
+    alpha = np.zeros(cells)
+    alpha[cell] = 1
+    return alpha
+
+
+def random_view(width: int = 60, height: int = 40) -> Image.Image:
+    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def random_alphas(steps: int, cells: int) -> np.ndarray:
+    return np.random.default_rng(4).dirichlet(np.ones(cells), size=steps)
+
+
+def texts(figure) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].texts]
+
+
+def drawn(figure, dpi: int = 50) -> np.ndarray:
+    figure.set_dpi(dpi)
+    figure.canvas.draw()
+    return np.asarray(figure.canvas.buffer_rgba())
+
+
+@pytest.mark.parametrize(("grid", "size"), [((3, 5), (96, 130)), ((14, 14), (224, 224)), ((28, 7), (224, 112))])
+def test_a_single_cells_maximum_stays_inside_that_cell(grid, size):
+    rows, columns = grid
+    for row in range(rows):
+        for column in range(columns):
+            smooth = smooth_alphas(one_hot(row * columns + column, rows * columns), grid, size)
+            y, x = np.unravel_index(smooth.argmax(), smooth.shape)
+            assert (int((y + 0.5) * rows / size[0]), int((x + 0.5) * columns / size[1])) == (row, column)
+
+
+@pytest.mark.parametrize("size", [(96, 130), (31, 47), (2, 3)])
+def test_smoothing_keeps_the_mass(size):
+    grid = (3, 5)
+    for alpha in (one_hot(0, 15), one_hot(7, 15), random_alphas(1, 15)[0]):
+        smooth = smooth_alphas(alpha, grid, size)
+        assert smooth.shape == size
+        assert smooth.sum() == pytest.approx(size[0] * size[1] / 15, rel=1e-4)
+        assert smooth.min() >= 0
+
+
+def test_even_attention_stays_even_up_to_the_border():
+    smooth = smooth_alphas(np.full(15, 1 / 15), (3, 5), (96, 130))
+    np.testing.assert_allclose(smooth, 1 / 15, rtol=1e-4)
+
+
+def test_smoothing_is_the_authors_on_their_sizes():
+    alpha = random_alphas(1, 196)[0]
+    upsampled = np.kron(alpha.reshape(14, 14), np.ones((16, 16)))
+    offsets = np.arange(-80, 81)
+    kernel = np.exp(-0.5 * (offsets / 20) ** 2)
+    kernel /= kernel.sum()
+    padded = np.pad(upsampled, 80, mode="symmetric")
+    for axis in (0, 1):
+        padded = np.apply_along_axis(np.convolve, axis, padded, kernel, mode="valid")
+    np.testing.assert_allclose(smooth_alphas(alpha, (14, 14), (224, 224)), padded, rtol=1e-4)
+
+
+def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_step():
+    view, words = random_view(), ["two", "cats", "sleep"]
+    figure = attention_figure(view, words, random_alphas(3, 15), (3, 5), betas=[0.25, 0.5, 1], title="two cats sleep")
+    pictures = [image.get_array() for image in figure.axes[0].images]
+    assert len(pictures) == 4
+    np.testing.assert_array_equal(pictures[0], np.asarray(view))
+    assert texts(figure) == ["two cats sleep", "two", "\u03b2 0.25", "cats", "\u03b2 0.50", "sleep", "\u03b2 1.00"]
+
+
+def test_each_panel_is_brightest_where_its_word_looked():
+    grey = Image.new("RGB", (60, 40), "gray")
+    cells = [0, 14, 7]
+    figure = attention_figure(grey, ["a", "b", "c"], [one_hot(cell, 15) for cell in cells], (3, 5))
+    for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
+        red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
+        y, x = np.unravel_index(red.argmax(), red.shape)
+        assert int((y + 0.5) * 3 / red.shape[0]) * 5 + int((x + 0.5) * 5 / red.shape[1]) == cell
+
+
+def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere():
+    alphas = [np.full(15, 1 / 15), one_hot(7, 15)]
+    figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], alphas, (3, 5))
+    even, focused = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
+    assert even.max() < focused.max()
+    assert even.max() - even.min() <= 3
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5, 6, 11, 20, 30])
+def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
+    figure = attention_figure(random_view(), ["word"] * steps, random_alphas(steps, 15), (3, 5), betas=[0.5] * steps)
+    width, height = figure.get_size_inches()
+    boxes = []
+    for image in figure.axes[0].images:
+        left, right, bottom, top = image.get_extent()
+        assert 0 <= left < right <= width
+        assert 0 <= top < bottom <= height
+        assert (right - left) / (bottom - top) == pytest.approx(60 / 40)
+        assert all(left >= r or right <= ll or top >= b or bottom <= t for ll, r, b, t in boxes)
+        boxes.append((left, right, bottom, top))
+    assert len({box[3] for box in boxes}) <= -(-(steps + 1) // 5)
+
+
+def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
+    words = ["$x_", "a_$b$", "internationalisation-of-everything"]
+    figure = attention_figure(random_view(), words, random_alphas(3, 15), (3, 5))
+    drawn(figure)
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
+    assert texts(figure) == words
+
+
+def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
+    figure = attention_figure(random_view(), ["a", "cat"], random_alphas(2, 15), (3, 5))
+    assert drawn(figure).std() > 0
+    for name in ("figure.png", "figure.pdf"):
+        figure.savefig(tmp_path / name)
+    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+    assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"
+
+
+def test_figures_leave_nothing_behind_in_pyplot():
+    attention_figure(random_view(), ["a"], random_alphas(1, 15), (3, 5))
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or not pyplot.get_fignums()
+
+
+@pytest.mark.parametrize(
+    ("alphas", "betas", "message"),
+    [
+        (random_alphas(3, 15), None, r"alphas must be \(2, 15\) for 2 words on a grid of 3 x 5, got \(3, 15\)"),
+        (random_alphas(2, 14), None, r"got \(2, 14\)"),
+        (random_alphas(2, 15), [0.5], r"betas must be \(2,\), one per word, got \(1,\)"),
+    ],
+)
+def test_a_figure_of_contradicting_shapes_is_refused(alphas, betas, message):
+    with pytest.raises(ValueError, match=message):
+        attention_figure(random_view(), ["a", "cat"], alphas, (3, 5), betas=betas)
+
+
+def test_a_map_of_another_grid_is_refused():
+    with pytest.raises(ValueError, match=r"alpha must be \(15,\) for a grid of 3 x 5, got \(14,\)"):
+        smooth_alphas(np.ones(14), (3, 5), (30, 50))

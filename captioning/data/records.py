@@ -1,12 +1,13 @@
 """One index for every data set: which images there are, where they lie, and their tokenised captions.
 
-The index is a handful of tensors, not a million Python objects: a COCO-sized split (592,000 captions) takes about 50 MB,
-and after ``share_memory`` data-loading workers read the same pages instead of getting a copy each.
+The index is a handful of tensors, not a million Python objects: a COCO-sized split (592,000 captions) takes about 50
+MB, and after ``share_memory`` data-loading workers read the same pages instead of getting a copy each.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import logging
 from array import array
 from collections.abc import Iterable, Iterator
@@ -69,11 +70,11 @@ class PackedStrings:
             raise IndexError(f"string {i} of {len(self)}")
         i %= len(self)
         start, stop = self.offsets[i : i + 2].tolist()
-        return str(memoryview(self.blob[start:stop].numpy()), "utf-8")
+        return str(self.blob[start:stop].numpy().data, "utf-8")
 
     def __iter__(self) -> Iterator[str]:
-        view, offsets = memoryview(self.blob.numpy()), self.offsets.tolist()
-        return (str(view[start:stop], "utf-8") for start, stop in zip(offsets, offsets[1:], strict=False))
+        view, offsets = self.blob.numpy().data, self.offsets.tolist()
+        return (str(view[start:stop], "utf-8") for start, stop in itertools.pairwise(offsets))
 
     def take(self, limit: int) -> PackedStrings:
         """Return the first ``limit`` strings as a copy of their own."""

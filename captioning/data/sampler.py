@@ -5,6 +5,7 @@ Both samplers are batch samplers: they yield lists of numbers and are given to `
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -80,6 +81,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
         return -(-len(self._unit_length) // (self._per_batch * self.world_size))
+
+    @property
+    def resumes_at(self) -> int:
+        """The batch of its epoch that the next pass begins with; 0 unless a position was restored."""
+        return self._next[1]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of ``epoch``. A position restored within the same epoch is kept."""
@@ -173,7 +179,7 @@ class ImageBatchSampler(Sampler[list[int]]):
         _check_layout(batch_size, rank, world_size)
         shares = [num_images * r // world_size for r in range(world_size + 1)]
         start, stop = shares[rank : rank + 2]
-        largest = max(b - a for a, b in zip(shares, shares[1:], strict=False))
+        largest = max(b - a for a, b in itertools.pairwise(shares))
         self._bounds = [*range(start, stop, batch_size), stop]
         one_fewer = 0 < len(self) < -(-largest // batch_size)
         if one_fewer and stop - self._bounds[-2] > 1:
@@ -184,7 +190,7 @@ class ImageBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of image rows."""
-        for start, stop in zip(self._bounds, self._bounds[1:], strict=False):
+        for start, stop in itertools.pairwise(self._bounds):
             yield list(range(start, stop))
 
 

@@ -82,11 +82,6 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
         return -(-len(self._unit_length) // (self._per_batch * self.world_size))
 
-    @property
-    def resumes_at(self) -> int:
-        """The batch of its epoch that the next pass begins with; 0 unless a position was restored."""
-        return self._next[1]
-
     def set_epoch(self, epoch: int) -> None:
         """Let the next pass be that of ``epoch``. A position restored within the same epoch is kept."""
         if self._next[0] != epoch:

@@ -47,9 +47,9 @@ clean:  ## remove the virtual environment and caches; runs and data stay
 # it is taken from requirements.txt too, and where it cannot be had or cannot reach its index, pip does the work.
 $(STAMP): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."
 	@rm -f $@
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."
 	@sed -n '/^uv==/,/[^\\]$$/p' requirements.txt > $(VENV)/uv.txt
 	@{ $(BIN)/python -m pip install --quiet --require-hashes -r $(VENV)/uv.txt && \
 	    $(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes -r requirements.txt; } || \

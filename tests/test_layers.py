@@ -91,7 +91,7 @@ def running_nodes(node: ast.AST) -> Iterator[ast.AST]:
 def imports(path: Path, module: str) -> Iterator[Import]:
     """The full names that a file imports; ``from a import b`` gives ``a.b``, be it a module or not."""
     package = module.split(".") if path.name == "__init__.py" else module.split(".")[:-1]
-    for node in running_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in running_nodes(ast.parse(path.read_text(encoding="utf-8"), path)):
         match node:
             case ast.Import():
                 for alias in node.names:

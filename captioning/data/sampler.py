@@ -82,14 +82,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
         return -(-len(self._unit_length) // (self._per_batch * self.world_size))
 
-    def set_epoch(self, epoch: int) -> None:
-        """Let the next pass be that of ``epoch``. A position restored within the same epoch is kept."""
-        if self._next[0] != epoch:
-            self._next = (epoch, 0)
-
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of caption numbers; a pass begins where ``set_epoch`` or ``load_state_dict`` said, the one after
-        it with the next epoch.
+        """Yield lists of caption numbers: every pass is an epoch, the first one begins where ``load_state_dict`` said.
+
+        There is no ``set_epoch``: a trainer that counts epochs otherwise (Lightning does after a stop in the middle of
+        one) must not move a restored position.
         """
         # A generator, because DataLoader calls iter() twice and uses one: only the first next() may move the position.
         self.epoch, self.batches_done = self._next

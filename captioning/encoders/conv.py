@@ -36,8 +36,8 @@ class ConvEncoder(Encoder):
 
     def __init__(
         self,
-        channels: Sequence[int] = (32, 64, 128, 128),
-        strides: Sequence[int] = (2, 2, 2, 1),
+        channels: Sequence[int] = (32, 64, 128),
+        strides: Sequence[int] = (4, 2, 1),
         *,
         image_size: int = 112,
         positions: bool = True,
@@ -50,7 +50,8 @@ class ConvEncoder(Encoder):
             )
         stages: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
-            kernel = 5 if i == 0 else 3  # a wide first look: textures are a few pixels apart
+            # The first look is wide enough to overlap at its stride, and to hold a texture's period of a few pixels.
+            kernel = 7 if i == 0 else 3
             stages[f"stage{i + 1}"] = nn.Sequential(*_block(before, after, kernel, stride), *_block(after, after, 3, 1))
         if positions:
             side = image_size // math.prod(strides)

@@ -1,0 +1,452 @@
+"""Captions from a checkpoint file, and nothing else beside it.
+
+captioner = load("best.ckpt")
+caption = captioner.caption("photo.jpg")
+caption.save_figure("photo_attention.png")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import os
+import pickle
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from captioning import decoding
+from captioning.data.transforms import Preprocessing
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, Hypothesis
+from captioning.encoders import Encoder
+from captioning.errors import InputError
+from captioning.model import Captioner
+from captioning.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CHECKPOINT_FORMAT = 1
+"""The newest ``["captioning"]["format"]`` of a checkpoint that can be read."""
+
+_FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
+
+ImageSource = str | os.PathLike[str] | Image.Image
+Float32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class DecodingOptions(BeamOptions):
+    """How captions are made; ``captioning.decoding`` says what each option does.
+
+    Attributes:
+        method: beam search, the most probable word at every step, or words drawn at random.
+        temperature, top_k, top_p: of method "sample".
+        seed: of method "sample"; the same images in batches of the same size get the same captions. None draws from
+            torch's global generator.
+
+    Raises:
+        InputError: an unknown method, or an option of "sample" with another method.
+    """
+
+    method: Literal["beam", "greedy", "sample"] = "beam"
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in ("beam", "greedy", "sample"):
+            raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
+        for name in ("temperature", "top_k", "top_p", "seed"):
+            if self.method != "sample" and getattr(self, name) != getattr(DecodingOptions, name):
+                raise InputError(
+                    f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
+                )
+
+
+class Alternative(NamedTuple):
+    """Another caption that the beam search ended with."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Caption:
+    """What was said about an image, and where the model looked at each word.
+
+    Attributes:
+        text: the words, joined by spaces.
+        words: T words, without <start> and <end>.
+        log_probs: nats per word, and one more for <end> when the caption is finished.
+        score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        finished: False when the maximum length cut the caption off.
+        alphas: (T, L), attention weights, row ``t`` belongs to ``words[t]``.
+        betas: (T,), the gate in [0, 1]; None if the decoder has no gate.
+        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        view: the pixels the model saw, after resizing and cropping.
+        path: of the image file; None for an image given as pixels.
+        alternatives: the other captions of the beam, best first.
+    """
+
+    text: str
+    words: list[str]
+    log_probs: list[float]
+    score: float
+    finished: bool
+    alphas: Float32
+    betas: Float32 | None
+    grid_size: tuple[int, int]
+    view: Image.Image
+    path: str | None = None
+    alternatives: list[Alternative] = dataclasses.field(default_factory=list)
+
+    def figure(self) -> Figure:
+        """Return the paper's figure: the view, then one panel per word with the attention over it."""
+        from captioning.views.overlays import attention_figure  # matplotlib is needed only by those who look
+
+        return attention_figure(self.view, self.words, self.alphas, self.grid_size, betas=self.betas)
+
+    def save_figure(self, path: str | Path) -> None:
+        """Write ``figure()`` to a .png, .pdf or .svg file, through a temporary name.
+
+        Raises:
+            InputError: another suffix, or a place that cannot be written to.
+        """
+        from matplotlib import rc_context
+
+        path = Path(path)
+        content = io.BytesIO()
+        with rc_context({"pdf.fonttype": 42}):  # TrueType: publishers refuse the default
+            self.figure().savefig(content, format=figure_suffix(path)[1:])
+        temporary = path.with_name(path.name + ".part")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(content.getvalue())
+            os.replace(temporary, path)
+        except OSError as error:
+            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything but the pixels as plain data for JSON; alphas and betas rounded to 6 digits."""
+        return {
+            "image": self.path,
+            "caption": self.text,
+            "words": self.words,
+            "log_probs": self.log_probs,
+            "score": self.score,
+            "finished": self.finished,
+            "grid_size": list(self.grid_size),
+            "view_size": [self.view.height, self.view.width],
+            "alphas": [_rounded(row) for row in self.alphas],
+            "betas": None if self.betas is None else _rounded(self.betas),
+            "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
+        }
+
+    def _repr_png_(self) -> bytes:
+        """What a notebook shows."""
+        buffer = io.BytesIO()
+        self.figure().savefig(buffer, format="png", dpi=80)
+        return buffer.getvalue()
+
+
+def figure_suffix(path: str | Path) -> str:
+    """Return the suffix of a figure's file, such as ".png".
+
+    Raises:
+        InputError: no figure can be written in that format.
+    """
+    suffix = Path(path).suffix.lower()
+    if suffix not in _FIGURE_SUFFIXES:
+        raise InputError(f"{path}: a figure's file must end in {', '.join(_FIGURE_SUFFIXES)}")
+    return suffix
+
+
+def _rounded(values: Float32) -> list[float]:
+    return [float(f"{value:.6g}") for value in values.tolist()]
+
+
+class ImageCaptioner:
+    """Captions images. ``load`` makes one from a checkpoint.
+
+    Attributes:
+        captioner: the model, in evaluation mode.
+        vocabulary: the words it knows.
+        encoder: of the model; its ``preprocessing`` says what is cut and scaled, its ``grid_size`` where it can look.
+        settings: the full configuration it was trained with; {} if that was not saved.
+        options: what ``caption`` uses where it is not told otherwise: the search of the training configuration.
+    """
+
+    def __init__(self, captioner: Captioner, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
+        self.captioner = captioner.eval().requires_grad_(False)
+        self.vocabulary = vocabulary
+        self.settings = settings or {}
+        self.options = _configured_options(self.settings)
+
+    @property
+    def encoder(self) -> Encoder:
+        return self.captioner.encoder
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.captioner.parameters()).device
+
+    @overload
+    def caption(self, images: ImageSource, **options: Any) -> Caption: ...
+
+    @overload
+    def caption(self, images: Iterable[ImageSource], **options: Any) -> list[Caption]: ...
+
+    def caption(  # type: ignore[misc] # the overloads leave the options to this signature
+        self,
+        images: ImageSource | Iterable[ImageSource],
+        *,
+        method: Literal["beam", "greedy", "sample"] = "beam",
+        beam_size: int | None = None,
+        length_normalization: float | None = None,
+        max_length: int | None = None,
+        min_length: int | None = None,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        batch_size: int = 16,
+    ) -> Caption | list[Caption]:
+        """Return the caption of an image, or the captions of several in their order.
+
+        An image is a path or a PIL image. Options that are None take the value the model was evaluated with.
+
+        Args:
+            images: one image or several.
+            method: "beam", "greedy" or "sample".
+            beam_size: K captions are kept at every step; its results beyond the best are ``alternatives``.
+            length_normalization: 0 ranks captions by log-probability, 1 by its mean per step.
+            max_length, min_length: words.
+            temperature, top_k, top_p, seed: of method "sample"; see ``DecodingOptions``.
+            batch_size: images that go through the model together.
+
+        Raises:
+            InputError: a file that is not an image, or an option out of its range.
+        """
+        changes: dict[str, Any] = {
+            "beam_size": beam_size,
+            "length_normalization": length_normalization,
+            "max_length": max_length,
+            "min_length": min_length,
+        }
+        options = dataclasses.replace(
+            self.options,
+            method=method,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            **{name: value for name, value in changes.items() if value is not None},
+        )
+        one = isinstance(images, (str, os.PathLike, Image.Image))
+        several: Iterable[ImageSource] = [images] if one else images  # type: ignore[assignment,list-item]
+        captions = list(self.stream(several, options, batch_size=batch_size))
+        return captions[0] if one else captions
+
+    def stream(
+        self,
+        images: Iterable[ImageSource],
+        options: DecodingOptions | None = None,
+        *,
+        batch_size: int = 16,
+        on_error: Callable[[ImageSource, InputError], None] | None = None,
+    ) -> Iterator[Caption]:
+        """Yield captions in the order of the images, as soon as each batch is done. Holds one batch in memory.
+
+        Args:
+            images: paths or PIL images, read as they are needed.
+            options: as ``self.options`` by default.
+            batch_size: images that go through the model together.
+            on_error: called with an image that cannot be read, which is then left out; without it the error is raised.
+        """
+        if batch_size < 1:
+            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        images = iter(images)
+        with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
+            for number in itertools.count():
+                sources = list(itertools.islice(images, batch_size))
+                if not sources:
+                    return
+                read = []
+                for source, view in zip(sources, pool.map(self._try_view, sources), strict=True):
+                    if isinstance(view, Image.Image):
+                        read.append((source, view))
+                    elif on_error is None:
+                        raise view
+                    else:
+                        on_error(source, view)
+                if read:
+                    yield from self._caption_views(read, options or self.options, number)
+
+    def _try_view(self, source: ImageSource) -> Image.Image | InputError:
+        try:
+            return self.view(source)
+        except InputError as error:
+            return error
+
+    def view(self, source: ImageSource) -> Image.Image:
+        """Return the pixels the model sees of an image, a path or PIL image.
+
+        A photograph that its camera marked as rotated is turned upright. Differs from training, which takes COCO's
+        stored pixel order, because masks are in it; there next to no image is marked.
+
+        Raises:
+            InputError: the file is not an image.
+        """
+        preprocessing = self.encoder.preprocessing
+        image = source if isinstance(source, Image.Image) else preprocessing.load(Path(source))
+        return preprocessing.view(ImageOps.exif_transpose(image))
+
+    def _caption_views(
+        self, images: Sequence[tuple[ImageSource, Image.Image]], options: DecodingOptions, number: int
+    ) -> list[Caption]:
+        preprocessing = self.encoder.preprocessing
+        pixels = torch.stack([preprocessing.normalise(view) for _, view in images]).to(self.device)
+        captions = []
+        for (source, view), hypotheses in zip(images, self._decode(pixels, options, number), strict=True):
+            best = hypotheses[0]
+            words = self.vocabulary.decode(best.ids)
+            captions.append(
+                Caption(
+                    text=" ".join(words),
+                    words=words,
+                    log_probs=best.log_probs,
+                    score=best.score,
+                    finished=best.finished,
+                    alphas=best.alphas.numpy(),
+                    betas=best.betas.numpy() if self.captioner.decoder.gated else None,
+                    grid_size=self.encoder.grid_size,
+                    view=view,
+                    path=None if isinstance(source, Image.Image) else os.fspath(source),
+                    alternatives=[
+                        Alternative(" ".join(self.vocabulary.decode(other.ids)), other.score)
+                        for other in hypotheses[1:]
+                    ],
+                )
+            )
+        return captions
+
+    @torch.inference_mode()
+    def _decode(self, pixels: torch.Tensor, options: DecodingOptions, number: int) -> list[list[Hypothesis]]:
+        memory = self.captioner.remember(pixels)
+        if options.method == "beam":
+            return self.captioner.search(memory, options)
+        step, state = self.captioner.stepper(memory), tuple(self.captioner.decoder.init_state(memory))
+        lengths = {"max_length": options.max_length, "min_length": options.min_length}
+        if options.method == "greedy":
+            return [[hypothesis] for hypothesis in decoding.greedy(step, state, **lengths)]
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices, enabled=options.seed is not None):
+            if options.seed is not None:
+                torch.manual_seed(options.seed + number)  # every batch draws anew
+            drawn = decoding.sample(
+                step,
+                state,
+                temperature=options.temperature,
+                top_k=options.top_k,
+                top_p=options.top_p,
+                **lengths,
+            )
+        return [[hypothesis] for hypothesis in drawn]
+
+
+def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
+    """The search that ``val/*`` was measured with, as far as the settings name it."""
+    search = (settings.get("model") or {}).get("search") or {}
+    names = {field.name for field in dataclasses.fields(BeamOptions)}
+    return DecodingOptions(**{name: value for name, value in search.items() if name in names})
+
+
+def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner:
+    """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
+
+    Args:
+        path: a .ckpt file of this project.
+        device: "cpu", "cuda", "cuda:1" ...
+
+    Raises:
+        InputError: the file is missing, damaged, of another project or of a newer version of this one; or the device
+            is not there.
+    """
+    target = _device(device)
+    checkpoint = _read(Path(path))
+    content = checkpoint.get("captioning")
+    if not isinstance(content, dict) or "state_dict" not in checkpoint:
+        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
+    number = content.get("format")
+    if not isinstance(number, int) or number > CHECKPOINT_FORMAT:
+        raise InputError(
+            f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
+        )
+    try:
+        vocabulary = Vocabulary(content["vocabulary"])
+        encoder = Encoder.rebuild(content["encoder"])
+        encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+        decoder = AttentionDecoder.from_config(content["decoder"])
+        captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
+        prefix = "captioner."
+        weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
+        captioner.load_state_dict(weights)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except KeyError as error:
+        raise InputError(f"{path}: has no {error.args[0]!r}; it is damaged or was edited") from error
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: its weights do not fit the model it describes ({reason})") from error
+    return ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
+
+
+def _device(device: str | torch.device) -> torch.device:
+    try:
+        target = torch.device(device)
+    except RuntimeError as error:
+        raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
+    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu")
+    return target
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if path.is_dir():
+        inside = path / "checkpoints" / "best.ckpt"
+        hint = f"give {inside}" if inside.is_file() else "give a .ckpt file in it"
+        raise InputError(f"{path}: is a folder; {hint}")
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
+    if not zipfile.is_zipfile(path):
+        if start == b"PK\x03\x04":
+            raise InputError(f"{path}: the end of the checkpoint is missing; copy it again, or use another one")
+        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
+    try:
+        # mmap: the optimizer's state, two thirds of the file, is never read.
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        raise InputError(
+            f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data"
+        ) from error
+    except (RuntimeError, ValueError, KeyError, EOFError, OSError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"{path}: not a checkpoint, or a damaged one ({reason})") from error
+    if not isinstance(checkpoint, dict):
+        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
+    return checkpoint

@@ -1,0 +1,289 @@
+#!/usr/bin/env python
+"""Caption images with a trained model, and draw where it looked.
+
+Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
+(searched recursively), or a list of paths on standard input. The checkpoint is all that is needed beside the images.
+
+examples:
+  python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
+  python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
+  find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
+
+An image that cannot be read costs one line on standard error; the others are captioned and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from captioning.errors import InputError, exits_on_input_error
+
+if TYPE_CHECKING:
+    from captioning.inference import Caption, DecodingOptions, ImageCaptioner
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    arguments = _parse(argv)
+    single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
+    paths = _paths(arguments.images)
+    overlay = _overlay_namer(arguments, single)
+
+    from captioning.inference import load  # torch, seconds: after all that can be said without it
+
+    captioner = load(arguments.checkpoint, _device(arguments.device))
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
+    unreadable: list[str] = []
+
+    def skip(path: Any, error: InputError) -> None:
+        unreadable.append(path)
+        progress.say(f"error: {error}")
+
+    captions = captioner.stream(paths, _options(arguments, captioner), batch_size=arguments.batch_size, on_error=skip)
+    quiet = arguments.json == "-"
+    with _Progress() as progress, _json_lines(arguments.json) as write_json, _until_the_reader_leaves():
+        for caption in captions:
+            extra = {}
+            if overlay is not None:
+                extra["overlay"] = str(overlay(caption))
+                caption.save_figure(extra["overlay"])
+            if not quiet:
+                print(caption.text if single else f"{caption.path}\t{caption.text}", flush=True)
+            if write_json is not None:
+                write_json(caption.to_dict() | extra)
+            progress.step()
+    if unreadable:
+        if not single:
+            print(f"error: {len(unreadable)} of {len(unreadable) + progress.done} images unreadable", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    description, _, epilog = (__doc__ or "").partition("\n\nexamples:")
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog="examples:" + epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
+    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
+    parser.add_argument(
+        "--overlay",
+        metavar="PATH",
+        help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
+    )
+    parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write words, log-probabilities (nats; one more for the end of a finished caption), alphas (words x "
+        "locations), betas, grid size and beam alternatives: one JSON object per line and image, so a single image's "
+        "file is plain JSON; - is standard output, instead of the captions",
+    )
+    search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
+    search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
+    search.add_argument(
+        "--length_normalization", type=float, metavar="A", help="0 ranks by log-probability, 1 by its mean per word"
+    )
+    search.add_argument("--max_length", type=_positive, metavar="WORDS")
+    search.add_argument("--min_length", type=int, metavar="WORDS")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
+    sampling.add_argument("--temperature", type=float, help="below 1: more probable words more often (default: 1)")
+    sampling.add_argument("--top_k", type=_positive, metavar="K", help="draw from the K most probable words")
+    sampling.add_argument("--top_p", type=float, metavar="P", help="draw from the most probable words that make up P")
+    sampling.add_argument("--seed", type=int, help="the same seed, images and batch size give the same captions")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
+    arguments = parser.parse_args(argv)
+
+    given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
+    if given and not arguments.sample:
+        parser.error(f"{given[0]} has an effect only with --sample")
+    for name in ("beam_size", "length_normalization"):
+        if arguments.sample and getattr(arguments, name) is not None:
+            parser.error(f"--{name} has no effect with --sample")
+    if arguments.overlay_format and not arguments.overlay:
+        parser.error("--overlay_format has an effect only with --overlay FOLDER")
+    return arguments
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _paths(images: list[str]) -> Iterator[str]:
+    """Files as named, the images of folders in the order of their names, the lines of standard input.
+
+    Raises:
+        InputError: before the first path, a folder without an image.
+    """
+    folders = {name: _inside(name) for name in images if name != "-" and Path(name).is_dir()}
+
+    def one_by_one() -> Iterator[str]:
+        for name in images:
+            if name == "-":
+                yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+            else:
+                yield from folders.get(name, [name])
+
+    return one_by_one()
+
+
+def _inside(folder: str) -> list[str]:
+    found = sorted(
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    )
+    if not found:
+        raise InputError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+    return found
+
+
+def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Caption], Path] | None:
+    """Return where an image's overlay goes."""
+    if arguments.overlay is None:
+        return None
+    target = Path(arguments.overlay)
+    if target.suffix and not target.is_dir():
+        if not single:
+            raise InputError(f"--overlay {target}: there may be several images; give a folder")
+        if arguments.overlay_format:
+            raise InputError(f"--overlay_format: {target} is a file and its suffix says the format")
+        if target.suffix.lower() not in (".png", ".pdf", ".svg"):
+            raise InputError(f"--overlay {target}: must end in .png, .pdf or .svg, or be a folder")
+        return lambda caption: target
+    if target.exists() and not target.is_dir():
+        raise InputError(f"--overlay {target}: is a file without .png, .pdf or .svg; give such a name, or a folder")
+    suffix = "." + (arguments.overlay_format or "png")
+    taken: set[str] = set()
+
+    def name(caption: Caption) -> Path:
+        stem = Path(str(caption.path)).stem
+        unique, number = stem, 1
+        while unique in taken:  # images of the same name from several folders
+            number += 1
+            unique = f"{stem}-{number}"
+        taken.add(unique)
+        return target / (unique + suffix)
+
+    return name
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _options(arguments: argparse.Namespace, captioner: ImageCaptioner) -> DecodingOptions:
+    names = ("beam_size", "length_normalization", "max_length", "min_length", "temperature", "top_k", "top_p", "seed")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
+
+
+@contextmanager
+def _json_lines(target: str | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
+    """Give a function that writes one object as a line. The file appears under its name when it is complete."""
+    if target is None:
+        yield None
+        return
+    if target == "-":
+        yield lambda content: _write_line(sys.stdout, content)
+        return
+    path = Path(target)
+    temporary = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = temporary.open("w", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"--json {path}: cannot be written ({error.strerror})") from error
+    try:
+        with file:
+            yield lambda content: _write_line(file, content)
+        os.replace(temporary, path)
+    except KeyboardInterrupt:
+        print(f"the images done so far are in {temporary}", file=sys.stderr)
+        raise
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _write_line(file: TextIO, content: dict[str, Any]) -> None:
+    file.write(json.dumps(content) + "\n")
+    file.flush()
+
+
+@contextmanager
+def _until_the_reader_leaves() -> Iterator[None]:
+    """``| head`` closes our output: no reason for a traceback."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Progress:
+    """A count on the terminal where the captions go elsewhere; where they come to the terminal, they show it."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self.done = 0
+        self.bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.completed:,.0f} images"),
+            TextColumn("{task.fields[rate]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            redirect_stdout=False,  # the captions are for the file or program that standard output leads to
+            disable=not sys.stderr.isatty() or sys.stdout.isatty(),
+        )
+        self.task = self.bar.add_task("", total=None, rate="")
+
+    def __enter__(self) -> _Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def step(self) -> None:
+        self.done += 1
+        elapsed = self.bar.tasks[0].elapsed or 0.0
+        self.bar.update(self.task, advance=1, rate=f"{self.done / elapsed:.1f}/s" if elapsed else "")
+
+    def say(self, line: str) -> None:
+        """Print a line of its own on standard error."""
+        if self.bar.disable:
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,381 @@
+"""A checkpoint file alone gives captions, with what the model looked at; a bad file says what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import captioning
+from captioning.attention import AdditiveScore, SoftAttention
+from captioning.decoder import AttentionDecoder
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
+from captioning.model import Captioner
+from captioning.vocabulary import SPECIALS, Vocabulary
+
+SIDE, ROWS, COLUMNS = 12, 3, 3
+WORDS = "a cat sits on two red mats".split()
+
+
+def save_checkpoint(path: Path, *, gated: bool = True, search: dict | None = None, **changes) -> Path:
+    """Write what a training run leaves: random weights with strong opinions, so that captions differ between images."""
+    torch.manual_seed(5)
+    encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
+    encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated)
+    recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
+    vocabulary = Vocabulary(WORDS)
+    captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
+    for name, parameter in captioner.decoder.named_parameters():
+        if "output" in name or "gates" in name or "score" in name:
+            torch.nn.init.normal_(parameter, 0, 2)
+    content = {
+        "format": CHECKPOINT_FORMAT,
+        **recipe,
+        "preprocessing": encoder.preprocessing.to_dict(),
+        "vocabulary": list(vocabulary.words),
+        "settings": {} if search is None else {"model": {"search": search}},
+        **changes,
+    }
+    state = {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
+    torch.save({"state_dict": state, "captioning": content, "optimizer_states": [{}]}, path)
+    return path
+
+
+def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> Path:
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    return [save_image(folder / f"{n}.png", n, (30 + n, 20)) for n in range(5)]
+
+
+@pytest.fixture(scope="module")
+def captioner(checkpoint):
+    return load(checkpoint)
+
+
+def test_load_caption_look_is_three_lines(checkpoint, images, tmp_path):
+    captioner = load(checkpoint)
+    caption = captioner.caption(images[0])
+    caption.save_figure(tmp_path / "figure.png")
+    assert set(caption.words) <= set(WORDS)
+    assert caption.text == " ".join(caption.words)
+    with Image.open(tmp_path / "figure.png") as figure:
+        assert figure.width > 300
+    assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
+
+
+def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
+    for caption in captioner.caption(images, max_length=6):
+        T = len(caption.words)
+        assert caption.alphas.shape == (T, ROWS * COLUMNS)
+        assert caption.alphas.dtype == np.float32
+        np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
+        assert caption.betas.shape == (T,)
+        assert len(caption.log_probs) == T + caption.finished
+        assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
+        assert caption.grid_size == (ROWS, COLUMNS)
+        assert T <= 6
+
+
+def test_the_saved_model_captions_as_the_one_in_memory(checkpoint, captioner, images):
+    content = torch.load(checkpoint, weights_only=True)
+    assert {f"captioner.{name}" for name in captioner.captioner.state_dict()} == set(content["state_dict"])
+    for name, tensor in captioner.captioner.state_dict().items():
+        assert torch.equal(tensor, content["state_dict"][f"captioner.{name}"])
+    assert not captioner.captioner.training
+    assert not any(parameter.requires_grad for parameter in captioner.captioner.parameters())
+    assert captioner.vocabulary == Vocabulary(WORDS)
+    assert len(captioner.vocabulary) == len(SPECIALS) + len(WORDS)
+
+
+def test_the_view_is_the_checkpoints_preprocessing(captioner, images):
+    caption = captioner.caption(images[0])
+    assert captioner.encoder.preprocessing.resize == SIDE + 4
+    assert caption.view.size == (SIDE, SIDE)
+    with Image.open(images[0]) as image:
+        expected = captioner.encoder.preprocessing.view(image)
+    np.testing.assert_array_equal(np.asarray(caption.view), np.asarray(expected))
+
+
+def test_batches_do_not_change_captions_nor_their_order(captioner, images):
+    together = captioner.caption(images)
+    in_twos = captioner.caption(images, batch_size=2)
+    alone = [captioner.caption(image) for image in images]
+    assert len({caption.text for caption in alone}) > 1
+    for one, two, three in zip(together, in_twos, alone, strict=True):
+        assert one.text == two.text == three.text
+        assert one.path == two.path == three.path
+        np.testing.assert_allclose(one.alphas, three.alphas, atol=1e-5)
+        np.testing.assert_allclose(two.alphas, three.alphas, atol=1e-5)
+
+
+def test_a_path_as_text_and_the_pixels_give_the_same_caption(captioner, images):
+    with Image.open(images[1]) as image:
+        pixels = captioner.caption(image)
+    assert pixels.path is None
+    by_text, by_path = captioner.caption(str(images[1])), captioner.caption(images[1])
+    assert by_text.text == by_path.text == pixels.text
+    assert by_text.path == by_path.path == str(images[1])
+
+
+def test_captions_come_before_later_images_are_read(captioner, images):
+    asked: list[int] = []
+
+    def sources():
+        for number, image in enumerate(images):
+            asked.append(number)
+            yield image
+
+    next(captioner.stream(sources(), batch_size=2))
+    assert asked == [0, 1]
+
+
+def test_no_images_give_no_captions(captioner):
+    assert captioner.caption([]) == []
+
+
+def test_a_marked_photograph_is_turned_upright(captioner, tmp_path):
+    upright = Image.open(save_image(tmp_path / "upright.png", 7, (40, 24)))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored lying on its left side: to be turned by 90 degrees clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "marked.png", exif=exif)
+    np.testing.assert_array_equal(
+        np.asarray(captioner.view(tmp_path / "marked.png")), np.asarray(captioner.view(upright))
+    )
+
+
+def test_search_defaults_to_what_the_run_was_evaluated_with(tmp_path, images):
+    search = {"beam_size": 2, "length_normalization": 1.0, "max_length": 4, "min_length": 3}
+    captioner = load(save_checkpoint(tmp_path / "x.ckpt", search=search))
+    assert captioner.options == DecodingOptions(**search)
+    caption = captioner.caption(images[0])
+    assert 3 <= len(caption.words) <= 4
+    assert len(caption.alternatives) == 1
+    assert len(captioner.caption(images[0], max_length=7, min_length=7 - 1).words) >= 6
+
+
+def test_a_checkpoint_without_settings_searches_with_beam_three(captioner):
+    assert captioner.options.beam_size == 3
+    assert captioner.settings == {}
+
+
+def test_alternatives_are_the_rest_of_the_beam_best_first(captioner, images):
+    caption = captioner.caption(images[0], beam_size=4, max_length=5)
+    assert len(caption.alternatives) == 3
+    texts = [caption.text, *(other.text for other in caption.alternatives)]
+    assert len(set(texts)) == 4
+
+
+def test_greedy_is_the_beam_of_one(captioner, images):
+    greedy, beam = captioner.caption(images[2], method="greedy"), captioner.caption(images[2], beam_size=1)
+    assert greedy.text == beam.text
+    assert greedy.alternatives == []
+
+
+def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(captioner, images):
+    many = [images[0]] * 8
+    before = torch.get_rng_state()
+    first = [
+        caption.text for caption in captioner.caption(many, method="sample", temperature=9.0, seed=3, batch_size=4)
+    ]
+    assert torch.equal(before, torch.get_rng_state())
+    assert first == [
+        caption.text for caption in captioner.caption(many, method="sample", temperature=9.0, seed=3, batch_size=4)
+    ]
+    assert len(set(first)) > 2
+    assert first[:4] != first[4:]
+    top = captioner.caption(images[0], method="sample", top_k=1)
+    assert top.text == captioner.caption(images[0], method="greedy").text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "best"}, "method must be beam, greedy or sample, got 'best'"),
+        ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
+        ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
+        ({"method": "sample", "temperature": 0.0}, "temperature must be positive"),
+        ({"beam_size": 0}, "beam_size must be at least 1"),
+        ({"batch_size": 0}, "batch_size must be at least 1"),
+    ],
+)
+def test_an_option_out_of_its_range_is_refused(captioner, images, options, message):
+    with pytest.raises(InputError, match=message):
+        captioner.caption(images[0], **options)
+
+
+def test_an_image_that_cannot_be_read_is_named(captioner, images, tmp_path):
+    broken = tmp_path / "broken.jpg"
+    broken.write_bytes(b"not an image")
+    with pytest.raises(InputError, match=r"broken\.jpg: cannot be read as an image"):
+        captioner.caption([images[0], broken])
+
+
+def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images, tmp_path):
+    failed = []
+    sources = [images[0], tmp_path / "none.jpg", images[1], tmp_path / "neither.jpg", tmp_path / "nor.jpg"]
+    captions = list(captioner.stream(sources, batch_size=2, on_error=lambda *error: failed.append(error)))
+    assert [caption.path for caption in captions] == [str(images[0]), str(images[1])]
+    assert [source.name for source, _ in failed] == ["none.jpg", "neither.jpg", "nor.jpg"]
+    assert "no such image file" in str(failed[0][1])
+
+
+def test_plain_data_survives_json(captioner, images):
+    caption = captioner.caption(images[0], max_length=5)
+    content = json.loads(json.dumps(caption.to_dict()))
+    assert content["caption"] == caption.text
+    assert content["words"] == caption.words
+    assert content["log_probs"] == caption.log_probs
+    assert content["grid_size"] == [ROWS, COLUMNS]
+    assert content["image"] == str(images[0])
+    np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)
+    np.testing.assert_allclose(content["betas"], caption.betas, rtol=1e-5)
+    assert [other["caption"] for other in content["alternatives"]] == [other.text for other in caption.alternatives]
+
+
+def test_a_decoder_without_a_gate_shows_no_betas(tmp_path, images):
+    caption = load(save_checkpoint(tmp_path / "x.ckpt", gated=False)).caption(images[0], max_length=3)
+    assert caption.betas is None
+    assert caption.to_dict()["betas"] is None
+    assert not any("\u03b2" in text.get_text() for text in caption.figure().axes[0].texts)
+
+
+def test_a_notebook_shows_the_figure(captioner, images):
+    assert captioner.caption(images[0], max_length=2)._repr_png_()[1:4] == b"PNG"
+
+
+def test_a_figure_goes_to_png_pdf_or_svg_only(captioner, images, tmp_path):
+    caption = captioner.caption(images[0], max_length=2)
+    caption.save_figure(tmp_path / "new" / "figure.pdf")
+    assert (tmp_path / "new" / "figure.pdf").read_bytes()[:4] == b"%PDF"
+    with pytest.raises(InputError, match=r"figure\.jpeg: a figure's file must end in \.png"):
+        caption.save_figure(tmp_path / "figure.jpeg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        caption.save_figure(tmp_path / "file" / "figure.png")
+
+
+# Files that are no checkpoint
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.ckpt: the checkpoint cannot be read \(No such file"):
+        load(tmp_path / "none.ckpt")
+
+
+def test_a_run_folder_points_to_its_checkpoint(tmp_path):
+    with pytest.raises(InputError, match=r"is a folder; give a \.ckpt file in it"):
+        load(tmp_path)
+    (tmp_path / "checkpoints").mkdir()
+    save_checkpoint(tmp_path / "checkpoints" / "best.ckpt")
+    with pytest.raises(InputError, match=r"is a folder; give .*best\.ckpt"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0.05, 0.5, 0.99])
+def test_a_truncated_checkpoint_is_refused(checkpoint, tmp_path, kept):
+    whole = checkpoint.read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(InputError, match=r"cut\.ckpt: the end of the checkpoint is missing"):
+        load(tmp_path / "cut.ckpt")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", pickle.dumps({"state_dict": 1})])
+def test_a_file_of_another_kind_is_refused(tmp_path, content):
+    (tmp_path / "other.ckpt").write_bytes(content)
+    with pytest.raises(InputError, match=r"other\.ckpt: not a checkpoint of this project"):
+        load(tmp_path / "other.ckpt")
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {}}, {"model": torch.zeros(3)}, [1, 2], torch.zeros(2)])
+def test_a_checkpoint_of_another_project_is_refused(tmp_path, content):
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match=r"other\.ckpt: not a checkpoint of this project"):
+        load(tmp_path / "other.ckpt")
+
+
+class _Surprise:
+    def __reduce__(self):
+        return print, ("code ran",)
+
+
+def test_no_code_runs_because_somebody_opened_a_file(tmp_path, capsys):
+    torch.save({"captioning": {}, "state_dict": {}, "x": _Surprise()}, tmp_path / "trap.ckpt")
+    with pytest.raises(InputError, match=r"trap\.ckpt: not a checkpoint of this project: it holds objects"):
+        load(tmp_path / "trap.ckpt")
+    assert "code ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"format": CHECKPOINT_FORMAT + 1}, "has checkpoint format 2, this version reads up to 1; update captioning"),
+        ({"format": None}, "has checkpoint format None"),
+        ({"vocabulary": ["a"]}, "its weights do not fit the model it describes"),
+        ({"vocabulary": ["a", "a"]}, "words must be distinct"),
+        ({"encoder": {"class_path": "os.system", "init_args": {}}}, "os.system is not a known Encoder"),
+        ({"encoder": {}}, "has no 'class_path'; it is damaged or was edited"),
+        ({"preprocessing": {"resize": 3}}, "preprocessing: "),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_rebuilt_says_why(tmp_path, changes, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(save_checkpoint(tmp_path / "x.ckpt", **changes))
+    assert str(caught.value).startswith(f"{tmp_path / 'x.ckpt'}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "tape"])
+def test_a_device_that_is_not_there_is_refused(checkpoint, device):
+    with pytest.raises(InputError, match=f"device '?{device}"):
+        load(checkpoint, device)
+
+
+def test_the_newest_format_written_can_be_read():
+    source = (Path(captioning.__file__).parent / "training.py").read_text(encoding="utf-8")  # its import takes seconds
+    assert re.findall(r"^CHECKPOINT_FORMAT = (\d+)$", source, re.MULTILINE) == [str(CHECKPOINT_FORMAT)]
+
+
+def test_captioning_loads_no_library_that_it_does_not_need(checkpoint, images):
+    program = f"""
+import sys
+from captioning.inference import load
+load({str(checkpoint)!r}).caption({str(images[0])!r})
+heavy = "torchvision timm nltk pytorch_lightning wandb pandas matplotlib pycocotools torch._dynamo sympy"
+print([name for name in heavy.split() if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_same_captions(checkpoint, captioner, images):
+    on_gpu = load(checkpoint, "cuda")
+    assert on_gpu.device.type == "cuda"
+    for one, other in zip(captioner.caption(images), on_gpu.caption(images), strict=True):
+        assert one.text == other.text
+        np.testing.assert_allclose(one.alphas, other.alphas, atol=1e-3)
+    sampled = [[c.text for c in on_gpu.caption(images, method="sample", seed=1)] for _ in range(2)]
+    assert sampled[0] == sampled[1]

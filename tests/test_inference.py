@@ -358,6 +358,7 @@ def test_the_newest_format_written_can_be_read():
     assert re.findall(r"^CHECKPOINT_FORMAT = (\d+)$", source, re.MULTILINE) == [str(CHECKPOINT_FORMAT)]
 
 
+@pytest.mark.slow
 def test_captioning_loads_no_library_that_it_does_not_need(checkpoint, images):
     program = f"""
 import sys

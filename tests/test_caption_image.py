@@ -1,0 +1,229 @@
+"""The script prints captions, draws overlays and writes JSON for images given in any of its ways."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_inference import COLUMNS, ROWS, WORDS, save_checkpoint, save_image
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "caption_image.py"
+
+
+def load_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("caption_image", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+script = load_script()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> str:
+    search = {"max_length": 6}
+    return str(save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search=search))
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    """Three images, one of them in a folder below, and what is no image."""
+    (tmp_path / "images" / "more").mkdir(parents=True)
+    for number, name in enumerate(["b.png", "a.JPG", "more/b.png"]):
+        save_image(tmp_path / "images" / name, number)
+    (tmp_path / "images" / "notes.txt").write_text("no image")
+    (tmp_path / "images" / ".hidden.png").write_text("no image either")
+    return tmp_path / "images"
+
+
+def run(capsys, *arguments: object, code: int | None = None) -> tuple[list[str], str]:
+    """Return the lines on stdout and the text on stderr."""
+    if code is None:
+        script.main([str(argument) for argument in arguments])
+    else:
+        with pytest.raises(SystemExit) as ended:
+            script.main([str(argument) for argument in arguments])
+        assert ended.value.code == code
+    out, err = capsys.readouterr()
+    return out.splitlines(), err
+
+
+def test_a_single_image_prints_its_caption_alone(capsys, checkpoint, folder):
+    (line,), err = run(capsys, folder / "b.png", "--checkpoint", checkpoint)
+    assert set(line.split()) <= set(WORDS)
+    assert err == ""
+
+
+def test_several_images_print_a_path_a_tab_and_a_caption_each(capsys, checkpoint, folder):
+    paths = [str(folder / "b.png"), str(folder / "a.JPG")]
+    lines, _ = run(capsys, *paths, "--checkpoint", checkpoint, "--batch_size", 1)
+    assert [line.split("\t")[0] for line in lines] == paths
+    alone = [run(capsys, path, "--checkpoint", checkpoint)[0][0] for path in paths]
+    assert [line.split("\t")[1] for line in lines] == alone
+
+
+def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder):
+    lines, _ = run(capsys, folder, "--checkpoint", checkpoint)
+    assert [line.split("\t")[0] for line in lines] == [str(folder / name) for name in ("a.JPG", "b.png", "more/b.png")]
+
+
+def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n"))
+    lines, _ = run(capsys, "-", "--checkpoint", checkpoint)
+    assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
+
+
+def test_an_unreadable_image_among_many_costs_a_line_and_the_exit_code(capsys, checkpoint, folder):
+    broken = folder / "broken.png"
+    broken.write_bytes(b"nothing")
+    lines, err = run(capsys, folder, folder / "none.png", "--checkpoint", checkpoint, code=2)
+    assert len(lines) == 3
+    first, second, last = err.splitlines()
+    assert first.startswith(f"error: {broken}: cannot be read as an image")
+    assert second == f"error: {folder / 'none.png'}: no such image file"
+    assert last == "error: 2 of 5 images unreadable"
+
+
+def test_a_single_unreadable_image_is_one_line(capsys, checkpoint, folder):
+    lines, err = run(capsys, folder / "none.png", "--checkpoint", checkpoint, code=2)
+    assert (lines, err) == ([], f"error: {folder / 'none.png'}: no such image file\n")
+
+
+@pytest.mark.parametrize("name", ["new/attention.png", "attention.pdf"])
+def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp_path, name):
+    target = tmp_path / "out" / name
+    run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--overlay", target)
+    assert target.read_bytes()[:4] in (b"\x89PNG", b"%PDF")
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
+    run(capsys, folder, "--checkpoint", checkpoint, "--overlay", tmp_path / "attention", "--max_length", 2)
+    names = sorted(path.name for path in (tmp_path / "attention").iterdir())
+    assert names == ["a.png", "b-2.png", "b.png"]
+
+
+def test_overlays_in_a_folder_can_be_pdf(capsys, checkpoint, folder, tmp_path):
+    arguments = ["--overlay", tmp_path / "attention", "--overlay_format", "pdf", "--max_length", 2]
+    run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    assert [path.name for path in (tmp_path / "attention").iterdir()] == ["b.pdf"]
+
+
+def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_path):
+    target = tmp_path / "new" / "caption.json"
+    (line,), _ = run(
+        capsys, folder / "b.png", "--checkpoint", checkpoint, "--json", target, "--overlay", tmp_path / "x.png"
+    )
+    content = json.loads(target.read_text())
+    assert content["caption"] == line == " ".join(content["words"])
+    assert content["image"] == str(folder / "b.png")
+    assert content["overlay"] == str(tmp_path / "x.png")
+    assert np.shape(content["alphas"]) == (len(content["words"]), ROWS * COLUMNS)
+    assert len(content["betas"]) == len(content["words"])
+    assert len(content["log_probs"]) == len(content["words"]) + content["finished"]
+    assert content["grid_size"] == [ROWS, COLUMNS]
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_json_on_standard_output_takes_the_captions_place(capsys, checkpoint, folder):
+    lines, _ = run(capsys, folder, "--checkpoint", checkpoint, "--json", "-")
+    assert [Path(json.loads(line)["image"]).name for line in lines] == ["a.JPG", "b.png", "b.png"]
+
+
+def test_an_interrupted_json_keeps_the_old_file_and_says_where_the_rest_is(
+    capsys, checkpoint, folder, tmp_path, monkeypatch
+):
+    target = tmp_path / "captions.jsonl"
+    target.write_text("old")
+    save, saved = script.json.dumps, []
+
+    def interrupted(content):
+        if saved:
+            raise KeyboardInterrupt
+        saved.append(content)
+        return save(content)
+
+    monkeypatch.setattr(script.json, "dumps", interrupted)
+    _, err = run(capsys, folder, "--checkpoint", checkpoint, "--json", target, code=130)
+    assert target.read_text() == "old"
+    assert err == f"the images done so far are in {target}.part\ninterrupted\n"
+    assert len(Path(f"{target}.part").read_text().splitlines()) == 1
+
+
+def test_search_options_reach_the_search(capsys, checkpoint, folder):
+    arguments = ["--beam_size", 2, "--length_normalization", 1, "--min_length", 4, "--max_length", 5, "--json", "-"]
+    (line,), _ = run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    content = json.loads(line)
+    assert 4 <= len(content["words"]) <= 5
+    assert len(content["alternatives"]) == 1
+    assert content["score"] == pytest.approx(np.mean(content["log_probs"]), rel=1e-5)
+
+
+def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
+    arguments = [*[folder / "b.png"] * 6, "--checkpoint", checkpoint, "--sample", "--temperature", 9]
+    first, again, other = (run(capsys, *arguments, "--seed", seed)[0] for seed in (1, 1, 2))
+    assert first == again != other
+    assert len(set(first)) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x.png", "--checkpoint", "x", "--top_k", "3"], "--top_k has an effect only with --sample"),
+        (["x.png", "--checkpoint", "x", "--sample", "--beam_size", "3"], "--beam_size has no effect with --sample"),
+        (["x.png", "--checkpoint", "x", "--batch_size", "0"], "--batch_size: must be at least 1, got 0"),
+        (["x.png", "--checkpoint", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
+        (["x.png"], "--checkpoint"),
+        (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
+        (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
+        (["x.png", "--checkpoint", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf or .svg"),
+        (["empty", "--checkpoint", "x"], "empty: no image in this folder"),
+    ],
+)
+def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    lines, err = run(capsys, *arguments, code=2)
+    assert lines == []
+    assert message in err
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+
+
+def test_cuda_where_there_is_none_is_refused(capsys, checkpoint, folder):
+    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--device", "cuda:99", code=2)
+    assert err.startswith("error: device cuda:99: torch finds ")
+
+
+def test_help_is_quick_and_has_an_example():
+    start = time.monotonic()
+    done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
+    elapsed = time.monotonic() - start
+    assert done.returncode == 0
+    assert "--checkpoint best.ckpt" in done.stdout
+    assert " torch" not in done.stderr
+    assert elapsed < 5  # a tenth of a second where nothing else runs
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
+    command = f"{sys.executable} {SCRIPT} {folder} --checkpoint {checkpoint} --batch_size 1 | head -n 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
+
+
+def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
+    for mode, name in [("L", "grey.png"), ("RGBA", "clear.png"), ("CMYK", "print.jpg"), ("P", "few.gif")]:
+        Image.new(mode, (17, 23), 100).save(tmp_path / name)
+    lines, err = run(capsys, tmp_path, "--checkpoint", checkpoint)
+    assert (len(lines), err) == (4, "")

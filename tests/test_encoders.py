@@ -508,6 +508,15 @@ def test_a_fingerprint_follows_the_weights():
     assert encoder.fingerprint()["weights"] not in (first["weights"], second["weights"])
 
 
+def test_fingerprints_do_not_depend_on_the_memory_layout():
+    torch.manual_seed(0)
+    encoder = TorchvisionEncoder("mobilenet_v3_small", "features.2", weights=None, image_size=32)  # has depthwise ones
+    plain = TorchvisionEncoder("mobilenet_v3_small", "features.2", weights=None, image_size=32)
+    plain.load_state_dict(encoder.state_dict())
+    plain.to(memory_format=torch.contiguous_format)
+    assert encoder.fingerprint() == plain.fingerprint()
+
+
 def test_an_encoder_that_is_fine_tuned_has_no_fingerprint():
     with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
         TinyEncoder(trainable_from="3").fingerprint()

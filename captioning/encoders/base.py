@@ -268,6 +268,6 @@ class Encoder(Component):
             digest = hashlib.sha256()
             for name, tensor in tensors.items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-                digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+                digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
             self._digest = version, "sha256:" + digest.hexdigest()
         return self._digest[1]

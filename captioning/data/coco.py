@@ -1,0 +1,180 @@
+"""COCO caption files (2014 and 2017, and anything else in their layout)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.errors import InputError
+from captioning.grounding import GroundedObject
+from captioning.vocabulary import tokenize
+
+if TYPE_CHECKING:
+    from pycocotools.coco import COCO
+
+logger = logging.getLogger(__name__)
+
+
+class CocoSource(CaptionSource):
+    """Images and captions in COCO's folders: ``annotations/captions_train2017.json``, ``train2017/*.jpg`` and so on.
+
+    COCO publishes no captions of its test images. Unless a file of one's own is given, the test split is the
+    validation split, and a line in the log says so.
+
+    Args:
+        root: the folder with ``annotations`` and the image folders.
+        year: of the split, 2014 or 2017 for COCO itself.
+        test_captions: a captions file for the test split, relative to ``root``.
+        test_images: the folder of its images, relative to ``root``; by default ``test{year}``.
+    """
+
+    def __init__(
+        self,
+        root: str = "data/coco",
+        *,
+        year: int = 2017,
+        test_captions: str | None = None,
+        test_images: str | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.year = year
+        self.test_captions = test_captions
+        self.test_images = test_images or f"test{year}"
+        self._objects: dict[str, CocoObjects] = {}
+
+    def prepare(self) -> None:
+        """Check that the captions of every split are there.
+
+        Raises:
+            InputError: a file is missing.
+        """
+        for split in ("train", "val", "test"):
+            path, _ = self._files(split)
+            if not path.is_file():
+                raise InputError(f"{path}: missing; run {self._command()} or see data/README.md")
+
+    def index(self, split: str) -> CaptionIndex:
+        """Return a split; captions are tokenised by Penn Treebank rules."""
+        check_split(split)
+        if split == "test" and self.test_captions is None:
+            logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
+        path, images = self._files(split)
+        coco = read_coco(path, f"run {self._command()}")
+        return CaptionIndex.build(self.root, _entries(coco, path, images), origin=path)
+
+    def objects(self, split: str) -> CocoObjects | None:
+        """Return the object masks of ``annotations/instances_*.json``; None where that file is missing."""
+        check_split(split)
+        captions, _ = self._files(split)
+        path = captions.with_name(captions.name.replace("captions", "instances", 1))
+        if path == captions or not path.is_file():
+            return None
+        if path.name not in self._objects:
+            self._objects[path.name] = CocoObjects(path)
+        return self._objects[path.name]
+
+    def _files(self, split: str) -> tuple[Path, str]:
+        """Return the captions file and the image folder relative to the root."""
+        if split == "test" and self.test_captions is not None:
+            return self.root / self.test_captions, self.test_images
+        name = f"{'val' if split == 'test' else split}{self.year}"
+        return self.root / "annotations" / f"captions_{name}.json", name
+
+    def _command(self) -> str:
+        return f"python scripts/prepare_data.py coco --year {self.year} --root {self.root}"
+
+
+class CocoObjects:
+    """The objects of an instances file, one call per image; masks are drawn when asked for.
+
+    The noun is the category's name, lower case, without synonyms or attributes. Crowds ("iscrowd") count as one
+    object; objects without an outline are left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._coco = read_coco(path, "see data/README.md")
+        self._path = path
+
+    def __call__(self, image_id: int) -> list[GroundedObject]:
+        """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known.
+
+        Raises:
+            InputError: an object's category or outline cannot be read.
+        """
+        found = []
+        for annotation in self._coco.imgToAnns.get(image_id, ()):
+            if not annotation.get("segmentation"):
+                continue
+            try:
+                noun = self._coco.cats[annotation["category_id"]]["name"]
+                mask = self._coco.annToMask(annotation).astype(bool)
+            except Exception as error:  # pycocotools raises whatever its C code meets, plain Exception included
+                raise InputError(
+                    f"{self._path}: image {image_id}: object {annotation.get('id')} cannot be read ({error!r})"
+                ) from error
+            found.append(GroundedObject(noun.lower(), frozenset(), frozenset(), mask))
+        return found
+
+
+def read_coco(path: Path, remedy: str) -> COCO:
+    """Read an annotation file with pycocotools, without its printing.
+
+    Raises:
+        InputError: the file is missing or not in COCO's layout; ``remedy`` says what to do if it is missing.
+    """
+    from pycocotools.coco import COCO  # slow to import: brings matplotlib
+
+    try:
+        dataset = json.loads(path.read_bytes())
+        for key in ("images", "annotations"):
+            if not isinstance(dataset.get(key), list):
+                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
+        if any("category_id" not in annotation for annotation in dataset["annotations"]):
+            # pycocotools then stumbles over the list of categories that some exporters put into captions files too.
+            dataset.pop("categories", None)
+        coco = COCO()
+        coco.dataset = dataset
+        with contextlib.redirect_stdout(io.StringIO()):
+            coco.createIndex()
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing; {remedy}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {error})") from error
+    return coco
+
+
+def _entries(coco: COCO, path: Path, images: str) -> Iterator[ImageEntry]:
+    """Yield the images in the file's order.
+
+    Raises:
+        InputError: an image without a file name, an annotation without a caption, or a caption of an unknown image.
+    """
+    unknown = coco.imgToAnns.keys() - coco.imgs.keys()
+    if unknown:
+        image_id = min(unknown, key=str)
+        raise InputError(f"{path}: caption {coco.imgToAnns[image_id][0]['id']} is of image {image_id}, which it lacks")
+    for image in coco.dataset["images"]:
+        image_id, name = image["id"], image.get("file_name")
+        if not isinstance(image_id, int):
+            raise InputError(f"{path}: image ids must be whole numbers, got {image_id!r}")
+        if not name:
+            raise InputError(f"{path}: image {image_id} has no file")
+        captions = [_caption(annotation, path) for annotation in coco.imgToAnns.get(image_id, ())]
+        yield ImageEntry(image_id, f"{images}/{name}", captions)
+
+
+def _caption(annotation: dict[str, Any], path: Path) -> str:
+    caption = annotation.get("caption")
+    if not isinstance(caption, str):
+        raise InputError(f"{path}: image {annotation['image_id']}: annotation {annotation['id']} has no caption")
+    return " ".join(tokenize(caption))

@@ -1,0 +1,83 @@
+"""Karpathy's split files: dataset_coco.json, dataset_flickr8k.json and dataset_flickr30k.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.errors import InputError
+
+
+class KarpathySource(CaptionSource):
+    """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
+
+    The file's own tokens are taken: lower case, without punctuation. ``restval``, the part of COCO's validation images
+    that he left over, belongs to the training split. An image's number is its ``cocoid`` where there is one, else its
+    ``imgid``; its file is ``filename`` in ``filepath`` (COCO: train2014 or val2014) where there is one.
+
+    Args:
+        json_path: the split file.
+        image_dir: the folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
+    """
+
+    def __init__(self, json_path: str, image_dir: str) -> None:
+        self.json_path = Path(json_path)
+        self.image_dir = Path(image_dir)
+
+    def prepare(self) -> None:
+        """Check that the split file is there.
+
+        Raises:
+            InputError: it is missing.
+        """
+        if not self.json_path.is_file():
+            raise InputError(f"{self.json_path}: missing; {self._remedy()}")
+
+    def index(self, split: str) -> CaptionIndex:
+        check_split(split)
+        self.prepare()
+        try:
+            images = json.loads(self.json_path.read_text(encoding="utf-8"))["images"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}') from error
+        try:
+            entries = list(_entries(images, split))
+        except _BadImage as error:
+            raise InputError(f"{self.json_path}: {error}") from error
+        if not entries:
+            there = sorted({str(image.get("split")) for image in images})
+            raise InputError(f"{self.json_path}: has no {split} split, only {', '.join(there) or 'no image at all'}")
+        return CaptionIndex.build(self.image_dir, entries, origin=self.json_path)
+
+    def _remedy(self) -> str:
+        name = self.json_path.stem.removeprefix("dataset_")
+        if self.json_path.name in {f"dataset_{known}.json" for known in ("coco", "flickr8k", "flickr30k")}:
+            option = " --karpathy" if name == "coco" else ""
+            return f"run python scripts/prepare_data.py {name}{option} --root {self.json_path.parent}"
+        return "see data/README.md"
+
+
+class _BadImage(Exception):
+    pass
+
+
+def _entries(images: list[dict[str, Any]], split: str) -> Iterator[ImageEntry]:
+    wanted = {"train", "restval"} if split == "train" else {split}
+    for number, image in enumerate(images):
+        if not isinstance(image, dict):
+            raise _BadImage(f"entry {number} of images is not an object")
+        if image.get("split") not in wanted:
+            continue
+        image_id = image.get("cocoid", image.get("imgid"))
+        if not isinstance(image_id, int):
+            raise _BadImage(f"entry {number} of images has neither cocoid nor imgid")
+        if not image.get("filename"):
+            raise _BadImage(f"image {image_id} has no file")
+        try:
+            captions = [" ".join(sentence["tokens"]) for sentence in image.get("sentences", ())]
+        except (KeyError, TypeError):
+            raise _BadImage(f"image {image_id} has a sentence without tokens") from None
+        yield ImageEntry(image_id, str(Path(image.get("filepath", ""), image["filename"])), captions)

@@ -1,0 +1,118 @@
+"""A folder of one's own images with a file of captions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.errors import InputError
+from captioning.vocabulary import tokenize
+
+
+class FolderSource(CaptionSource):
+    """Images anywhere below a folder, and one file that says what is on them, a row per caption.
+
+    The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header, with the
+    columns ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are
+    ignored. Rows of one image need not stand together. Captions are tokenised by Penn Treebank rules. An image's number
+    is its place in the order of first appearance, so appending rows renumbers nothing.
+
+    Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
+    one for validation and one for the test. The same image is in the same split on every machine, and new images
+    never move old ones from one split to another.
+
+    Args:
+        root: the folder.
+        captions: the file, relative to ``root``; its name ends in .jsonl or .csv.
+    """
+
+    def __init__(self, root: str, *, captions: str = "captions.jsonl") -> None:
+        self.root = Path(root)
+        self.captions = self.root / captions
+        if self.captions.suffix not in (".jsonl", ".csv"):
+            raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
+
+    def prepare(self) -> None:
+        """Check that the captions file is there.
+
+        Raises:
+            InputError: it is missing.
+        """
+        if not self.captions.is_file():
+            raise InputError(f"{self.captions}: missing; data/README.md says what it should hold")
+
+    def index(self, split: str) -> CaptionIndex:
+        check_split(split)
+        self.prepare()
+        entries: dict[str, ImageEntry] = {}
+        split_of: dict[str, str] = {}
+        read = _read_jsonl if self.captions.suffix == ".jsonl" else _read_csv
+        try:
+            for line, row in read(self.captions):
+                where = f"{self.captions}: line {line}"
+                image, caption, named = _fields(row, where)
+                if split_of.setdefault(image, named or hashed_split(image)) != (named or split_of[image]):
+                    raise InputError(f"{where}: {image} is in the {named} split here, in {split_of[image]} above")
+                entry = entries.setdefault(image, ImageEntry(len(entries), image, []))
+                if split_of[image] == split:
+                    entry.captions.append(" ".join(tokenize(caption)))
+        except UnicodeDecodeError as error:
+            raise InputError(f"{self.captions}: not UTF-8 text ({error})") from error
+        chosen = [entry for image, entry in entries.items() if split_of[image] == split]
+        if not chosen:
+            raise InputError(
+                f"{self.captions}: no image of {len(entries)} is in the {split} split; a split column can say which is"
+            )
+        return CaptionIndex.build(self.root, chosen, origin=self.captions)
+
+
+def hashed_split(image: str) -> str:
+    """Return the split of an image that no column assigns, a function of its name alone."""
+    bucket = zlib.crc32(Path(image).as_posix().encode("utf-8")) % 10
+    return {0: "val", 1: "test"}.get(bucket, "train")
+
+
+def _fields(row: dict[str, Any], where: str) -> tuple[str, str, str | None]:
+    image, caption, split = row.get("image"), row.get("caption"), row.get("split")
+    if not isinstance(image, str) or not image:
+        raise InputError(f"{where} has no image")
+    if not isinstance(caption, str):
+        raise InputError(f"{where}: {image} has no caption; a row holds one caption, as text")
+    if "split" in row and split not in SPLITS:
+        raise InputError(f"{where}: split must be one of {', '.join(SPLITS)}, got {split!r}")
+    return image, caption, split
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InputError(f"{path}: line {number} is not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise InputError(f'{path}: line {number} must be an object like {{"image": .., "caption": ..}}')
+            yield number, row
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte order mark
+        reader = csv.DictReader(file, strict=True)
+        try:
+            columns = reader.fieldnames or []
+            missing = [name for name in ("image", "caption") if name not in columns]
+            if missing:
+                raise InputError(f"{path}: has no column {' and no column '.join(missing)}, only {', '.join(columns)}")
+            for row in reader:
+                if None in row:
+                    raise InputError(f"{path}: line {reader.line_num} has too many fields; quote a caption with commas")
+                yield reader.line_num, row
+        except csv.Error as error:
+            raise InputError(f"{path}: line {reader.line_num} is not CSV ({error})") from error

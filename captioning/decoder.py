@@ -142,6 +142,9 @@ class AttentionDecoder(Component):
         annotations = annotations.to(self.embedding.weight.dtype)
         if self.standardize is not None:
             annotations = self._standardized(annotations, mask)
+        device = annotations.device.type
+        if torch.is_autocast_enabled(device):  # once, not at every step
+            annotations = annotations.to(torch.get_autocast_dtype(device))
         return self.attention.prepare(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:

@@ -47,10 +47,8 @@ class Captioner(nn.Module):
         """Teacher-forced logits and alphas of every caption in the batch."""
         memory = self.remember(batch.images, batch.annotations, batch.annotation_mask)
         images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
-        one_to_one = images == captions and torch.equal(
-            batch.image_index, torch.arange(images, device=batch.image_index.device)
-        )
-        if not one_to_one:
+        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, captions // images))
+        if not torch.equal(batch.image_index, each):  # images with different numbers of captions need a row for each
             memory = memory.select(batch.image_index)
         return self.decoder(batch.captions, batch.lengths, memory)
 

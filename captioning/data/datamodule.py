@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -103,6 +103,8 @@ class CaptionDataModule(pl.LightningDataModule):
     Args:
         source: which data set.
         batch_size: captions in a training batch, per process.
+        group: what a training batch keeps together, captions of one ``length`` (Sec. 4.3), or all captions of an
+            ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
         eval_batch_size: images in an evaluation batch, per process.
         num_workers: processes that load images; by default the processors at hand, at most 8, and none for cached
             features, which take less time than a hand-over between processes.
@@ -120,6 +122,7 @@ class CaptionDataModule(pl.LightningDataModule):
         source: CaptionSource,
         *,
         batch_size: int = 64,
+        group: Literal["length", "image"] = "length",
         eval_batch_size: int = 50,
         num_workers: int | None = None,
         min_count: int = 1,
@@ -133,6 +136,7 @@ class CaptionDataModule(pl.LightningDataModule):
         super().__init__()
         self.source = source
         self.batch_size = batch_size
+        self.group = group
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.min_count = min_count
@@ -250,6 +254,7 @@ class CaptionDataModule(pl.LightningDataModule):
             seed=self.seed,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
+            group=self.group,
         )
         return ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
 

@@ -1,0 +1,108 @@
+"""The whole path on the shapes data set: generate, train, score, caption an unseen image. What ``make demo`` runs.
+
+An interrupted demo goes on where it stopped; delete its folder to start again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from captioning.errors import exits_on_input_error
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+RUNS = {"soft": "shapes_soft"}  # key in summary.json -> config
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="folder of the demo (default: %(default)s)")
+    parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
+    args = parser.parse_args(argv)
+
+    summary_file = args.runs / "summary.json"
+    summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    for name, config in RUNS.items():
+        summary[name] = run(args.runs, name, config, args.overlay_config, summary.get(name, {}))
+        _write_json(summary_file, summary)
+    report(args.runs, summary)
+
+
+def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[str, Any]) -> dict[str, Any]:
+    """Train, score and show one configuration; returns its entry of the summary."""
+    from captioning.cli import main as captioning
+
+    folder = runs / name
+    started = time.perf_counter()
+    last = folder / "checkpoints" / "last.ckpt"
+    command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
+    command += ["--config", overlay] if overlay else []
+    command += ["--runs", str(runs), "--name", name]
+    command += ["--ckpt_path", str(last)] if last.is_file() else []
+    print(f"\n$ captioning {' '.join(command)}", flush=True)
+    captioning(command)
+    seconds = time.perf_counter() - started
+    if before and not (folder / "checkpoints" / "best.ckpt").stat().st_mtime > before["finished"]:
+        seconds = before["seconds"]  # nothing was left to train
+    best = folder / "checkpoints" / "best.ckpt"
+    command = ["test", "--config", str(folder / "config.yaml"), "--ckpt_path", str(best)]
+    print(f"\n$ captioning {' '.join(command)}", flush=True)
+    cli = captioning(command)
+    scores = json.loads((folder / "test_metrics.json").read_text())
+
+    from captioning import inference
+
+    image = cli.datamodule.evaluated.image_path(0)
+    caption = inference.load(best).caption(image)
+    overlay_file = folder / "overlay.png"
+    temporary = overlay_file.with_name(".overlay.png")
+    caption.figure().savefig(temporary, dpi=120)
+    os.replace(temporary, overlay_file)
+    return {
+        **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
+        "pointing_accuracy": round(scores["test/pointing_accuracy"], 2),
+        "seconds": round(seconds, 1),
+        "checkpoint": str(best),
+        "overlay": str(overlay_file),
+        "image": str(image),
+        "caption": caption.text,
+        "config": config,
+        "finished": time.time(),
+    }
+
+
+def report(runs: Path, summary: dict[str, Any]) -> None:
+    """Print the scores, where everything is, and what to type next."""
+    names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
+    print("\nTest split, free-running decoding; BLEU with brevity penalty, all in percent:")
+    print(f"{'':12}" + "".join(f"{name:>19}" for name in names))
+    for name, entry in summary.items():
+        print(f"{name:12}" + "".join(f"{entry[column]:19.1f}" for column in names))
+    for name, entry in summary.items():
+        print(f"\n{name}: {entry['caption']}")
+        print(f"  image       {entry['image']}")
+        print(f"  overlay     {entry['overlay']}")
+        print(f"  checkpoint  {entry['checkpoint']}")
+        print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
+    print(f"\nsummary       {runs / 'summary.json'}")
+    checkpoint = next(iter(summary.values()))["checkpoint"]
+    print("\nNext:")
+    print(f"  python scripts/caption_image.py YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
+    print("  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20")
+    print("  python scripts/prepare_data.py coco && captioning fit --config configs/coco_vgg19_soft.yaml")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,503 @@
+#!/usr/bin/env python
+"""Get a data set, or say what is missing and where to get it.
+
+    python scripts/prepare_data.py coco                  COCO 2017: downloads 20 GB, unpacks and checks it
+    python scripts/prepare_data.py coco --karpathy       COCO 2014 in Karpathy's split, which most papers use
+    python scripts/prepare_data.py flickr8k              captions are downloaded, images must be asked for
+    python scripts/prepare_data.py flickr30k
+    python scripts/prepare_data.py shapes                generated here, in a minute
+    python scripts/prepare_data.py coco --check          only look whether all files are there
+
+Whatever is there already is not fetched again, and a broken download or unpacking goes on where it stopped: run the
+same command again. Downloads are compared with the published MD5 where there is one, else with their length and the
+checksums inside the zip file. data/README.md says where every file belongs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import http.client
+import os
+import shutil
+import sys
+import tarfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from captioning.errors import InputError, exits_on_input_error
+
+if TYPE_CHECKING:
+    from captioning.data.records import CaptionSource
+
+COCO_HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
+KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
+CHUNK = 1 << 20  # bytes
+ATTEMPTS = 5  # in a row without a byte of progress
+PAUSE = 2.0  # seconds before the second attempt; doubles with each
+TIMEOUT = 60.0  # seconds without an answer
+SHOWN = 5  # missing files that are named
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published zip file.
+
+    Attributes:
+        url: where it is.
+        unpacks: which of its files are wanted; a file goes where its name in the archive says.
+        size: bytes as published; None if nobody did.
+        md5: as published; None if nobody did.
+    """
+
+    url: str
+    unpacks: Callable[[str], bool]
+    size: int | None = None
+    md5: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.url.rsplit("/", 1)[-1]
+
+    def at(self, mirror: str | None) -> str:
+        """Return where to get it: the path of its URL on the mirror, if there is one."""
+        return self.url if mirror is None else mirror.rstrip("/") + urllib.parse.urlsplit(self.url).path
+
+
+def _captions_or_instances(name: str) -> bool:
+    return name.startswith(("annotations/captions_", "annotations/instances_"))
+
+
+def _jpeg(name: str) -> bool:
+    return name.endswith(".jpg")
+
+
+COCO = {
+    (2014, "annotations"): Archive(
+        f"{COCO_HOST}/annotations/annotations_trainval2014.zip",
+        _captions_or_instances,
+        252872794,
+        "0a379cfc70b0e71301e0f377548639bd",
+    ),
+    (2014, "train"): Archive(f"{COCO_HOST}/zips/train2014.zip", _jpeg, 13510573713, "0da8c0bd3d6becc4dcb32757491aca88"),
+    (2014, "val"): Archive(f"{COCO_HOST}/zips/val2014.zip", _jpeg, 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3"),
+    (2017, "annotations"): Archive(
+        f"{COCO_HOST}/annotations/annotations_trainval2017.zip",
+        _captions_or_instances,
+        252907541,
+        "f4bbac642086de4f52a3fdda2de5fa2c",
+    ),
+    (2017, "train"): Archive(f"{COCO_HOST}/zips/train2017.zip", _jpeg, 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2"),
+    (2017, "val"): Archive(f"{COCO_HOST}/zips/val2017.zip", _jpeg, 815585330, "442b8da7639aecaf257c1dceb8ba8c80"),
+}
+COCO_IMAGES = {(2014, "train"): 82783, (2014, "val"): 40504, (2017, "train"): 118287, (2017, "val"): 5000}
+
+BY_HAND = {
+    "flickr8k": """\
+The images of Flickr8k may not be passed on, so they cannot be downloaded from here:
+  1. Fill in the form at https://forms.illinois.edu/sec/1713398 (University of Illinois; research and education only).
+     A link comes by mail. About the data set: Hodosh, Young & Hockenmaier, JAIR 47, 2013.
+  2. Put Flickr8k_Dataset.zip (about 1 GB) into {root}, or its jpg files into {images}.
+  3. Run this command again: it unpacks and checks them.""",
+    "flickr30k": """\
+The images of Flickr30k may not be passed on, so they cannot be downloaded from here:
+  1. Fill in the form at https://forms.illinois.edu/sec/229675 (University of Illinois; research and education only).
+     A link comes by mail. About the data set: https://shannon.cs.illinois.edu/DenotationGraph/, Young et al. 2014.
+  2. Put flickr30k-images.tar.gz (about 4.4 GB) into {root}, or its jpg files into {images}.
+  3. Run this command again: it unpacks and checks them.""",
+}
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    options = _parse(argv)
+    options.run(options)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    description, _, epilog = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes")
+
+    def command(name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, allow_abbrev=False)
+        sub.set_defaults(run=run, dataset=name)
+        sub.add_argument("--root", type=Path, default=Path("data") / name, help="its folder; default: %(default)s")
+        sub.add_argument("--check", action="store_true", help="only look whether everything is there")
+        return sub
+
+    coco = command("coco", _coco)
+    coco.add_argument("--year", type=int, choices=(2014, 2017), help="which split of the images; default: 2017")
+    coco.add_argument("--karpathy", action="store_true", help="Karpathy's split of the 2014 images")
+    for sub in (coco, command("flickr8k", _flickr), command("flickr30k", _flickr)):
+        sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
+        sub.add_argument("--keep-archives", action="store_true", help="keep the zip files after unpacking them")
+    shapes = command("shapes", _shapes)
+    shapes.add_argument("--seed", type=int, default=0, help="of all randomness; default: %(default)s")
+    for split, count in (("train", 6000), ("val", 500), ("test", 500)):
+        shapes.add_argument(f"--{split}", type=int, default=count, metavar="N", help="images; default: %(default)s")
+    options = parser.parse_args(argv)
+    if options.dataset == "coco" and options.karpathy and options.year == 2017:
+        coco.error("--karpathy is a split of the 2014 images; leave --year 2017 out")
+    return options
+
+
+# --- the data sets -----------------------------------------------------------------------------------------------
+
+
+def _coco(options: argparse.Namespace) -> None:
+    from captioning.data.coco import CocoSource
+    from captioning.data.karpathy import KarpathySource
+
+    root: Path = options.root
+    year: int = 2014 if options.karpathy else options.year or 2017
+    annotations = root / "annotations"
+    if not options.check:
+        wanted = []
+        for split in ("train", "val"):
+            folder = root / f"{split}{year}"
+            if len(_listing(folder)) < COCO_IMAGES[year, split]:
+                wanted.append(COCO[year, split])
+        if not all((annotations / f"{kind}_{split}{year}.json").is_file() for kind, split in _COCO_FILES):
+            wanted.insert(0, COCO[year, "annotations"])
+        _get(wanted, root, options)
+        if options.karpathy:
+            _get_split_file(root, options)
+    source: CaptionSource = CocoSource(str(root), year=year)
+    if options.karpathy:
+        source = KarpathySource(str(root / "dataset_coco.json"), str(root))
+    _finish(source, ("train", "val", "test") if options.karpathy else ("train", "val"))
+
+
+_COCO_FILES = [(kind, split) for kind in ("captions", "instances") for split in ("train", "val")]
+
+
+def _flickr(options: argparse.Namespace) -> None:
+    from captioning.data.karpathy import KarpathySource
+
+    root, images = options.root, options.root / "images"
+    if not options.check:
+        _get_split_file(root, options)
+    source = KarpathySource(str(root / f"dataset_{options.dataset}.json"), str(images))
+    source.prepare()
+    missing = set().union(*(index.paths for _, index in _indices(source))) - _listing(images)
+    if missing and not options.check:
+        for archive in sorted(path for kind in ("*.zip", "*.tar", "*.tar.gz", "*.tgz") for path in root.glob(kind)):
+            _unpack(archive, images, lambda name: PurePosixPath(name).name in missing, flat=True)
+    if missing - _listing(images):
+        print(BY_HAND[options.dataset].format(root=root, images=images), flush=True)
+    _finish(source, [split for split, _ in _indices(source)])
+
+
+def _shapes(options: argparse.Namespace) -> None:
+    from captioning.data.shapes import ShapesSource
+
+    source = ShapesSource(str(options.root), train=options.train, val=options.val, test=options.test, seed=options.seed)
+    if not options.check:
+        source.prepare()
+    _finish(source, ("train", "val", "test"))
+
+
+def _get_split_file(root: Path, options: argparse.Namespace) -> None:
+    name = f"dataset_{options.dataset}.json"
+    if not (root / name).is_file():
+        _get([Archive(KARPATHY_URL, lambda member: member == name)], root, options)
+
+
+# --- checking ----------------------------------------------------------------------------------------------------
+
+
+def _indices(source: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the splits that a split file has."""
+    failed = None
+    found = False
+    for split in ("train", "val", "test"):
+        try:
+            index = source.index(split)
+        except InputError as error:
+            failed = error
+        else:
+            found = True
+            yield split, index
+    if failed is not None and not found:
+        raise failed
+
+
+def _finish(source: CaptionSource, splits: Iterable[str]) -> None:
+    """Look for every image of the splits, print a line for each.
+
+    Raises:
+        InputError: a file is missing or empty; names the first few.
+    """
+    missing: list[Path] = []
+    for split in splits:
+        index = source.index(split)
+        paths = list(index.paths)
+        there = {folder: _listing(index.root / folder) for folder in {os.path.dirname(path) for path in paths}}
+        gone = [path for path in paths if os.path.basename(path) not in there[os.path.dirname(path)]]
+        state = f"{len(gone):,} image files missing" if gone else "all files there"
+        print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}", flush=True)
+        missing += [index.root / path for path in gone]
+    if missing:
+        names = ", ".join(map(str, missing[:SHOWN]))
+        more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
+        raise InputError(f"missing: {names}{more}")
+
+
+def _listing(folder: Path) -> set[str]:
+    """Return the names of the files in a folder that are not empty; none if there is no such folder."""
+    try:
+        with os.scandir(folder) as entries:
+            return {entry.name for entry in entries if entry.is_file() and entry.stat().st_size}
+    except FileNotFoundError:
+        return set()
+
+
+# --- downloading -------------------------------------------------------------------------------------------------
+
+
+def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> None:
+    """Download, verify and unpack, one archive after the other, so that no two lie on the disk beside their files."""
+    root.mkdir(parents=True, exist_ok=True)
+    _need_space(archives, root, options.keep_archives)
+    for archive in archives:
+        path = root / archive.name
+        if not path.is_file():
+            part = download(archive.at(options.mirror), path, archive.size)
+            try:
+                verify(part, archive)
+            except InputError:
+                part.unlink()  # what is wrong in it cannot be known, so there is nothing to go on from
+                raise
+            os.replace(part, path)
+        else:
+            verify(path, archive)
+        _unpack(path, root, archive.unpacks)
+        if not options.keep_archives:
+            path.unlink()
+
+
+def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
+    """Raise an InputError unless the disk holds the unpacked files and the largest archive (with ``keep`` all)."""
+    sizes = [archive.size or 0 for archive in archives]
+    present = sum(path.stat().st_size for archive in archives for path in root.glob(f"{archive.name}*"))
+    # JPEGs are about as large outside the zip file; the annotations are three times as large, of which we unpack most.
+    needed = int(1.1 * sum(sizes)) + (sum(sizes) if keep else max(sizes, default=0)) - present
+    free = shutil.disk_usage(root).free
+    if needed > free:
+        raise InputError(f"{root}: needs {_size(needed)}, the disk has {_size(free)} free; use --root on another disk")
+
+
+def download(url: str, path: Path, size: int | None = None) -> Path:
+    """Download ``url`` to ``path`` with ``.part`` appended, going on where an earlier download stopped; return that.
+
+    Raises:
+        InputError: the server has no such file or another than published, or the connection keeps breaking.
+    """
+    part = path.with_name(path.name + ".part")
+    failures, reason = 0, ""
+    while failures < ATTEMPTS:
+        if failures:
+            print(f"{path.name}: {reason}; trying again", flush=True)
+            time.sleep(PAUSE * 2 ** (failures - 1))
+        have = part.stat().st_size if part.exists() else 0
+        try:
+            if _receive(url, part, size):
+                return part
+            reason = "the connection broke"
+        except urllib.error.HTTPError as error:
+            if error.code < 500 and error.code not in (408, 429):
+                raise InputError(
+                    f"{url}: the server says {error.code} {error.reason}; get it by hand to {path}"
+                ) from error
+            reason = f"the server says {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        now = part.stat().st_size if part.exists() else 0
+        failures = 1 if now > have else failures + 1
+    raise InputError(f"{url}: {reason}; run the same command again to go on, or get the file by hand to {path}")
+
+
+def _receive(url: str, part: Path, size: int | None) -> bool:
+    """Append to ``part`` what one request yields; return whether the file is complete."""
+    have = part.stat().st_size if part.exists() else 0
+    if size is not None and have >= size:
+        if have == size:
+            return True
+        part.unlink()
+        have = 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        total = error.headers.get("Content-Range", "").rpartition("/")[2]
+        if total == str(have):  # everything is here, only the verdict was missing
+            return True
+        part.unlink()
+        return False
+    with response:
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+            span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
+            if span.partition("-")[0] != str(have):
+                raise OSError(f"asked for bytes from {have}, got {span or 'others'}")
+            total = int(whole) if whole.isdigit() else size
+        else:
+            if have:
+                print(f"{part.stem}: the server cannot continue a download, beginning anew", flush=True)
+            have = 0
+            length = response.headers.get("Content-Length")
+            total = int(length) if length else size
+        if size is not None and total != size:
+            raise InputError(f"{url}: has {total} bytes, published were {size}; it is not the file it should be")
+        with part.open("r+b" if have else "wb") as file, Progress(part.stem, total, have) as progress:
+            file.seek(have)
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                have += len(chunk)
+                progress.update(have)
+        return total is None or have == total
+
+
+def verify(path: Path, archive: Archive) -> None:
+    """Compare a download with what was published, or where nothing was, with the checksums inside the zip file.
+
+    Raises:
+        InputError: it differs.
+    """
+    actual = path.stat().st_size
+    if archive.size is not None and actual != archive.size:
+        raise InputError(f"{path}: has {actual} bytes, published were {archive.size}; delete it and run again")
+    if archive.md5 is not None:
+        digest = hashlib.md5(usedforsecurity=False)
+        with path.open("rb") as file, Progress(f"{archive.name}: MD5", actual) as progress:
+            while chunk := file.read(CHUNK):
+                digest.update(chunk)
+                progress.update(file.tell())
+        if digest.hexdigest() != archive.md5:
+            raise InputError(f"{path}: its MD5 is {digest.hexdigest()}, published was {archive.md5}; download it again")
+        print(f"{archive.name}: MD5 is the published one", flush=True)
+        return
+    try:
+        with zipfile.ZipFile(path) as file:
+            bad = file.testzip()
+    except (zipfile.BadZipFile, OSError) as error:
+        raise InputError(f"{path}: not a whole zip file ({error}); download it again") from error
+    if bad is not None:
+        raise InputError(f"{path}: {bad} in it is damaged; download it again")
+    print(f"{archive.name}: no checksum was published; its length and the checksums inside are right", flush=True)
+
+
+# --- unpacking ---------------------------------------------------------------------------------------------------
+
+
+def _unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
+    """Write the wanted files of a zip or tar archive below ``root``; those that are there in full are skipped.
+
+    Args:
+        flat: drop the folders of the names in the archive.
+
+    Raises:
+        InputError: the archive is damaged, or a name in it leads out of ``root``.
+    """
+    with ExitStack() as stack:
+        try:
+            members = [m for m in _members(path, stack) if wanted(m.name)]
+            total = sum(member.size for member in members)
+            progress = stack.enter_context(Progress(f"{path.name}: unpacking", total))
+            done = 0
+            for member in members:
+                name = PurePosixPath(member.name)
+                if name.is_absolute() or ".." in name.parts:
+                    raise InputError(f"{path}: {member.name} leads out of {root}; this is not the published file")
+                target = root / (name.name if flat else name)
+                if not (target.is_file() and target.stat().st_size == member.size):
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    part = target.with_name(target.name + ".part")
+                    with member.open() as source, part.open("wb") as file:
+                        shutil.copyfileobj(source, file, CHUNK)
+                    os.replace(part, target)
+                done += member.size
+                progress.update(done)
+        except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+            raise InputError(f"{path}: damaged ({error}); download it again") from error
+
+
+@dataclass(frozen=True)
+class _Member:
+    name: str
+    size: int
+    open: Callable[[], IO[bytes]]
+
+
+def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
+    """Yield the regular files of an archive; each may be opened until the stack closes."""
+    if path.suffix == ".zip":
+        file = stack.enter_context(zipfile.ZipFile(path))
+        for info in file.infolist():
+            if not info.is_dir():
+                yield _Member(info.filename, info.file_size, lambda info=info: file.open(info))  # type: ignore[misc]
+    else:
+        tar = stack.enter_context(tarfile.open(path))
+        for entry in tar:
+            if entry.isfile():
+                yield _Member(entry.name, entry.size, lambda entry=entry: tar.extractfile(entry))  # type: ignore
+
+
+# --- showing -----------------------------------------------------------------------------------------------------
+
+
+class Progress:
+    """A bar on a terminal, a line every 15 seconds elsewhere. Counts bytes."""
+
+    def __init__(self, label: str, total: int | None, done: int = 0) -> None:
+        self.label, self.total, self.done = label, total, done
+        self.printed = time.monotonic()
+        self.bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stdout.isatty():
+            from rich import progress
+
+            self.bar = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(),
+                progress.DownloadColumn(),
+                progress.TransferSpeedColumn(),
+                progress.TimeRemainingColumn(),
+            )
+            self.task = self.bar.add_task(self.label, total=self.total, completed=self.done)
+            self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, done: int) -> None:
+        self.done = done
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done)
+        elif time.monotonic() - self.printed > 15:
+            self.printed = time.monotonic()
+            of = f" of {_size(self.total)}" if self.total else ""
+            print(f"{self.label}: {_size(done)}{of}", flush=True)
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -16,7 +16,9 @@ checksums inside the zip file. data/README.md says where every file belongs.
 from __future__ import annotations
 
 import argparse
+import errno
 import hashlib
+import http
 import http.client
 import os
 import shutil
@@ -27,7 +29,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -36,7 +39,8 @@ from typing import IO, TYPE_CHECKING, Any
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
-    from captioning.data.records import CaptionSource
+    from captioning.data.karpathy import KarpathySource
+    from captioning.data.records import CaptionIndex
 
 COCO_HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
@@ -56,12 +60,14 @@ class Archive:
         unpacks: which of its files are wanted; a file goes where its name in the archive says.
         size: bytes as published; None if nobody did.
         md5: as published; None if nobody did.
+        images: how many image files it holds.
     """
 
     url: str
     unpacks: Callable[[str], bool]
     size: int | None = None
     md5: str | None = None
+    images: int = 0
 
     @property
     def name(self) -> str:
@@ -84,21 +90,44 @@ COCO = {
     (2014, "annotations"): Archive(
         f"{COCO_HOST}/annotations/annotations_trainval2014.zip",
         _captions_or_instances,
-        252872794,
-        "0a379cfc70b0e71301e0f377548639bd",
+        size=252872794,
+        md5="0a379cfc70b0e71301e0f377548639bd",
     ),
-    (2014, "train"): Archive(f"{COCO_HOST}/zips/train2014.zip", _jpeg, 13510573713, "0da8c0bd3d6becc4dcb32757491aca88"),
-    (2014, "val"): Archive(f"{COCO_HOST}/zips/val2014.zip", _jpeg, 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3"),
+    (2014, "train"): Archive(
+        f"{COCO_HOST}/zips/train2014.zip",
+        _jpeg,
+        size=13510573713,
+        md5="0da8c0bd3d6becc4dcb32757491aca88",
+        images=82783,
+    ),
+    (2014, "val"): Archive(
+        f"{COCO_HOST}/zips/val2014.zip",
+        _jpeg,
+        size=6645013297,
+        md5="a3d79f5ed8d289b7a7554ce06a5782b3",
+        images=40504,
+    ),
     (2017, "annotations"): Archive(
         f"{COCO_HOST}/annotations/annotations_trainval2017.zip",
         _captions_or_instances,
-        252907541,
-        "f4bbac642086de4f52a3fdda2de5fa2c",
+        size=252907541,
+        md5="f4bbac642086de4f52a3fdda2de5fa2c",
     ),
-    (2017, "train"): Archive(f"{COCO_HOST}/zips/train2017.zip", _jpeg, 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2"),
-    (2017, "val"): Archive(f"{COCO_HOST}/zips/val2017.zip", _jpeg, 815585330, "442b8da7639aecaf257c1dceb8ba8c80"),
+    (2017, "train"): Archive(
+        f"{COCO_HOST}/zips/train2017.zip",
+        _jpeg,
+        size=19336861798,
+        md5="cced6f7f71b7629ddf16f17bbcfab6b2",
+        images=118287,
+    ),
+    (2017, "val"): Archive(
+        f"{COCO_HOST}/zips/val2017.zip",
+        _jpeg,
+        size=815585330,
+        md5="442b8da7639aecaf257c1dceb8ba8c80",
+        images=5000,
+    ),
 }
-COCO_IMAGES = {(2014, "train"): 82783, (2014, "val"): 40504, (2017, "train"): 118287, (2017, "val"): 5000}
 
 BY_HAND = {
     "flickr8k": """\
@@ -161,25 +190,21 @@ def _coco(options: argparse.Namespace) -> None:
 
     root: Path = options.root
     year: int = 2014 if options.karpathy else options.year or 2017
-    annotations = root / "annotations"
     if not options.check:
-        wanted = []
+        kinds = [f"{kind}_{split}{year}.json" for kind in ("captions", "instances") for split in ("train", "val")]
+        wanted = [] if _listing(root / "annotations").keys() >= set(kinds) else [COCO[year, "annotations"]]
         for split in ("train", "val"):
-            folder = root / f"{split}{year}"
-            if len(_listing(folder)) < COCO_IMAGES[year, split]:
-                wanted.append(COCO[year, split])
-        if not all((annotations / f"{kind}_{split}{year}.json").is_file() for kind, split in _COCO_FILES):
-            wanted.insert(0, COCO[year, "annotations"])
+            archive = COCO[year, split]
+            if len(_listing(root / f"{split}{year}")) < archive.images:
+                wanted.append(archive)
         _get(wanted, root, options)
         if options.karpathy:
             _get_split_file(root, options)
-    source: CaptionSource = CocoSource(str(root), year=year)
     if options.karpathy:
-        source = KarpathySource(str(root / "dataset_coco.json"), str(root))
-    _finish(source, ("train", "val", "test") if options.karpathy else ("train", "val"))
-
-
-_COCO_FILES = [(kind, split) for kind in ("captions", "instances") for split in ("train", "val")]
+        _finish(_read(KarpathySource(str(root / "dataset_coco.json"), str(root))))
+    else:
+        source = CocoSource(str(root), year=year)
+        _finish({split: source.index(split) for split in ("train", "val")})
 
 
 def _flickr(options: argparse.Namespace) -> None:
@@ -188,15 +213,14 @@ def _flickr(options: argparse.Namespace) -> None:
     root, images = options.root, options.root / "images"
     if not options.check:
         _get_split_file(root, options)
-    source = KarpathySource(str(root / f"dataset_{options.dataset}.json"), str(images))
-    source.prepare()
-    missing = set().union(*(index.paths for _, index in _indices(source))) - _listing(images)
+    indices = _read(KarpathySource(str(root / f"dataset_{options.dataset}.json"), str(images)))
+    missing = {path for index in indices.values() for path in _missing(index)}
     if missing and not options.check:
         for archive in sorted(path for kind in ("*.zip", "*.tar", "*.tar.gz", "*.tgz") for path in root.glob(kind)):
             _unpack(archive, images, lambda name: PurePosixPath(name).name in missing, flat=True)
-    if missing - _listing(images):
+    if not missing <= _listing(images).keys():
         print(BY_HAND[options.dataset].format(root=root, images=images), flush=True)
-    _finish(source, [split for split, _ in _indices(source)])
+    _finish(indices)
 
 
 def _shapes(options: argparse.Namespace) -> None:
@@ -205,7 +229,17 @@ def _shapes(options: argparse.Namespace) -> None:
     source = ShapesSource(str(options.root), train=options.train, val=options.val, test=options.test, seed=options.seed)
     if not options.check:
         source.prepare()
-    _finish(source, ("train", "val", "test"))
+    _finish({split: source.index(split) for split in ("train", "val", "test")})
+
+
+def _read(source: KarpathySource) -> dict[str, CaptionIndex]:
+    """Return the splits of a split file; a test split may have been left out of it."""
+    indices = {split: source.index(split) for split in ("train", "val")}
+    try:
+        indices["test"] = source.index("test")
+    except InputError as error:
+        print(error, flush=True)
+    return indices
 
 
 def _get_split_file(root: Path, options: argparse.Namespace) -> None:
@@ -217,50 +251,38 @@ def _get_split_file(root: Path, options: argparse.Namespace) -> None:
 # --- checking ----------------------------------------------------------------------------------------------------
 
 
-def _indices(source: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the splits that a split file has."""
-    failed = None
-    found = False
-    for split in ("train", "val", "test"):
-        try:
-            index = source.index(split)
-        except InputError as error:
-            failed = error
-        else:
-            found = True
-            yield split, index
-    if failed is not None and not found:
-        raise failed
-
-
-def _finish(source: CaptionSource, splits: Iterable[str]) -> None:
+def _finish(indices: dict[str, CaptionIndex]) -> None:
     """Look for every image of the splits, print a line for each.
 
     Raises:
         InputError: a file is missing or empty; names the first few.
     """
     missing: list[Path] = []
-    for split in splits:
-        index = source.index(split)
-        paths = list(index.paths)
-        there = {folder: _listing(index.root / folder) for folder in {os.path.dirname(path) for path in paths}}
-        gone = [path for path in paths if os.path.basename(path) not in there[os.path.dirname(path)]]
+    for split, index in indices.items():
+        gone = _missing(index)
         state = f"{len(gone):,} image files missing" if gone else "all files there"
         print(f"{split:<5} {len(index):>8,} images {len(index.captions):>9,} captions  {state}", flush=True)
         missing += [index.root / path for path in gone]
     if missing:
         names = ", ".join(map(str, missing[:SHOWN]))
         more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
-        raise InputError(f"missing: {names}{more}")
+        raise InputError(f"missing: {names}{more}; data/README.md says where they come from")
 
 
-def _listing(folder: Path) -> set[str]:
-    """Return the names of the files in a folder that are not empty; none if there is no such folder."""
-    try:
-        with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if entry.is_file() and entry.stat().st_size}
-    except FileNotFoundError:
-        return set()
+def _missing(index: CaptionIndex) -> list[str]:
+    """Return the image files that are not there or empty, relative to the index's root. One listing per folder."""
+    paths = list(index.paths)
+    there = {folder: _listing(index.root / folder) for folder in {os.path.dirname(path) for path in paths}}
+    return [path for path in paths if os.path.basename(path) not in there[os.path.dirname(path)]]
+
+
+def _listing(folder: Path) -> dict[str, int]:
+    """Return the names and sizes in bytes of a folder's files, but empty and unfinished ones; {} without the folder."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:
+        sizes = {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+    return {name: size for name, size in sizes.items() if size and not name.endswith(".part")}
 
 
 # --- downloading -------------------------------------------------------------------------------------------------
@@ -290,7 +312,10 @@ def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> No
 def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
     """Raise an InputError unless the disk holds the unpacked files and the largest archive (with ``keep`` all)."""
     sizes = [archive.size or 0 for archive in archives]
-    present = sum(path.stat().st_size for archive in archives for path in root.glob(f"{archive.name}*"))
+    present = 0
+    for archive in archives:
+        present += sum(path.stat().st_size for path in root.glob(f"{archive.name}*"))
+        present += sum(_listing(root / Path(archive.name).stem).values())
     # JPEGs are about as large outside the zip file; the annotations are three times as large, of which we unpack most.
     needed = int(1.1 * sum(sizes)) + (sum(sizes) if keep else max(sizes, default=0)) - present
     free = shutil.disk_usage(root).free
@@ -316,12 +341,15 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
                 return part
             reason = "the connection broke"
         except urllib.error.HTTPError as error:
+            error.close()
             if error.code < 500 and error.code not in (408, 429):
                 raise InputError(
                     f"{url}: the server says {error.code} {error.reason}; get it by hand to {path}"
                 ) from error
             reason = f"the server says {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                raise InputError(f"{part}: the disk is full; free some space and run the same command again") from error
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         now = part.stat().st_size if part.exists() else 0
         failures = 1 if now > have else failures + 1
@@ -342,6 +370,7 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
+        error.close()
         total = error.headers.get("Content-Range", "").rpartition("/")[2]
         if total == str(have):  # everything is here, only the verdict was missing
             return True
@@ -430,7 +459,7 @@ def _unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool
                     os.replace(part, target)
                 done += member.size
                 progress.update(done)
-        except (zipfile.BadZipFile, tarfile.TarError, EOFError) as error:
+        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
             raise InputError(f"{path}: damaged ({error}); download it again") from error
 
 
@@ -449,7 +478,7 @@ def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
             if not info.is_dir():
                 yield _Member(info.filename, info.file_size, lambda info=info: file.open(info))  # type: ignore[misc]
     else:
-        tar = stack.enter_context(tarfile.open(path))
+        tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - the stack closes it
         for entry in tar:
             if entry.isfile():
                 yield _Member(entry.name, entry.size, lambda entry=entry: tar.extractfile(entry))  # type: ignore

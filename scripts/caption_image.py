@@ -21,7 +21,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -46,6 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
+    json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
 
     def skip(path: Any, error: InputError) -> None:
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
 
     captions = captioner.stream(paths, _options(arguments, captioner), batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == "-"
-    with _Progress() as progress, _json_lines(arguments.json) as write_json, _until_the_reader_leaves():
+    with _Progress() as progress, json_file or nullcontext(), _until_the_reader_leaves():
         for caption in captions:
             extra = {}
             if overlay is not None:
@@ -62,8 +63,8 @@ def main(argv: list[str] | None = None) -> None:
                 caption.save_figure(extra["overlay"])
             if not quiet:
                 print(caption.text if single else f"{caption.path}\t{caption.text}", flush=True)
-            if write_json is not None:
-                write_json(caption.to_dict() | extra)
+            if json_file is not None:
+                json_file.write(caption.to_dict() | extra)
             progress.step()
     if unreadable:
         if not single:
@@ -91,8 +92,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--json",
         metavar="FILE",
         help="write words, log-probabilities (nats; one more for the end of a finished caption), alphas (words x "
-        "locations), betas, grid size and beam alternatives: one JSON object per line and image, so a single image's "
-        "file is plain JSON; - is standard output, instead of the captions",
+        "locations), betas, grid size and beam alternatives: an object of a single image, else an array of them, or "
+        "lines of them in a .jsonl FILE and on standard output (-), where they replace the captions",
     )
     search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
     search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
@@ -203,37 +204,50 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner) -> Decodi
     return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
 
 
-@contextmanager
-def _json_lines(target: str | None) -> Iterator[Callable[[dict[str, Any]], None] | None]:
-    """Give a function that writes one object as a line. The file appears under its name when it is complete."""
-    if target is None:
-        yield None
-        return
-    if target == "-":
-        yield lambda content: _write_line(sys.stdout, content)
-        return
-    path = Path(target)
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = temporary.open("w", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"--json {path}: cannot be written ({error.strerror})") from error
-    try:
-        with file:
-            yield lambda content: _write_line(file, content)
-        os.replace(temporary, path)
-    except KeyboardInterrupt:
-        print(f"the images done so far are in {temporary}", file=sys.stderr)
-        raise
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+class _JsonFile:
+    """One object per image: in lines (.jsonl, standard output), alone (a single image) or in an array.
 
+    The file appears under its name when it is complete.
+    """
 
-def _write_line(file: TextIO, content: dict[str, Any]) -> None:
-    file.write(json.dumps(content) + "\n")
-    file.flush()
+    def __init__(self, target: str, single: bool) -> None:
+        self.path = None if target == "-" else Path(target)
+        self.written = 0
+        self.array = self.path is not None and not single and self.path.suffix.lower() != ".jsonl"
+        if self.path is None:
+            self.file: TextIO = sys.stdout
+            return
+        self.temporary = self.path.with_name(self.path.name + ".part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = self.temporary.open("w", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--json {self.path}: cannot be written ({error.strerror})") from error
+
+    def write(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content)
+        if self.array:
+            self.file.write((",\n" if self.written else "[\n") + text)
+        else:
+            self.file.write(text + "\n")
+        self.file.flush()
+        self.written += 1
+
+    def __enter__(self) -> _JsonFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if self.path is None:
+            return
+        if kind is None and self.array:
+            self.file.write("\n]\n" if self.written else "[]\n")
+        self.file.close()
+        if kind is None and (self.written or self.array):
+            os.replace(self.temporary, self.path)
+        elif kind is not None and issubclass(kind, KeyboardInterrupt) and self.written:
+            print(f"the images done so far are in {self.temporary}", file=sys.stderr)
+        else:
+            self.temporary.unlink()
 
 
 @contextmanager

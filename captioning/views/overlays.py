@@ -89,7 +89,7 @@ def attention_figure(
         if gates is not None:
             below = y + layout.panel_height + 0.10
             label = f"\N{GREEK SMALL LETTER BETA} {gates[t]:.2f}"
-            _text(axes, x + layout.panel_width / 2, below, label, size=7.5, color="0.35")
+            _text(axes, x + layout.panel_width / 2, below, label, size=8.5, color="0.35")
     return figure
 
 

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "model": (2, "errors component batch vocabulary attention decoding encoders decoder"),
     "data.datamodule": (3, "errors vocabulary batch grounding data data.transforms"),
     "training": (3, f"{ASSEMBLED} batch schedules losses estimators metrics grounding"),
-    "inference": (3, ASSEMBLED),
+    "inference": (3, f"{ASSEMBLED} views"),  # the public API draws what it captioned
     "callbacks": (4, "errors batch vocabulary metrics grounding views data data.transforms data.datamodule training"),
     "cli": (4, "errors data data.datamodule training callbacks"),
     "__main__": (4, "errors cli"),

@@ -33,17 +33,18 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
         CaptionDataModule,
         seed_everything_default=1,
         save_config_callback=SaveRunConfig,
-        save_config_kwargs={"overwrite": True},
+        save_config_kwargs={"save_to_log_dir": False},
         args=with_run_config(args),
     )
 
 
 def _quieten() -> None:
     """Silence what Lightning says about choices that are made here on purpose."""
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen encoder
     warnings.filterwarnings("ignore", message=".*does not have many workers")
-    warnings.filterwarnings("ignore", message=".*isinstance\(treespec, LeafSpec\)")
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in str(record.msg))
 
 
@@ -53,6 +54,10 @@ class SaveRunConfig(SaveConfigCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if stage == "fit":
             super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        path = Path(trainer.default_root_dir) / "config.yaml"
+        self.parser.save(self.config, path, skip_none=False, overwrite=True)
 
 
 class CaptioningCLI(LightningCLI):

@@ -1,0 +1,192 @@
+"""The command line: what users type, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from captioning.cli import main, wandb_offline_without_account, with_run_config
+from captioning.errors import InputError
+
+CONFIG = {
+    "trainer": {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+    },
+    "model": {
+        "encoder": {
+            "class_path": "captioning.encoders.ConvEncoder",
+            "init_args": {"channels": [6, 8], "strides": [4, 2], "image_size": 48},
+        },
+        "decoder": {
+            "class_path": "captioning.decoder.AttentionDecoder",
+            "init_args": {
+                "attention": {
+                    "class_path": "captioning.attention.SoftAttention",
+                    "init_args": {"score": {"class_path": "captioning.attention.AdditiveScore"}},
+                },
+                "embedding_dim": 5,
+                "hidden_dim": 7,
+            },
+        },
+        "search": {"beam_size": 1, "max_length": 8},
+    },
+}
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Path:
+    """An empty folder with one small config, entered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    source = {
+        "class_path": "captioning.data.shapes.ShapesSource",
+        "init_args": {"root": str(tmp_path / "shapes"), "train": 4, "val": 2, "test": 2, "image_size": 48},
+    }
+    data = {"source": source, "batch_size": 10, "num_workers": 0}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIG | {"data": data}))
+    return tmp_path
+
+
+def test_fit_then_test_from_the_checkpoint_alone(workplace, capsys):
+    main(["fit", "--config", "tiny.yaml"])
+    run = Path("runs/tiny")
+    assert (run / "config.yaml").is_file() and (run / "checkpoints/last.ckpt").is_file()
+    assert list(run.glob("metrics/*/metrics.csv"))
+    assert "run folder: runs/tiny" in capsys.readouterr().out
+    main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"])
+    assert set(json.loads((run / "test_metrics.json").read_text())) >= {"test/bleu1", "test/bleu4", "test/nll"}
+    main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run
+    assert (run / "val_metrics.json").is_file()
+
+
+def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workplace):
+    main(["fit", "--config", "tiny.yaml"])
+    main(["fit", "--config", "tiny.yaml"])
+    assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
+    cli = main(["fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2"])
+    assert cli.run_dir == Path("runs/tiny") and cli.trainer.current_epoch == 2
+    assert not Path("runs/tiny-3").exists()
+
+
+def test_command_line_wins_over_what_the_checkpoint_was_made_with(workplace):
+    main(["fit", "--config", "tiny.yaml"])
+    cli = main(
+        ["validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--model.search.beam_size", "2"]
+        + ["--model.attention_penalty", "0.25"]
+    )
+    assert cli.model.search.beam_size == 2 and cli.model.attention_penalty == 0.25
+
+
+def test_checkpoint_keeps_the_full_config_as_plain_data(workplace):
+    main(["fit", "--config", "tiny.yaml", "--data.batch_size", "7"])
+    settings = torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["captioning"]["settings"]
+    assert settings["data"]["batch_size"] == 7
+    assert settings["seed_everything"] == 1 and settings["data"]["seed"] == 1
+
+
+def test_seed_decides_the_result(workplace):
+    def final(name, seed):
+        main(["fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed)])
+        state = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        return state["captioner.decoder.output.weight"]
+
+    assert torch.equal(final("a", 5), final("b", 5))
+    assert not torch.equal(final("c", 5), final("d", 6))
+
+
+def test_missing_checkpoint_is_one_line(workplace):
+    with pytest.raises(InputError, match=r"runs/tiny/checkpoints/best.ckpt: no such checkpoint"):
+        main(["test", "--config", "tiny.yaml"])
+
+
+def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "captioning", *args],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | (env or {}),
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_help_answers_without_loading_torch():
+    code = "import sys; sys.argv = ['captioning', '--help']; import captioning.__main__ as m; m.main()"
+    code += "; assert not {'torch', 'pytorch_lightning', 'torchvision'} & set(sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert result.returncode == 0, result.stderr
+    assert "captioning fit --config configs/shapes_soft.yaml" in result.stdout
+
+
+def test_bad_input_is_one_line_and_exit_code_2(workplace):
+    result = run_cli("fit", "--config", "tiny.yaml", "--data.source.init_args.train", "0")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert "train must be 1 to" in result.stderr.strip().splitlines()[-1]
+
+
+def test_unknown_option_is_refused_with_exit_code_2(workplace):
+    result = run_cli("fit", "--config", "tiny.yaml", "--model.attention_penaltie", "3")
+    assert result.returncode == 2
+    assert "attention_penaltie" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workplace):
+    config = yaml.safe_load(Path("tiny.yaml").read_text())
+    config["trainer"]["logger"] = [
+        {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
+    ]
+    config["trainer"]["callbacks"] = [{"class_path": "captioning.callbacks.CaptionSamples", "init_args": {"images": 1}}]
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    result = subprocess.run(
+        [sys.executable, "-m", "captioning", "fit", "--config", "tiny.yaml"],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        env=env | {"NETRC": str(workplace / "no-netrc"), "HOME": str(workplace)},
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 0, result.stderr
+    runs = list(Path("runs/tiny/wandb").glob("offline-run-*/*.wandb"))
+    assert len(runs) == 1
+    assert list(runs[0].parent.glob("files/media/images/val/samples*.png"))
+    assert "wandb sync runs/tiny/wandb/offline-run-*" in result.stdout
+
+
+def test_wandb_mode_of_the_user_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    wandb_offline_without_account()
+    assert os.environ["WANDB_MODE"] == "disabled"
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_API_KEY", "x" * 40)
+    wandb_offline_without_account()
+    assert "WANDB_MODE" not in os.environ
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    wandb_offline_without_account()
+    assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_config_of_the_checkpoints_run_is_added_when_none_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint = tmp_path / "runs/x/checkpoints/best.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    (tmp_path / "runs/x/config.yaml").touch()
+    args = ["test", "--ckpt_path", str(checkpoint)]
+    assert with_run_config(args) == ["test", "--config", "runs/x/config.yaml", *args[1:]]
+    named = ["test", "--config", "other.yaml", *args[1:]]
+    assert with_run_config(named) == named

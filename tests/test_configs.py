@@ -1,0 +1,77 @@
+"""Every shipped YAML is instantiated: trainer, model and data module, without data and without the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from pytorch_lightning.cli import LightningCLI
+
+from captioning.cli import CaptioningCLI
+from captioning.data.datamodule import CaptionDataModule
+from captioning.training import CaptioningModule
+from captioning.vocabulary import Vocabulary
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+EXPERIMENTS = sorted(CONFIGS.glob("*.yaml"))
+OVERLAYS = sorted(CONFIGS.glob("overlays/*.yaml"))
+
+
+def instantiate(*configs: Path) -> LightningCLI:
+    """As ``captioning fit`` does, with random encoder weights, which need no download."""
+    model = {}
+    for config in configs:
+        model |= yaml.safe_load(config.read_text()).get("model", {})
+    args = [f"--config={config}" for config in configs]
+    if "ConvEncoder" not in model["encoder"]["class_path"]:
+        args.append("--model.encoder.init_args.weights=null")
+    args += ["--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
+
+    class Instantiated(CaptioningCLI):
+        subcommand = None
+
+        def before_instantiate_classes(self) -> None:
+            """Make no run folder."""
+
+    return Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
+
+
+@pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
+def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    cli = instantiate(config)
+    captioner = cli.model.assemble(Vocabulary(["a", "dog", "runs"]))
+    optimizer = cli.model.optimizer([{"params": list(captioner.decoder.parameters())}])
+    if cli.model.scheduler is not None:
+        assert cli.model.scheduler(optimizer, 100).get_last_lr()[0] > 0
+    assert captioner.decoder.annotation_dim == cli.model.encoder.annotation_dim
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
+def test_overlay_goes_on_top_of_an_experiment(overlay, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    cli = instantiate(CONFIGS / "coco_vgg19_soft.yaml", overlay)
+    assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == (14, 14)
+
+
+@pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)
+def test_config_opens_with_the_command_that_runs_it(config):
+    header = "".join(line for line in config.read_text().splitlines(True) if line.startswith("#"))
+    assert "captioning fit" in header and f"configs/{config.relative_to(CONFIGS)}" in header
+
+
+@pytest.mark.parametrize("config", OVERLAYS, ids=lambda path: path.stem)
+def test_overlay_is_short(config):
+    assert len(config.read_text().splitlines()) < 15
+
+
+def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    cli = instantiate(CONFIGS / "coco_vgg19_soft.yaml")
+    encoder, (_, decoder) = cli.model.encoder, cli.model._parts
+    assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
+    assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
+    assert (cli.datamodule.batch_size, cli.datamodule.max_words, cli.model.attention_penalty) == (64, 10000, 1.0)
+    assert isinstance(cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]), torch.optim.Adam)

@@ -55,7 +55,7 @@ class Vocabulary:
         self._ids = {word: i for i, word in enumerate(SPECIALS + self.words)}
         if len(self._ids) != len(SPECIALS) + len(self.words):
             twice = [word for word, n in Counter(SPECIALS + self.words).items() if n > 1]
-            raise InputError(f"vocabulary: words must be distinct and not special tokens, got {twice[:3]} twice")
+            raise InputError(f"words must be distinct and not special tokens, got {twice[:3]} twice")
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None) -> Vocabulary:
@@ -115,6 +115,11 @@ class Vocabulary:
             words = json.loads(Path(path).read_text(encoding="utf-8"))["words"]
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}') from error
-        return cls(words)
+        except (ValueError, KeyError, TypeError):
+            words = None
+        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+            raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
+        try:
+            return cls(words)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None

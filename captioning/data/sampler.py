@@ -24,7 +24,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
     lengths at the same time and none waits for another. Then the steps are shuffled. Every caption stands exactly once
     in an epoch, counted over all ranks. One step of the epoch, at a random length, is short: its captions are dealt out
     in the same way, so every rank has the same number of batches. Only if it has fewer captions than there are ranks
-    are some of them repeated, at most ``world_size - 1`` captions per epoch.
+    are some of them repeated, at most ``world_size - 1`` captions (or images with theirs) per epoch.
 
     Differs from the paper: it draws a length at random for each update; walking through all batches in random order
     draws lengths in proportion to their captions, without repeating or missing any.

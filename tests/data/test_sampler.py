@@ -1,0 +1,217 @@
+import time
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+from torch.utils.data import DataLoader, Dataset
+
+from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.errors import InputError
+
+
+def captions(images, seed=0):
+    """Lengths and image rows of a data set with 4 to 6 captions an image and lengths distributed as in COCO."""
+    random = np.random.default_rng(seed)
+    caption_image = np.repeat(np.arange(images), random.integers(4, 7, size=images))
+    lengths = np.clip(random.gamma(20, 0.52, size=len(caption_image)).round(), 5, 50).astype(np.int32)
+    return lengths, caption_image
+
+
+def sampler(data, **options):
+    return CaptionBatchSampler(*data, **{"batch_size": 16, "seed": 3, **options})
+
+
+def padding(batches, lengths):
+    """The share of a batch's steps that are padding."""
+    return 1 - lengths.sum() / sum(len(batch) * lengths[batch].max() for batch in batches)
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_caption_stands_once_in_an_epoch(group, world_size):
+    data = captions(103)
+    ranks = [list(sampler(data, rank=rank, world_size=world_size, group=group)) for rank in range(world_size)]
+    drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
+    assert sorted(drawn) == list(range(len(data[0])))
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_have_the_same_number_of_batches(group, world_size):
+    data = captions(101)
+    samplers = [sampler(data, rank=rank, world_size=world_size, group=group) for rank in range(world_size)]
+    assert {len(list(each)) for each in samplers} == {len(samplers[0])}
+
+
+def test_at_most_one_caption_per_other_rank_is_repeated_where_a_step_has_too_few():
+    data = np.full(9, 7), np.arange(9)  # 9 captions in steps of 8: the short step has one caption for four ranks
+    ranks = [list(sampler(data, batch_size=2, rank=rank, world_size=4)) for rank in range(4)]
+    drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
+    assert set(drawn) == set(range(9))
+    assert len(drawn) == 9 + 3
+    assert {len(batches) for batches in ranks} == {2}
+
+
+def test_batches_are_full_but_one():
+    data = captions(101)
+    sizes = [len(batch) for batch in sampler(data)]
+    assert sorted(sizes)[1:] == [16] * (len(sizes) - 1)
+    assert min(sizes) == len(data[0]) % 16
+
+
+def test_batches_hold_captions_of_like_length():
+    data = captions(2000)
+    batches = list(sampler(data))
+    assert padding(batches, data[0]) < 0.005
+    assert np.mean([len(set(data[0][batch])) == 1 for batch in batches]) > 0.9
+    shuffled = np.random.default_rng(0).permutation(len(data[0]))
+    assert padding(np.array_split(shuffled, len(batches)), data[0]) > 0.2  # what it saves
+
+
+def test_ranks_work_on_like_lengths_at_the_same_step():
+    data = captions(2000)
+    ranks = [list(sampler(data, rank=rank, world_size=4)) for rank in range(4)]
+    longest = np.array([[data[0][batch].max() for batch in batches] for batches in ranks])  # (ranks, steps)
+    difference = longest.max(axis=0) - longest.min(axis=0)
+    assert np.median(difference) == 0 and difference.mean() < 0.2
+
+
+def test_lengths_come_in_random_order():
+    data = captions(1000)
+    means = [data[0][batch].mean() for batch in sampler(data)]
+    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.2
+
+
+def test_the_same_seed_gives_the_same_order_and_another_seed_another():
+    data = captions(50)
+    assert list(sampler(data, seed=1)) == list(sampler(data, seed=1))
+    assert list(sampler(data, seed=1)) != list(sampler(data, seed=2))
+
+
+def test_epochs_differ_in_order_and_in_which_captions_meet():
+    each = sampler(captions(50))
+    first, second = list(each), list(each)
+    assert first != second
+    assert {frozenset(batch) for batch in first}.isdisjoint({frozenset(batch) for batch in second})
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+def test_a_restored_position_continues_the_very_sequence(group):
+    data = captions(50)
+    whole = sampler(data, group=group)
+    expected = [list(whole) for _ in range(3)]
+    stopped = sampler(data, group=group)
+    list(stopped)
+    seen = list(islice(iter(stopped), 5))
+    assert seen == expected[1][:5]
+    resumed = sampler(data, group=group)
+    resumed.load_state_dict(stopped.state_dict())
+    assert resumed.resumes_at == 5
+    assert list(resumed) == expected[1][5:]
+    assert resumed.resumes_at == 0
+    assert list(resumed) == expected[2]
+
+
+def test_a_position_counts_what_was_trained_on_rather_than_drawn():
+    data = captions(50)
+    ahead = sampler(data)
+    drawn = list(islice(iter(ahead), 9))
+    resumed = sampler(data)
+    resumed.load_state_dict(ahead.state_dict(batches_done=4))
+    assert next(iter(resumed)) == drawn[4]
+
+
+def test_a_position_at_the_end_of_an_epoch_continues_with_the_next():
+    data = captions(50)
+    done = sampler(data)
+    list(done)
+    resumed = sampler(data)
+    resumed.load_state_dict(done.state_dict())
+    assert list(resumed) == list(done)
+    assert resumed.epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 8}, "batch_size 16 -> 8"),
+        ({"seed": 4}, "seed 3 -> 4"),
+        ({"world_size": 2}, "world_size 1 -> 2"),
+        ({"group": "image"}, "group length -> image"),
+    ],
+)
+def test_a_position_in_the_middle_of_another_layout_is_refused_by_name(change, message):
+    data = captions(50)
+    old = sampler(data)
+    next(iter(old))
+    with pytest.raises(InputError, match=f"middle of epoch 0: {message}"):
+        sampler(data, **change).load_state_dict(old.state_dict())
+    sampler(data, **change).load_state_dict(old.state_dict(batches_done=0))  # between epochs nothing is lost
+
+
+class Echo(Dataset):
+    def __getitem__(self, numbers):
+        return numbers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_draws_each_epoch_once(workers):
+    data = captions(20)
+    loader = DataLoader(
+        Echo(), sampler=sampler(data), batch_size=None, num_workers=workers, persistent_workers=bool(workers)
+    )
+    reference = sampler(data)
+    assert [list(loader) for _ in range(2)] == [list(reference) for _ in range(2)]
+
+
+def test_all_captions_of_an_image_stay_together_when_grouped_by_image():
+    lengths, caption_image = captions(200)
+    batches = list(sampler((lengths, caption_image), group="image", batch_size=30))
+    owners = [set(caption_image[batch]) for batch in batches]
+    assert sum(map(len, owners)) == 200
+    assert abs(np.mean([len(batch) for batch in batches[:-1]]) - 30) < 4
+
+
+def test_images_may_own_captions_that_do_not_lie_side_by_side():
+    lengths, caption_image = np.array([5, 6, 7, 8]), np.array([1, 0, 1, 0])
+    batches = list(sampler((lengths, caption_image), group="image", batch_size=2))
+    assert sorted(map(sorted, batches)) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"rank": 2, "world_size": 2}, r"rank must be in 0 \.\. 1, got 2"),
+        ({"group": "size"}, "group must be length or image, got 'size'"),
+    ],
+)
+def test_impossible_options_are_refused_by_name(options, message):
+    with pytest.raises(InputError, match=message):
+        sampler(captions(3), **options)
+
+
+def test_nothing_to_sample_is_refused():
+    with pytest.raises(InputError, match="no caption to sample"):
+        sampler((np.empty(0), np.empty(0)))
+
+
+def test_a_coco_sized_epoch_is_planned_in_a_fraction_of_a_second():
+    data = captions(113_000)
+    start = time.process_time()
+    batches = sum(1 for _ in sampler(data, batch_size=64))
+    assert batches > 8000
+    assert time.process_time() - start < 1.5
+
+
+@pytest.mark.parametrize("num_images", [0, 1, 7, 20, 21])
+@pytest.mark.parametrize("batch_size", [1, 3, 5])
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_evaluation_sees_every_image_once_over_all_ranks(num_images, batch_size, world_size):
+    ranks = [ImageBatchSampler(num_images, batch_size, rank=rank, world_size=world_size) for rank in range(world_size)]
+    batches = [list(rank) for rank in ranks]
+    assert list(chain.from_iterable(chain.from_iterable(batches))) == list(range(num_images))
+    assert all(0 < len(batch) <= batch_size for batch in chain.from_iterable(batches))
+    assert [len(rank) for rank in ranks] == [len(rank) for rank in batches]
+    counts = {len(rank) for rank in ranks}
+    assert len(counts) == 1 or num_images < world_size * max(counts)

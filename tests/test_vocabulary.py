@@ -1,0 +1,127 @@
+import json
+
+import pytest
+
+from captioning.errors import InputError
+from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary, tokenize
+
+CAPTIONS = [["a", "dog", "runs"], ["a", "dog"], ["a", "cat"], ["zebra", "cat"]]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("A man riding a wave.", "a man riding a wave"),
+        ("A dog, a cat; and (maybe) a bird!", "a dog a cat and maybe a bird"),
+        ("The dog's ball isn't red.", "the dog 's ball is n't red"),
+        ('A sign says "STOP".', "a sign says stop"),
+        ("a t-shirt with 3,000 dots", "a t-shirt with 3,000 dots"),
+        ("They cannot see it... or can they?", "they can not see it or can they"),
+        ("One sentence.Another one", "one sentence another one"),
+        ("salt & pepper -- on a #2 plate", "salt & pepper on a 2 plate"),
+        ("  two\n lines\t", "two lines"),
+        ("A crème brûlée", "a crème brûlée"),
+        (" . ", ""),
+        ("", ""),
+    ],
+)
+def test_captions_become_lower_case_words_without_punctuation(text, words):
+    assert tokenize(text) == words.split()
+
+
+def test_words_are_those_of_the_treebank_tokenizer_run_over_the_whole_caption():
+    from nltk.tokenize import TreebankWordTokenizer
+
+    from captioning.vocabulary import PUNCTUATION
+
+    for text in [
+        "gonna 'tis more'n lemme",
+        "'quoted' \"words, here\": (and) there;",
+        "they'll we've i'd cats' x--y $5",
+    ]:
+        assert tokenize(text) == [w for w in TreebankWordTokenizer().tokenize(text) if w not in PUNCTUATION]
+
+
+def test_the_special_tokens_have_four_different_ids():
+    assert sorted({PAD, START, END, UNK}) == [0, 1, 2, 3]
+    assert [SPECIALS[i] for i in (PAD, START, END, UNK)] == ["<pad>", "<start>", "<end>", "<unk>"]
+
+
+def test_frequent_words_come_first_and_ties_are_alphabetical():
+    assert Vocabulary.build(CAPTIONS).words == ("a", "cat", "dog", "runs", "zebra")
+
+
+def test_rare_words_are_left_out():
+    assert Vocabulary.build(CAPTIONS, min_count=2).words == ("a", "cat", "dog")
+    assert Vocabulary.build(CAPTIONS, max_size=1).words == ("a",)
+    assert len(Vocabulary.build(CAPTIONS, max_size=1)) == 5
+
+
+def test_the_order_of_the_captions_does_not_matter():
+    assert Vocabulary.build(CAPTIONS) == Vocabulary.build(CAPTIONS[::-1])
+
+
+def test_encoding_and_decoding_give_back_known_words():
+    vocabulary = Vocabulary.build(CAPTIONS)
+    assert vocabulary.decode(vocabulary.encode(["a", "zebra", "runs"])) == ["a", "zebra", "runs"]
+    assert min(vocabulary.encode(["a", "zebra", "runs"])) == 4
+
+
+def test_an_unknown_word_becomes_unk_and_stays_visible():
+    vocabulary = Vocabulary.build(CAPTIONS)
+    assert vocabulary.encode(["a", "unicorn"]) == [4, UNK]
+    assert vocabulary.decode([4, UNK]) == ["a", "<unk>"]
+
+
+@pytest.mark.parametrize("special", SPECIALS)
+def test_a_special_token_in_a_caption_is_an_unknown_word(special):
+    vocabulary = Vocabulary.build([["a", special]])
+    assert vocabulary.words == ("a",)
+    assert vocabulary.encode([special]) == [UNK]
+    assert special not in vocabulary
+
+
+def test_decoding_ends_at_end_and_drops_padding():
+    vocabulary = Vocabulary.build(CAPTIONS)
+    assert vocabulary.decode([START, 4, PAD, 6, END, 5, PAD]) == ["a", "dog"]
+
+
+def test_a_vocabulary_survives_a_file(tmp_path):
+    vocabulary = Vocabulary(["crème", "a", "brûlée"])
+    path = tmp_path / "new" / "vocabulary.json"
+    vocabulary.save(path)
+    assert Vocabulary.load(path) == vocabulary
+    assert [file.name for file in path.parent.iterdir()] == ["vocabulary.json"]
+
+
+@pytest.mark.parametrize("words", [["a", "b", "a"], ["a", "<unk>"]])
+def test_words_must_be_distinct_and_ordinary(words):
+    with pytest.raises(InputError, match=rf"distinct and not special tokens, got \['{words[-1]}'\] twice"):
+        Vocabulary(words)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"none\.json: cannot be read"):
+        Vocabulary.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"word": []}', '{"words": 3}', '{"words": [1, 2]}', '{"words": "abc"}'])
+def test_a_file_that_is_no_vocabulary_is_named(tmp_path, text):
+    path = tmp_path / "v.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"v\.json: not a vocabulary file"):
+        Vocabulary.load(path)
+
+
+def test_a_vocabulary_file_with_a_word_twice_is_named(tmp_path):
+    path = tmp_path / "v.json"
+    path.write_text(json.dumps({"words": ["a", "a"]}))
+    with pytest.raises(InputError, match=r"v\.json: words must be distinct .* \['a'\] twice"):
+        Vocabulary.load(path)
+
+
+def test_bytes_that_are_no_text_are_named(tmp_path):
+    path = tmp_path / "v.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match=r"v\.json: not a vocabulary file"):
+        Vocabulary.load(path)

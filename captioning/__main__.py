@@ -1,4 +1,4 @@
-"""The ``captioning`` command. Answers ``--help`` by itself: the libraries behind a training run take seconds to load."""
+"""The ``captioning`` command. It answers ``--help`` by itself: what a training run needs takes seconds to load."""
 
 from __future__ import annotations
 

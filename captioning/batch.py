@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,9 +43,12 @@ class CaptionBatch:
     def pin_memory(self) -> CaptionBatch:
         return self._map(lambda tensor: tensor.pin_memory())
 
-    def _map(self, f) -> CaptionBatch:  # type: ignore[no-untyped-def]
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return CaptionBatch(**{name: f(value) if value is not None else None for name, value in fields.items()})
+    def _map(self, f: Callable[[Tensor], Tensor]) -> CaptionBatch:
+        fields: dict[str, Any] = {
+            field.name: None if (value := getattr(self, field.name)) is None else f(value)
+            for field in dataclasses.fields(self)
+        }
+        return CaptionBatch(**fields)
 
 
 def pad_captions(encoded: list[list[int]]) -> tuple[Tensor, Tensor]:

@@ -46,7 +46,7 @@ class CaptionSamples(Callback):
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
         paths, texts = [], []
-        for number, sample in enumerate(samples):
+        for sample in samples:
             figure = attention_figure(
                 sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
             )
@@ -60,7 +60,14 @@ class CaptionSamples(Callback):
 
 
 class Throughput(Callback):
-    """Logs ``train/captions_per_second`` of this process, measured between log steps."""
+    """Logs ``train/captions_per_second`` of this process.
+
+    Args:
+        every_n_steps: batches that one figure covers.
+    """
+
+    def __init__(self, every_n_steps: int = 50) -> None:
+        self.every_n_steps = every_n_steps
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._captions, self._since = 0, time.perf_counter()
@@ -69,7 +76,7 @@ class Throughput(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
     ) -> None:
         self._captions += len(batch.captions)
-        if (batch_idx + 1) % trainer.log_every_n_steps == 0:
+        if (batch_idx + 1) % self.every_n_steps == 0:
             now = time.perf_counter()
             pl_module.log("train/captions_per_second", self._captions / (now - self._since))
             self._captions, self._since = 0, now

@@ -132,7 +132,7 @@ class CaptioningCLI(LightningCLI):
 
     def after_fit(self) -> None:
         best = self.trainer.checkpoint_callback
-        if isinstance(best, ModelCheckpoint) and best.best_model_path:
+        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
         wandb_folder = self.run_dir / "wandb"
         if os.environ.get("WANDB_MODE") == "offline" and wandb_folder.is_dir():

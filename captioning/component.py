@@ -25,7 +25,7 @@ class _RecordsInitArgs(ABCMeta):
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         component = super().__call__(*args, **kwargs)
-        bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)
+        bound = inspect.signature(cls.__init__).bind(component, *args, **kwargs)  # type: ignore[misc]
         bound.apply_defaults()
         component._init_args = dict(list(bound.arguments.items())[1:])
         return component
@@ -53,7 +53,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
             InputError: the class is unknown, of another kind, or its arguments do not fit.
         """
         path = config["class_path"]
-        module, _, name = path.rpartition(".")
+        module = path.rpartition(".")[0]
         if module.split(".")[0] == "captioning":
             importlib.import_module(module)
         found = next((c for c in _subclasses(cls) if f"{c.__module__}.{c.__qualname__}" == path), None)

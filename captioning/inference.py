@@ -30,14 +30,11 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.model import Captioner
+from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-CHECKPOINT_FORMAT = 1
-"""The newest ``["captioning"]["format"]`` of a checkpoint that can be read."""
 
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 

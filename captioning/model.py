@@ -11,6 +11,9 @@ from captioning.decoder import AttentionDecoder, DecoderOutput, DecoderState
 from captioning.decoding import BeamOptions, Hypothesis, State, Step, StepFunction, beam_search
 from captioning.encoders import Encoder
 
+CHECKPOINT_FORMAT = 1
+"""Counts up whenever a checkpoint's ``["captioning"]`` entry changes so that an older program cannot read it."""
+
 
 class Captioner(nn.Module):
     """An image captioner, assembled: the decoder is built for the encoder's annotations and the vocabulary.

@@ -22,12 +22,10 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.grounding import NounHit, noun_hits, pointing_accuracy
+from captioning.grounding import NounHit, chance_pointing_accuracy, noun_hits, pointing_accuracy
 from captioning.metrics import corpus_bleu
-from captioning.model import Captioner
+from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.vocabulary import Vocabulary
-
-CHECKPOINT_FORMAT = 1
 
 
 @dataclass
@@ -78,7 +76,7 @@ class CaptioningModule(pl.LightningModule):
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         attention_penalty: float = 1.0,
         label_smoothing: float = 0.0,
-        search: BeamOptions = BeamOptions(),
+        search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
         # Recorded before build(), which is called when the vocabulary is known.
@@ -225,6 +223,7 @@ class CaptioningModule(pl.LightningModule):
         hits = [hit for image in self.results for hit in image.hits]
         if hits:
             scores[f"{stage}/pointing_accuracy"] = pointing_accuracy(hits)
+            scores[f"{stage}/pointing_chance"] = chance_pointing_accuracy(hits)
         on_bar = {f"{stage}/bleu4"}
         for name, value in scores.items():
             self.log(name, value, prog_bar=name in on_bar, sync_dist=False)

@@ -21,7 +21,7 @@ RUNS = {"soft": "shapes_soft"}  # key in summary.json -> config
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="folder of the demo (default: %(default)s)")
+    parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
     parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)
 

@@ -84,8 +84,10 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
 def test_command_line_wins_over_what_the_checkpoint_was_made_with(workplace):
     main(["fit", "--config", "tiny.yaml"])
     cli = main(
-        ["validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--model.search.beam_size", "2"]
-        + ["--model.attention_penalty", "0.25"]
+        [
+            *("validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"),
+            *("--model.search.beam_size", "2", "--model.attention_penalty", "0.25"),
+        ]
     )
     assert cli.model.search.beam_size == 2 and cli.model.attention_penalty == 0.25
 

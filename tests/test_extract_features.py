@@ -215,7 +215,9 @@ def test_later_configurations_and_options_win(tmp_path):
         script.read_config(paths, {"data.batch_size.x": "1"})
 
 
-@pytest.mark.parametrize("options", [["--wat", "3"], ["--model.encoder.weights"], ["--data.x", "--data.y", "3"], ["stray"]])
+@pytest.mark.parametrize(
+    "options", [["--wat", "3"], ["--model.encoder.weights"], ["--data.x", "--data.y", "3"], ["stray"]]
+)
 def test_unknown_options_are_refused(config, tmp_path, capsys, options):
     message = failing(config, tmp_path, capsys, *options)
     assert options[0] in message

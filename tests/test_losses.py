@@ -13,7 +13,9 @@ N, T, L, V, M = 3, 4, 5, 7, 9
 
 def test_nll_is_the_mean_negative_log_probability_of_the_targets():
     logits, targets = torch.randn(M, V), torch.randint(V, (M,))
-    expected = -np.mean([math.log(math.exp(x[y]) / sum(map(math.exp, x))) for x, y in zip(logits.tolist(), targets)])
+    expected = -np.mean(
+        [math.log(math.exp(x[y]) / sum(map(math.exp, x))) for x, y in zip(logits.tolist(), targets, strict=True)]
+    )
     assert caption_nll(logits, targets).item() == pytest.approx(expected, abs=1e-6)
     assert -token_log_probs(logits, targets).mean().item() == pytest.approx(expected, abs=1e-6)
 
@@ -22,9 +24,7 @@ def test_penalty_equals_a_loop_over_captions_and_locations():
     alphas = torch.rand(N, T, L)
     mask = torch.rand(N, L) > 0.3
     mask[:, 0] = True
-    expected = []
-    for n in range(N):
-        expected.append(np.mean([(1 - float(alphas[n, :, i].sum())) ** 2 for i in range(L) if mask[n, i]]))
+    expected = [np.mean([(1 - float(alphas[n, :, i].sum())) ** 2 for i in range(L) if mask[n, i]]) for n in range(N)]
     assert doubly_stochastic_penalty(alphas, mask).item() == pytest.approx(np.mean(expected), abs=1e-6)
     everything = torch.ones(N, L, dtype=torch.bool)
     torch.testing.assert_close(doubly_stochastic_penalty(alphas), doubly_stochastic_penalty(alphas, everything))

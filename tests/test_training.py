@@ -30,7 +30,9 @@ def shapes(tmp_path_factory) -> ShapesSource:
 def make_module(*, hidden_dim: int = 14, dropout: float = 0.3, lr: float = 3e-3, **options) -> CaptioningModule:
     torch.manual_seed(3)
     encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=hidden_dim, dropout=dropout)
+    decoder = AttentionDecoder(
+        SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=hidden_dim, dropout=dropout
+    )
     options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
     return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)
 

@@ -207,6 +207,11 @@ class CaptionDataModule(pl.LightningDataModule):
         return module.encoder
 
     @property
+    def _processes(self) -> tuple[int, int]:
+        """(rank, world size)."""
+        return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
+
+    @property
     def _preprocessing(self) -> Preprocessing:
         return self._encoder.preprocessing
 
@@ -247,22 +252,22 @@ class CaptionDataModule(pl.LightningDataModule):
     def train_dataloader(self) -> ResumableLoader:
         dataset = self._dataset("train", by_image=False)
         index = dataset.index
+        rank, world_size = self._processes
         sampler = CaptionBatchSampler(
             index.caption_lengths,
             index.caption_image,
             batch_size=self.batch_size,
             seed=self.seed,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
+            rank=rank,
+            world_size=world_size,
             group=self.group,
         )
         return ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset = self._dataset(self._evaluated_split, by_image=True)
-        sampler = ImageBatchSampler(
-            len(dataset.index), self.eval_batch_size, rank=self.trainer.global_rank, world_size=self.trainer.world_size
-        )
+        rank, world_size = self._processes
+        sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
         return DataLoader(dataset, sampler=sampler, **self._loader_options(dataset))
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:

@@ -115,4 +115,4 @@ def _read_csv(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                     raise InputError(f"{path}: line {reader.line_num} has too many fields; quote a caption with commas")
                 yield reader.line_num, row
         except csv.Error as error:
-            raise InputError(f"{path}: line {reader.line_num} is not CSV ({error})") from error
+            raise InputError(f"{path}: line {reader.reader.line_num} is not CSV ({error})") from error

@@ -40,9 +40,11 @@ class KarpathySource(CaptionSource):
         check_split(split)
         self.prepare()
         try:
-            images = json.loads(self.json_path.read_text(encoding="utf-8"))["images"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}') from error
+            images = json.loads(self.json_path.read_bytes())["images"]
+        except (ValueError, KeyError, TypeError):
+            images = None
+        if not isinstance(images, list):
+            raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}')
         try:
             entries = list(_entries(images, split))
         except _BadImage as error:

@@ -1,0 +1,50 @@
+"""Where a number comes from: what is written beside every measurement."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
+    """Return command, commit, seed, machine, software and date of a measurement as plain data.
+
+    Args:
+        command: what was typed, from the repository's root.
+        seed: of the training run or of the measurement; None where nothing is random.
+    """
+    import torch
+
+    machine: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    return {
+        "command": command,
+        "commit": _git("rev-parse", "--short", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "seed": seed,
+        "machine": machine,
+        "software": {"python": platform.python_version(), "torch": str(torch.__version__)},
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+    }
+
+
+def _git(*args: str) -> str:
+    """Return what git says of this package's checkout; "" where it is not one."""
+    folder = Path(__file__).resolve().parent
+    try:
+        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,156 @@
+import json
+import logging
+
+import numpy as np
+import pytest
+
+from captioning.data.coco import CocoSource
+from captioning.errors import InputError
+
+IMAGES = [
+    {"id": 9, "file_name": "000000000009.jpg", "height": 6, "width": 8},
+    {"id": 25, "file_name": "000000000025.jpg", "height": 5, "width": 7},
+]
+CAPTIONS = [
+    {"id": 1, "image_id": 25, "caption": "A giraffe, eating."},
+    {"id": 2, "image_id": 9, "caption": "Soup isn't cold\n"},
+    {"id": 3, "image_id": 25, "caption": "Two giraffes in the zoo"},
+]
+OBJECTS = [
+    {"id": 1, "image_id": 9, "category_id": 51, "segmentation": [[2, 1, 6, 1, 6, 4, 2, 4]], "iscrowd": 0},
+    {"id": 2, "image_id": 9, "category_id": 1, "segmentation": {"counts": [24, 6, 18], "size": [6, 8]}, "iscrowd": 1},
+    {"id": 3, "image_id": 9, "category_id": 1, "segmentation": [], "iscrowd": 0},
+]
+CATEGORIES = [{"id": 1, "name": "person"}, {"id": 51, "name": "Bowl"}]
+
+
+def write(root, name, **content):
+    path = root / "annotations" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    write(tmp_path, "captions_train2017.json", images=IMAGES, annotations=CAPTIONS)
+    write(tmp_path, "captions_val2017.json", images=IMAGES[:1], annotations=CAPTIONS[1:2])
+    return tmp_path
+
+
+def changed(root, *, images=IMAGES, annotations=CAPTIONS):
+    write(root, "captions_train2017.json", images=images, annotations=annotations)
+    return CocoSource(str(root))
+
+
+def test_captions_are_tokenised_and_gathered_by_image(root):
+    index = CocoSource(str(root)).index("train")
+    assert index.image_ids.tolist() == [9, 25]
+    assert index.references(0) == ["soup is n't cold"]
+    assert index.references(1) == ["a giraffe eating", "two giraffes in the zoo"]
+    assert index.image_path(1) == root / "train2017" / "000000000025.jpg"
+
+
+def test_the_2014_files_are_read_from_their_own_folders(root):
+    write(root, "captions_val2014.json", images=IMAGES, annotations=CAPTIONS)
+    index = CocoSource(str(root), year=2014).index("val")
+    assert index.image_path(0) == root / "val2014" / "000000000009.jpg"
+
+
+def test_the_validation_split_stands_in_for_the_test_split_and_the_log_says_so(root, caplog):
+    source = CocoSource(str(root))
+    with caplog.at_level(logging.WARNING):
+        index = source.index("test")
+    assert index.image_path(0) == root / "val2017" / "000000000009.jpg"
+    assert "no test captions, the validation split stands in" in caplog.text
+
+
+def test_a_test_file_of_ones_own_is_used(root, caplog):
+    write(root, "my_test.json", images=IMAGES, annotations=CAPTIONS)
+    source = CocoSource(str(root), test_captions="annotations/my_test.json", test_images="mine")
+    assert source.index("test").image_path(0) == root / "mine" / "000000000009.jpg"
+    assert source.objects("test") is None
+    assert not caplog.text
+
+
+def test_reading_prints_nothing(root, capsys):
+    CocoSource(str(root)).index("train")
+    assert capsys.readouterr().out == ""
+
+
+def test_categories_in_a_captions_file_do_no_harm(root):
+    write(root, "captions_train2017.json", images=IMAGES, annotations=CAPTIONS, categories=CATEGORIES)
+    assert len(CocoSource(str(root)).index("train")) == 2
+
+
+def test_preparing_names_the_missing_file_and_the_command(root):
+    CocoSource(str(root)).prepare()
+    (root / "annotations" / "captions_val2017.json").unlink()
+    with pytest.raises(InputError, match=r"captions_val2017\.json: missing; run python scripts/prepare_data\.py coco"):
+        CocoSource(str(root)).prepare()
+
+
+def test_a_missing_file_is_named_when_it_is_read(tmp_path):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run python"):
+        CocoSource(str(tmp_path)).index("train")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", "{}", '{"images": [], "annotations": 3}', '{"images": [{}], "annotations": []}']
+)
+def test_a_file_in_another_layout_is_named(root, text):
+    (root / "annotations" / "captions_train2017.json").write_text(text)
+    with pytest.raises(InputError, match=r"captions_train2017\.json: not a COCO annotation file"):
+        CocoSource(str(root)).index("train")
+
+
+@pytest.mark.parametrize("entry", [{"id": 25}, {"id": 25, "file_name": ""}])
+def test_an_image_without_a_file_is_named(root, entry):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: image 25 has no file$"):
+        changed(root, images=[IMAGES[0], entry]).index("train")
+
+
+def test_a_caption_of_an_unknown_image_is_named(root):
+    source = changed(root, annotations=[*CAPTIONS, {"id": 8, "image_id": 77, "caption": "a"}])
+    with pytest.raises(InputError, match=r"captions_train2017\.json: caption 8 is of image 77, which it lacks"):
+        source.index("train")
+
+
+def test_an_annotation_without_a_caption_is_named(root):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9: annotation 1 has no caption"):
+        changed(root, annotations=OBJECTS).index("train")
+
+
+def test_an_image_that_stands_twice_is_named(root):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9 stands twice"):
+        changed(root, images=[*IMAGES, IMAGES[0]]).index("train")
+
+
+def test_image_ids_must_be_numbers(root):
+    source = changed(root, images=[{"id": "a", "file_name": "a.jpg"}], annotations=[])
+    with pytest.raises(InputError, match=r"captions_train2017\.json: image ids must be whole numbers, got 'a'"):
+        source.index("train")
+
+
+def test_objects_carry_their_category_and_their_pixels(root):
+    write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=CATEGORIES)
+    source = CocoSource(str(root))
+    bowl, crowd = source.objects("val")(9)
+    assert (bowl.noun, crowd.noun) == ("bowl", "person")
+    expected = np.zeros((6, 8), dtype=bool)
+    expected[1:4, 2:6] = True
+    assert bowl.mask.dtype == bool
+    np.testing.assert_array_equal(bowl.mask, expected)
+    np.testing.assert_array_equal(crowd.mask, np.arange(8)[None].repeat(6, axis=0) == 4)  # runs go down the columns
+    assert source.objects("val")(25) == []
+    assert source.objects("test") is source.objects("val")
+
+
+def test_there_are_no_objects_without_an_instances_file(root):
+    assert CocoSource(str(root)).objects("train") is None
+
+
+def test_an_object_of_an_unknown_category_is_named(root):
+    write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=CATEGORIES[:1])
+    with pytest.raises(InputError, match=r"instances_val2017\.json: image 9: object 1 cannot be read"):
+        CocoSource(str(root)).objects("val")(9)

@@ -1,0 +1,134 @@
+import json
+
+import pytest
+
+from captioning.data.folder import FolderSource, hashed_split
+from captioning.errors import InputError
+
+ROWS = [
+    {"image": "a/1.jpg", "caption": "A cat, asleep."},
+    {"image": "2.jpg", "caption": "Two dogs"},
+    {"image": "a/1.jpg", "caption": "The cat sleeps"},
+]
+SPLITS = [{**row, "split": split} for row, split in zip(ROWS, ["train", "val", "train"], strict=True)]
+
+
+def jsonl(root, rows):
+    (root / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return FolderSource(str(root))
+
+
+def csv(root, text):
+    (root / "captions.csv").write_text(text, encoding="utf-8")
+    return FolderSource(str(root), captions="captions.csv")
+
+
+def test_rows_are_gathered_by_image(tmp_path):
+    source = jsonl(tmp_path, SPLITS)
+    index = source.index("train")
+    assert index.references(0) == ["a cat asleep", "the cat sleeps"]
+    assert index.image_path(0) == tmp_path / "a" / "1.jpg"
+    assert len(index) == 1
+    assert source.index("val").references(0) == ["two dogs"]
+
+
+def test_image_numbers_are_the_same_in_every_split(tmp_path):
+    source = jsonl(tmp_path, SPLITS)
+    assert (source.index("train").image_ids.tolist(), source.index("val").image_ids.tolist()) == ([0], [1])
+
+
+def test_csv_and_json_lines_say_the_same(tmp_path):
+    text = """split,image,caption,by
+train,a/1.jpg,"A cat, asleep.",me
+val,2.jpg,Two dogs,me
+train,a/1.jpg,The cat sleeps,
+"""
+    for split in ("train", "val"):
+        one, other = csv(tmp_path, text).index(split), jsonl(tmp_path, SPLITS).index(split)
+        assert list(one.captions) == list(other.captions) and list(one.paths) == list(other.paths)
+
+
+def test_what_a_spreadsheet_writes_is_read(tmp_path):
+    source = csv(tmp_path, '\ufeffimage,caption,split\r\n1.jpg,"A ""big""\r\ncat",train\r\n')
+    assert source.index("train").references(0) == ["a big cat"]
+
+
+def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
+    names = [f"{i:04d}.jpg" for i in range(1000)]
+    source = jsonl(tmp_path, [{"image": name, "caption": "a"} for name in names])
+    shares = {split: set(source.index(split).paths) for split in ("train", "val", "test")}
+    assert sorted(set.union(*shares.values())) == names and sum(map(len, shares.values())) == 1000
+    assert 750 < len(shares["train"]) < 850 and len(shares["val"]) > 70 and len(shares["test"]) > 70
+    assert all(hashed_split(name) == split for split, members in shares.items() for name in members)
+
+
+def test_new_images_move_no_old_ones(tmp_path):
+    rows = [{"image": f"{i}.jpg", "caption": "a"} for i in range(60)]
+    few = set(jsonl(tmp_path, rows[:30]).index("train").paths)
+    many = set(jsonl(tmp_path, rows).index("train").paths)
+    assert few == {path for path in many if int(path.removesuffix(".jpg")) < 30}
+
+
+def test_a_split_without_images_is_refused_and_the_column_named(tmp_path):
+    with pytest.raises(InputError, match=r"captions\.jsonl: no image of 2 is in the test split; a split column can"):
+        jsonl(tmp_path, SPLITS).index("test")
+
+
+def test_blank_lines_are_skipped(tmp_path):
+    (tmp_path / "captions.jsonl").write_text("\n" + json.dumps(SPLITS[0]) + "\n\n")
+    assert len(FolderSource(str(tmp_path)).index("train")) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 must be an object"),
+        ('{"caption": "a"}', "line 2 has no image"),
+        ('{"image": "9.jpg"}', r"line 2: 9\.jpg has no caption"),
+        ('{"image": "9.jpg", "caption": ["a", "b"]}', r"line 2: 9\.jpg has no caption; a row holds one caption"),
+        (
+            '{"image": "9.jpg", "caption": "a", "split": "dev"}',
+            "line 2: split must be one of train, val, test, got 'dev'",
+        ),
+        (
+            '{"image": "a/1.jpg", "caption": "a", "split": "val"}',
+            r"line 2: a/1\.jpg is in the val split here, in train",
+        ),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, line, message):
+    (tmp_path / "captions.jsonl").write_text(json.dumps(SPLITS[0]) + "\n" + line)
+    with pytest.raises(InputError, match=rf"captions\.jsonl: {message}"):
+        FolderSource(str(tmp_path)).index("train")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("image,text\n1.jpg,a\n", "has no column caption, only image, text"),
+        ("", "has no column image and no column caption"),
+        ("image,caption\n1.jpg,a, b\n", "line 2 has too many fields; quote a caption"),
+        ("image,caption\n1.jpg\n", r"line 2: 1\.jpg has no caption"),
+        ('image,caption\n1.jpg,"a"b\n', "line 2 is not CSV"),
+    ],
+)
+def test_a_broken_table_is_named(tmp_path, text, message):
+    with pytest.raises(InputError, match=rf"captions\.csv: {message}"):
+        csv(tmp_path, text).index("train")
+
+
+def test_a_file_in_another_encoding_is_named(tmp_path):
+    (tmp_path / "captions.csv").write_bytes("image,caption\n1.jpg,höher\n".encode("latin-1"))
+    with pytest.raises(InputError, match=r"captions\.csv: not UTF-8 text"):
+        FolderSource(str(tmp_path), captions="captions.csv").index("train")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"captions\.jsonl: missing; data/README\.md says"):
+        FolderSource(str(tmp_path)).prepare()
+
+
+def test_another_kind_of_file_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"captions\.txt: captions must be a \.jsonl or \.csv file"):
+        FolderSource(str(tmp_path), captions="captions.txt")

@@ -1,0 +1,85 @@
+import json
+
+import pytest
+
+from captioning.data.karpathy import KarpathySource
+from captioning.errors import InputError
+
+
+def image(number, split, *captions, **more):
+    sentences = [{"tokens": caption.split(), "raw": caption.title() + " ."} for caption in captions]
+    return {"imgid": number, "split": split, "filename": f"{number}.jpg", "sentences": sentences, **more}
+
+
+FLICKR = [
+    image(0, "train", "a dog", "one dog runs"),
+    image(1, "val", "a cat"),
+    image(2, "train", "two dogs"),
+]
+COCO = [
+    image(0, "restval", "a dog", filepath="val2014", cocoid=391895),
+    image(1, "train", "a cat", filepath="train2014", cocoid=522418),
+    image(2, "test", "a cow", filepath="val2014", cocoid=318219),
+]
+
+
+def source(folder, images, name="dataset_flickr8k.json"):
+    (folder / name).write_text(json.dumps({"dataset": "x", "images": images}), encoding="utf-8")
+    return KarpathySource(str(folder / name), str(folder / "images"))
+
+
+def test_the_tokens_of_the_file_are_taken(tmp_path):
+    index = source(tmp_path, FLICKR).index("train")
+    assert index.image_ids.tolist() == [0, 2]
+    assert index.references(0) == ["a dog", "one dog runs"]
+    assert index.image_path(1) == tmp_path / "images" / "2.jpg"
+    assert index.origin.endswith("dataset_flickr8k.json")
+
+
+def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tmp_path):
+    train = source(tmp_path, COCO).index("train")
+    assert train.image_ids.tolist() == [391895, 522418]
+    assert train.image_path(0) == tmp_path / "images" / "val2014" / "0.jpg"
+    assert source(tmp_path, COCO).index("test").image_ids.tolist() == [318219]
+
+
+def test_a_split_that_the_file_lacks_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match=r"dataset_flickr8k\.json: has no test split, only train, val$"):
+        source(tmp_path, FLICKR).index("test")
+
+
+def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path):
+    missing = KarpathySource(str(tmp_path / "dataset_flickr30k.json"), "images")
+    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing; run .*prepare_data\.py flickr30k --root"):
+        missing.prepare()
+    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing"):
+        missing.index("train")
+    with pytest.raises(InputError, match=r"prepare_data\.py coco --karpathy"):
+        KarpathySource(str(tmp_path / "dataset_coco.json"), "images").prepare()
+    with pytest.raises(InputError, match=r"mine\.json: missing; see data/README\.md"):
+        KarpathySource(str(tmp_path / "mine.json"), "images").prepare()
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"images": 3}', '{"images": {"a": 1}}'])
+def test_a_file_in_another_layout_is_named(tmp_path, text):
+    path = tmp_path / "d.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=r"d\.json: not a split file"):
+        KarpathySource(str(path), "images").index("train")
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("text", "entry 3 of images is not an object"),
+        ({"split": "train", "filename": "a.jpg"}, "entry 3 of images has neither cocoid nor imgid"),
+        ({"split": "train", "imgid": 17}, "image 17 has no file"),
+        (
+            {"split": "train", "imgid": 17, "filename": "a.jpg", "sentences": [{"raw": "A dog"}]},
+            "image 17 has a sentence without tokens",
+        ),
+    ],
+)
+def test_a_broken_image_is_named(tmp_path, entry, message):
+    with pytest.raises(InputError, match=rf"dataset_flickr8k\.json: {message}$"):
+        source(tmp_path, [*FLICKR, entry]).index("train")

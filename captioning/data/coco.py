@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,9 @@ class CocoObjects:
                 continue
             try:
                 noun = self._coco.cats[annotation["category_id"]]["name"]
-                mask = self._coco.annToMask(annotation).astype(bool)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
+                    mask = self._coco.annToMask(annotation).astype(bool)
             except Exception as error:  # pycocotools raises whatever its C code meets, plain Exception included
                 raise InputError(
                     f"{self._path}: image {image_id}: object {annotation.get('id')} cannot be read ({error!r})"

@@ -1,0 +1,399 @@
+import dataclasses
+import hashlib
+import http.server
+import importlib.util
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import threading
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from captioning.errors import InputError
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "prepare_data.py"
+PAYLOAD = bytes(range(256)) * 4000  # 1 MB
+
+
+@pytest.fixture
+def script(monkeypatch):
+    spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "prepare_data", module)  # its data classes look themselves up there
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "*")
+    return module
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves ``files`` by path. ``faults`` holds what goes wrong at the next requests: a status, or bytes to cut at."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files, self.requests, self.faults, self.ranges = {}, [], [], True
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def handle_error(self, request, client_address):
+        """A client that hangs up early is no error of the server's."""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        wanted = self.headers.get("Range")
+        self.server.requests.append((self.path, wanted))
+        fault = self.server.faults.pop(0) if self.server.faults else None
+        body = self.server.files.get(self.path)
+        if body is None or (fault or "").startswith("status"):
+            return self.send_error(int(fault.split()[1]) if fault else 404)
+        start = int(re.fullmatch(r"bytes=(\d+)-", wanted)[1]) if wanted and self.server.ranges else 0
+        if start and start >= len(body):
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(body)}")
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
+        self.send_header("Content-Length", str(len(body) - start))
+        self.end_headers()
+        end = int(fault.split()[1]) if fault else len(body)
+        return self.wfile.write(body[start:end])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def zipped(files):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, content in files.items():
+            file.writestr(name, content)
+    return buffer.getvalue()
+
+
+def published(archive, body):
+    """An archive's entry as it would be had ``body`` been published."""
+    return dataclasses.replace(archive, size=len(body), md5=hashlib.md5(body).hexdigest())
+
+
+@pytest.fixture
+def coco(script, server, monkeypatch):
+    """COCO 2017 with three training images and two validation images, on the server."""
+    names = {"train": ["1.jpg", "2.jpg", "3.jpg"], "val": ["4.jpg", "5.jpg"]}
+    annotations = {}
+    for split, images in names.items():
+        content = {
+            "images": [{"id": int(name[0]), "file_name": name} for name in images],
+            "annotations": [{"id": i, "image_id": int(name[0]), "caption": "A cat."} for i, name in enumerate(images)],
+        }
+        for kind in ("captions", "instances", "person_keypoints"):
+            annotations[f"annotations/{kind}_{split}2017.json"] = json.dumps(content)
+    bodies = {"annotations": zipped(annotations)}
+    for split, images in names.items():
+        bodies[split] = zipped({f"{split}2017/": "", **{f"{split}2017/{name}": name * 50 for name in images}})
+    table = dict(script.COCO)
+    for key, body in bodies.items():
+        archive = dataclasses.replace(table[2017, key], images=len(names.get(key, ())))
+        table[2017, key] = published(archive, body)
+        server.files[archive.at("")] = body
+    monkeypatch.setattr(script, "COCO", table)
+    return lambda root, *options: script.main(["coco", "--root", str(root), "--mirror", server.url, *options])
+
+
+def test_coco_is_downloaded_unpacked_and_checked(coco, tmp_path, capsys):
+    coco(tmp_path / "coco")
+    there = {path.relative_to(tmp_path / "coco").as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert there == {
+        "annotations/captions_train2017.json",
+        "annotations/captions_val2017.json",
+        "annotations/instances_train2017.json",
+        "annotations/instances_val2017.json",
+        "train2017/1.jpg",
+        "train2017/2.jpg",
+        "train2017/3.jpg",
+        "val2017/4.jpg",
+        "val2017/5.jpg",
+    }
+    assert (tmp_path / "coco/val2017/5.jpg").read_text() == "5.jpg" * 50
+    printed = capsys.readouterr().out
+    assert "train2017.zip: MD5 is the published one" in printed
+    assert re.search(r"train +3 images +3 captions +all files there", printed)
+
+
+def test_a_second_run_fetches_nothing(coco, server, tmp_path):
+    coco(tmp_path)
+    before = len(server.requests)
+    coco(tmp_path)
+    coco(tmp_path, "--check")
+    assert len(server.requests) == before == 3
+
+
+def test_only_what_is_missing_is_fetched_again(coco, server, tmp_path):
+    coco(tmp_path)
+    server.requests.clear()
+    (tmp_path / "val2017/4.jpg").unlink()
+    kept = (tmp_path / "val2017/5.jpg").stat().st_mtime_ns
+    coco(tmp_path)
+    assert [path for path, _ in server.requests] == ["/zips/val2017.zip"]
+    assert (tmp_path / "val2017/5.jpg").stat().st_mtime_ns == kept
+
+
+def test_archives_are_kept_on_request_and_used_again(coco, server, tmp_path):
+    coco(tmp_path, "--keep-archives")
+    shutil.rmtree(tmp_path / "val2017")
+    server.requests.clear()
+    coco(tmp_path, "--keep-archives")
+    assert server.requests == []
+    assert sorted(path.name for path in tmp_path.glob("*.zip")) == [
+        "annotations_trainval2017.zip",
+        "train2017.zip",
+        "val2017.zip",
+    ]
+
+
+def test_checking_names_missing_and_empty_files_and_fetches_nothing(coco, server, tmp_path, capsys):
+    coco(tmp_path)
+    server.requests.clear()
+    (tmp_path / "train2017/2.jpg").unlink()
+    (tmp_path / "val2017/5.jpg").write_bytes(b"")
+    with pytest.raises(SystemExit) as exit_:
+        coco(tmp_path, "--check")
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert re.search(r"train .* 1 image files missing\nval .* 1 image files missing", out)
+    assert err.startswith(f"error: missing: {tmp_path}/train2017/2.jpg, {tmp_path}/val2017/5.jpg")
+    assert err.count("\n") == 1
+    assert server.requests == []
+
+
+def test_an_interrupted_unpacking_goes_on(coco, tmp_path):
+    (tmp_path / "val2017").mkdir()
+    (tmp_path / "val2017/4.jpg").write_text("4.jpg")  # shorter than in the archive
+    (tmp_path / "val2017/5.jpg.part").write_text("half")
+    coco(tmp_path)
+    assert (tmp_path / "val2017/4.jpg").read_text() == "4.jpg" * 50
+    assert sorted(path.name for path in (tmp_path / "val2017").iterdir()) == ["4.jpg", "5.jpg"]
+
+
+def test_karpathys_coco_needs_the_2014_images(script, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["coco", "--karpathy", "--year", "2017", "--root", str(tmp_path)])
+    assert "--karpathy is a split of the 2014 images" in capsys.readouterr().err
+
+
+@pytest.fixture
+def fetch(script, server, tmp_path):
+    server.files["/big.bin"] = PAYLOAD
+
+    def fetch(size=None):
+        part = script.download(f"{server.url}/big.bin", tmp_path / "big.bin", size)
+        assert part == tmp_path / "big.bin.part"
+        return part.read_bytes()
+
+    return fetch
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(fetch, server, capsys):
+    server.faults = ["cut 300000", "cut 700000"]
+    assert fetch(len(PAYLOAD)) == PAYLOAD
+    assert [wanted for _, wanted in server.requests] == [None, "bytes=300000-", "bytes=700000-"]
+    assert "big.bin: the connection broke; trying again" in capsys.readouterr().out
+
+
+def test_an_earlier_download_is_continued(fetch, server, tmp_path):
+    (tmp_path / "big.bin.part").write_bytes(PAYLOAD[:1000])
+    assert fetch() == PAYLOAD
+    assert [wanted for _, wanted in server.requests] == ["bytes=1000-"]
+
+
+def test_a_server_that_cannot_continue_is_asked_for_all(fetch, server, tmp_path, capsys):
+    server.ranges = False
+    (tmp_path / "big.bin.part").write_bytes(b"x" * 1000)
+    assert fetch(len(PAYLOAD)) == PAYLOAD
+    assert "cannot continue a download, beginning anew" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("size", [None, len(PAYLOAD)])
+def test_a_complete_download_is_not_fetched_again(fetch, tmp_path, size):
+    (tmp_path / "big.bin.part").write_bytes(PAYLOAD)
+    assert fetch(size) == PAYLOAD
+
+
+@pytest.mark.parametrize("size", [None, len(PAYLOAD)])
+def test_a_download_longer_than_the_file_is_thrown_away(fetch, tmp_path, size):
+    (tmp_path / "big.bin.part").write_bytes(PAYLOAD + b"more")
+    assert fetch(size) == PAYLOAD
+
+
+def test_a_busy_server_is_asked_again(fetch, server):
+    server.faults = ["status 503", "status 429"]
+    assert fetch() == PAYLOAD
+    assert len(server.requests) == 3
+
+
+def test_a_missing_file_is_not_asked_for_again(fetch, server, tmp_path):
+    server.files.clear()
+    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404 .* get it by hand to {tmp_path}/big\.bin"):
+        fetch()
+    assert len(server.requests) == 1
+
+
+def test_a_connection_that_keeps_breaking_ends_with_what_to_do(fetch, server, script):
+    server.faults = ["status 500"] * 9
+    with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to go on"):
+        fetch()
+    assert len(server.requests) == script.ATTEMPTS
+
+
+def test_a_server_that_is_not_there_is_named(script, server, tmp_path):
+    server.server_close()
+    with pytest.raises(InputError, match=r"/x\.zip: .*refused.*; run the same command again"):
+        script.download(f"{server.url}/x.zip", tmp_path / "x.zip")
+
+
+def test_another_length_than_published_is_refused_before_the_download(fetch, server, tmp_path):
+    with pytest.raises(InputError, match=rf"has {len(PAYLOAD)} bytes, published were 5"):
+        fetch(5)
+    assert not (tmp_path / "big.bin.part").exists()
+
+
+def test_a_wrong_checksum_is_refused_and_the_download_thrown_away(coco, script, server, tmp_path, capsys):
+    path = "/zips/train2017.zip"
+    server.files[path] = server.files[path].replace(b"1.jpg1.jpg", b"1.jpg1.jqg")
+    with pytest.raises(SystemExit) as exit_:
+        coco(tmp_path)
+    assert exit_.value.code == 2
+    expected = script.COCO[2017, "train"].md5
+    assert re.search(rf"train2017\.zip.*: its MD5 is \w+, published was {expected}", capsys.readouterr().err)
+    assert not list(tmp_path.glob("train2017*"))
+
+
+def test_a_wrong_archive_put_there_by_hand_is_named_and_left_alone(coco, tmp_path, capsys):
+    (tmp_path / "val2017.zip").write_bytes(b"x" * 9)
+    with pytest.raises(SystemExit):
+        coco(tmp_path)
+    assert re.search(r"val2017\.zip: has 9 bytes, published were \d+; delete it", capsys.readouterr().err)
+    assert (tmp_path / "val2017.zip").exists()
+
+
+def test_a_full_disk_is_told_before_the_download(coco, script, server, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(script.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    with pytest.raises(SystemExit):
+        coco(tmp_path)
+    assert re.search(r"needs .* MB, the disk has 0\.0 MB free; use --root", capsys.readouterr().err)
+    assert server.requests == []
+
+
+def test_without_a_published_checksum_those_inside_the_zip_are_used(script, tmp_path, capsys):
+    body = zipped({"a.json": "content " * 9})
+    archive = script.Archive("http://host/a.zip", lambda name: True)
+    (tmp_path / "a.zip").write_bytes(body)
+    script.verify(tmp_path / "a.zip", archive)
+    assert "no checksum was published" in capsys.readouterr().out
+    for broken in (body.replace(b"content content", b"content c0ntent"), body[:-30], b"<html>"):
+        (tmp_path / "a.zip").write_bytes(broken)
+        with pytest.raises(InputError, match=r"a\.zip: .*download it again"):
+            script.verify(tmp_path / "a.zip", archive)
+
+
+@pytest.mark.parametrize("name", ["../evil.jpg", "/evil.jpg"])
+def test_an_archive_that_writes_elsewhere_is_refused(script, tmp_path, name):
+    (tmp_path / "a.zip").write_bytes(zipped({name: "x"}))
+    with pytest.raises(InputError, match=r"evil\.jpg leads out of"):
+        script._unpack(tmp_path / "a.zip", tmp_path / "root", lambda name: True)
+    assert not list(tmp_path.rglob("evil*"))
+
+
+@pytest.fixture
+def flickr(script, server):
+    """Karpathy's archive with three Flickr8k images."""
+    images = [
+        {"imgid": i, "split": split, "filename": f"{i}.jpg", "sentences": [{"tokens": ["a", "dog"]}]}
+        for i, split in enumerate(("train", "val", "test"))
+    ]
+    content = json.dumps({"images": images, "dataset": "flickr8k"})
+    server.files["/people/karpathy/deepimagesent/caption_datasets.zip"] = zipped(
+        {"dataset_flickr8k.json": content, "dataset_coco.json": "{}"}
+    )
+    return lambda root, *options: script.main(["flickr8k", "--root", str(root), "--mirror", server.url, *options])
+
+
+def test_what_must_be_asked_for_by_hand_is_said(flickr, tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        flickr(tmp_path)
+    assert exit_.value.code == 2
+    out, err = capsys.readouterr()
+    assert "Fill in the form at https://forms.illinois.edu/" in out
+    assert f"Put Flickr8k_Dataset.zip (about 1 GB) into {tmp_path}, or its jpg files into {tmp_path}/images" in out
+    assert f"error: missing: {tmp_path}/images/0.jpg" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dataset_flickr8k.json"]
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar.gz", "two tars"])
+def test_images_put_there_by_hand_are_unpacked(flickr, tmp_path, capsys, kind):
+    names = [f"Flicker8k_Dataset/{i}.jpg" for i in range(3)]
+    if kind == "zip":
+        others = {"__MACOSX/Flicker8k_Dataset/._0.jpg": "x", "Flicker8k_Dataset/unused.jpg": "x"}
+        (tmp_path / "Flickr8k_Dataset.zip").write_bytes(zipped({**dict.fromkeys(names, "jpeg"), **others}))
+    else:
+        parts = [("a.tar.gz", names)] if kind == "tar.gz" else [("a.tar", names[:2]), ("b.tar", names[2:])]
+        for part, members in parts:
+            with tarfile.open(tmp_path / part, "w:gz" if part.endswith("gz") else "w") as file:
+                for name in members:
+                    info = tarfile.TarInfo(name)
+                    info.size = 4
+                    file.addfile(info, io.BytesIO(b"jpeg"))
+    flickr(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "images").iterdir()) == ["0.jpg", "1.jpg", "2.jpg"]
+    assert len(re.findall("all files there", capsys.readouterr().out)) == 3
+
+
+def test_a_damaged_archive_put_there_by_hand_is_named(flickr, tmp_path, capsys):
+    (tmp_path / "Flickr8k_Dataset.zip").write_bytes(b"half")
+    with pytest.raises(SystemExit):
+        flickr(tmp_path)
+    assert "Flickr8k_Dataset.zip: damaged" in capsys.readouterr().err
+
+
+def test_shapes_are_generated_and_checked(script, tmp_path, capsys):
+    root = str(tmp_path / "shapes")
+    with pytest.raises(SystemExit):
+        script.main(["shapes", "--root", root, "--check"])
+    counts = ["--train", "3", "--val", "2", "--test", "1", "--seed", "7"]
+    script.main(["shapes", "--root", root, *counts])
+    script.main(["shapes", "--root", root, *counts, "--check"])
+    out = capsys.readouterr().out
+    assert len(re.findall(r"train +3 images +15 captions +all files there", out)) == 2
+    assert len(re.findall("test +1 images", out)) == 2
+
+
+def test_help_comes_without_importing_what_is_slow():
+    program = (
+        f"import runpy, sys; sys.argv = ['x', 'coco', '--help']\n"
+        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        f"except SystemExit: pass\n"
+        f"slow = {{'torch', 'numpy', 'nltk', 'rich', 'pycocotools'}} & set(sys.modules)\n"
+        f"assert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPT.parent.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--karpathy" in done.stdout

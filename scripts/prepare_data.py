@@ -310,14 +310,15 @@ def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> No
 
 
 def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
-    """Raise an InputError unless the disk holds the unpacked files and the largest archive (with ``keep`` all)."""
-    sizes = [archive.size or 0 for archive in archives]
-    present = 0
+    """Raise an InputError unless the disk holds each archive beside its files and those of the archives before it."""
+    needed = used = 0.0
     for archive in archives:
-        present += sum(path.stat().st_size for path in root.glob(f"{archive.name}*"))
-        present += sum(_listing(root / Path(archive.name).stem).values())
-    # JPEGs are about as large outside the zip file; the annotations are three times as large, of which we unpack most.
-    needed = int(1.1 * sum(sizes)) + (sum(sizes) if keep else max(sizes, default=0)) - present
+        size = archive.size or 0
+        unpacked = 1.1 * size  # images are about as large inside an archive; annotations are small either way
+        used -= sum(path.stat().st_size for path in root.glob(f"{archive.name}*"))
+        used -= sum(_listing(root / Path(archive.name).stem).values())
+        needed = max(needed, used + size + unpacked)
+        used += unpacked + (size if keep else 0)
     free = shutil.disk_usage(root).free
     if needed > free:
         raise InputError(f"{root}: needs {_size(needed)}, the disk has {_size(free)} free; use --root on another disk")
@@ -371,8 +372,7 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             raise
         error.close()
-        total = error.headers.get("Content-Range", "").rpartition("/")[2]
-        if total == str(have):  # everything is here, only the verdict was missing
+        if error.headers.get("Content-Range", "").rpartition("/")[2] == str(have):  # the whole file is here
             return True
         part.unlink()
         return False

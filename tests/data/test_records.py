@@ -1,9 +1,10 @@
 import logging
-import multiprocessing
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+import torch.multiprocessing
 
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, PackedStrings, check_split
 from captioning.errors import InputError
@@ -90,16 +91,13 @@ def test_an_index_survives_pickling():
     assert everything(pickle.loads(pickle.dumps(build()))) == everything(build())
 
 
-def _mark(index):
-    index.image_ids[0] = 999
-
-
-def test_a_worker_shares_the_memory_of_the_index():
+def test_a_copy_that_is_sent_to_a_worker_shares_the_memory_of_the_index():
     index = build().share_memory()
-    worker = multiprocessing.get_context("fork").Process(target=_mark, args=(index,))
-    worker.start()
-    worker.join()
+    received = pickle.loads(ForkingPickler.dumps(index))
+    received.image_ids[0] = 999
+    received.captions.blob[2] = ord("f")
     assert int(index.image_ids[0]) == 999
+    assert index.captions[0] == "a fog"
     tensors = [index.paths.blob, index.captions.offsets, index.first_caption, index.caption_image]
     assert all(tensor.is_shared() for tensor in tensors)
 

@@ -154,6 +154,7 @@ class Echo(Dataset):
         return numbers
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_draws_each_epoch_once(workers):
     data = captions(20)

@@ -27,7 +27,7 @@ from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError
 from captioning.grounding import GroundedObject, ObjectLookup
 
-FORMAT = 1  # counts up whenever the same parameters give other files
+FORMAT = 2  # counts up whenever the same parameters give other files
 SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes are no longer told apart
 _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.callbacks import AtomicCheckpointIO
 from captioning.data.datamodule import CaptionDataModule
@@ -28,14 +29,17 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     args = sys.argv[1:] if args is None else args
     wandb_offline_without_account()
     _quieten()
-    return CaptioningCLI(
-        CaptioningModule,
-        CaptionDataModule,
-        seed_everything_default=1,
-        save_config_callback=SaveRunConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        args=with_run_config(args),
-    )
+    try:
+        return CaptioningCLI(
+            CaptioningModule,
+            CaptionDataModule,
+            seed_everything_default=1,
+            save_config_callback=SaveRunConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            args=with_run_config(args),
+        )
+    except MisconfigurationException as error:  # options of the trainer that contradict each other
+        raise InputError(" ".join(str(error).split())) from error
 
 
 def _quieten() -> None:
@@ -124,8 +128,10 @@ class CaptioningCLI(LightningCLI):
         # The samplers split the data over the processes themselves.
         return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
 
+    def after_instantiate_classes(self) -> None:
+        self._dump_config()  # config_dump: the full configuration as plain data
+
     def before_fit(self) -> None:
-        self._dump_config()
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump)

@@ -51,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
         cli = captioning(command + settings_changed)
     scores = {name.partition("/")[2]: round(float(v), 4) for name, v in cli.trainer.callback_metrics.items()}
     search = vars(cli.model.search)
-    print(f"\n{args.split} split, {len(cli.model.results)} images; beam {search['beam_size']}, " + _conditions(settings))
+    print(f"\n{args.split} split, {len(cli.model.results)} images; beam {search['beam_size']}, " + _conditions(cli.config_dump))
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
@@ -67,7 +67,8 @@ def main(argv: list[str] | None = None) -> None:
             "images": len(cli.model.results),
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
-            "settings": {name: settings[name] for name in ("model", "data", "trainer") if name in settings},
+            "settings": {name: cli.config_dump[name] for name in ("model", "data")}
+            | {"max_epochs": settings["trainer"]["max_epochs"], "precision": settings["trainer"]["precision"]},
         }
         _write_json(args.measurement, content)
         print(f"written to {args.measurement}")

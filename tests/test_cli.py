@@ -140,6 +140,11 @@ def test_bad_input_is_one_line_and_exit_code_2(workplace):
     assert "train must be 1 to" in result.stderr.strip().splitlines()[-1]
 
 
+def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workplace):
+    with pytest.raises(InputError, match="Expected `fast_dev_run` of type|fast_dev_run"):
+        main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"])
+
+
 def test_unknown_option_is_refused_with_exit_code_2(workplace):
     result = run_cli("fit", "--config", "tiny.yaml", "--model.attention_penaltie", "3")
     assert result.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -50,10 +51,11 @@ def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
-def test_overlay_goes_on_top_of_an_experiment(overlay, monkeypatch):
+def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay, monkeypatch):
     monkeypatch.setattr("sys.argv", ["captioning"])
-    cli = instantiate(CONFIGS / "coco_vgg19_soft.yaml", overlay)
-    assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == (14, 14)
+    experiment = re.search(r"configs/(\w+)\.yaml", overlay.read_text()).group(1)
+    cli = instantiate(CONFIGS / f"{experiment}.yaml", overlay)
+    assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == cli.model.encoder.grid_size
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)

@@ -181,12 +181,8 @@ class CaptionDataModule(pl.LightningDataModule):
             if self.vocabulary_file is not None:
                 self._vocabulary = Vocabulary.load(self.vocabulary_file)
             else:
-                captions = self.index("train").captions
-                self._vocabulary = Vocabulary.build(
-                    (captions[i].split() for i in range(len(captions))),
-                    min_count=self.min_count,
-                    max_size=self.max_words,
-                )
+                captions = (caption.split() for caption in self.index("train").captions)
+                self._vocabulary = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words)
         return self._vocabulary
 
     def objects(self, row: int) -> list[GroundedObject]:
@@ -221,6 +217,8 @@ class CaptionDataModule(pl.LightningDataModule):
             if not self._encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             features = FeatureCache(self.features, split, self._encoder.fingerprint())
+        else:
+            self.index(split).check_images()
         return CaptionDataset(
             self.index(split), self.vocabulary, self._preprocessing, features=features, by_image=by_image
         )

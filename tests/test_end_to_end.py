@@ -1,0 +1,96 @@
+"""From nothing to a scored, captioned, drawn image, through the scripts that users run."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+from PIL import Image
+
+SCRIPTS = Path(__file__).parent.parent / "scripts"
+TINY = {
+    "trainer": {
+        "max_epochs": 15,
+        "check_val_every_n_epoch": 15,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_model_summary": False,
+        "log_every_n_steps": 1,
+        "callbacks": [{"class_path": "captioning.callbacks.CaptionSamples", "init_args": {"images": 1}}],
+        "enable_progress_bar": False,
+    },
+    "model": {
+        "encoder": {"init_args": {"channels": [6, 8], "strides": [8, 2], "image_size": 48}},
+        "decoder": {"init_args": {"embedding_dim": 9, "hidden_dim": 24, "dropout": 0.0}},
+        "optimizer": {"init_args": {"lr": 0.02}},
+        "scheduler": {"init_args": {"warmup_steps": 2}},
+    },
+    "data": {
+        "source": {"init_args": {"train": 6, "val": 2, "test": 2, "image_size": 48}},
+        "num_workers": 0,
+        "batch_size": 15,
+    },
+}
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch) -> Path:
+    """A finished demo of a minute model in an empty folder, entered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["demo.py"])
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    script("demo").main(["--overlay-config", "tiny.yaml"])
+    return tmp_path / "runs/demo"
+
+
+def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, capsys):
+    summary = json.loads((demo / "summary.json").read_text())
+    entry = summary["soft"]
+    for key in ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy"):
+        assert 0 <= entry[key] <= 100
+    assert entry["seconds"] > 0
+    assert Path(entry["checkpoint"]).is_file()
+    with Image.open(entry["overlay"]) as figure:
+        assert min(figure.size) > 100
+    scores = json.loads((demo / "soft/test_metrics.json").read_text())
+    assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
+
+    script("demo").main(["--overlay-config", "tiny.yaml"])
+    assert "Next:" in capsys.readouterr().out
+    again = json.loads((demo / "summary.json").read_text())["soft"]
+    assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained anew
+
+
+def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):
+    checkpoint = str(demo / "soft/checkpoints/best.ckpt")
+    measurement = demo / "measured.json"
+    script("evaluate").main(
+        ["--checkpoint", checkpoint, "--split", "val", "--beam_size", "2", "--measurement", str(measurement)]
+    )
+    written = json.loads(measurement.read_text())
+    assert written["split"] == "val" and written["images"] == 2 and written["search"]["beam_size"] == 2
+    assert written["seed"] == 1 and written["machine"]["cores"] and written["command"].startswith("python scripts/")
+    assert {"bleu4", "bleu4_no_penalty", "nll", "brevity_penalty"} <= set(written["values"])
+    assert "BLEU-4" in capsys.readouterr().out
+
+
+def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, capsys):
+    checkpoint = (demo / "soft/checkpoints/best.ckpt").rename(demo.parent.parent / "alone.ckpt")
+    Image.new("RGB", (70, 50), "teal").save("new.png")
+    capsys.readouterr()
+    script("caption_image").main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
+    assert len(capsys.readouterr().out.strip().splitlines()) == 1
+    assert Path("seen.png").is_file()

@@ -35,8 +35,9 @@ class CaptionBatchSampler(Sampler[list[int]]):
         batch_size: captions per batch on each rank. With ``group="image"`` a target, met on average.
         seed: the order is a function of ``seed`` and the epoch alone.
         rank: this process, 0 .. world_size - 1.
-        group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, images of like caption
-            length together: an encoder that is fine-tuned then runs once per image and epoch instead of five times.
+        group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch: an encoder that is being
+            trained then runs once per image and epoch instead of five times. Images are drawn whatever their captions'
+            lengths: sorted by length, a batch would hold pictures of one kind, and the encoder learns badly from those.
     """
 
     def __init__(
@@ -62,25 +63,25 @@ class CaptionBatchSampler(Sampler[list[int]]):
         self.batch_size, self.seed, self.rank, self.world_size, self.group = batch_size, seed, rank, world_size, group
         if group == "image":
             self._group_images(images)
+            self._units = len(self._unit_size)
             self._per_batch = max(1, round(batch_size * len(self._unit_size) / len(images)))
         else:
-            self._unit_length = self._lengths
+            self._units = len(images)
             self._per_batch = batch_size
         self._next = (0, 0)  # epoch and batch that the next pass begins with
         self.epoch = 0
         self.batches_done = 0
 
     def _group_images(self, images: np.ndarray) -> None:
-        """A unit of shuffling is an image; its length is that of its longest caption, which decides the padding."""
+        """The unit of shuffling is an image."""
         self._by_image = np.argsort(images, kind="stable")  # captions, image by image
         ordered = images[self._by_image]
         self._unit_start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
         self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
-        self._unit_length = np.maximum.reduceat(self._lengths[self._by_image], self._unit_start)
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
-        return -(-len(self._unit_length) // (self._per_batch * self.world_size))
+        return -(-self._units // (self._per_batch * self.world_size))
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of caption numbers: every pass is an epoch, the first one begins where ``load_state_dict`` said.
@@ -99,8 +100,9 @@ class CaptionBatchSampler(Sampler[list[int]]):
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the epoch's units in order of length, and where in them each step begins and ends."""
         random = np.random.default_rng((self.seed, epoch))
-        units = random.permutation(len(self._unit_length)).astype(np.int32)
-        units = units[np.argsort(self._unit_length[units], kind="stable")]
+        units = random.permutation(self._units).astype(np.int32)
+        if self.group == "length":
+            units = units[np.argsort(self._lengths[units], kind="stable")]
         sizes = np.full(len(self), self._per_batch * self.world_size)
         short = random.integers(len(self))
         sizes[short] -= sizes.sum() - len(units)

@@ -51,7 +51,9 @@ def main(argv: list[str] | None = None) -> None:
         cli = captioning(command + settings_changed)
     scores = {name.partition("/")[2]: round(float(v), 4) for name, v in cli.trainer.callback_metrics.items()}
     search = vars(cli.model.search)
-    print(f"\n{args.split} split, {len(cli.model.results)} images; beam {search['beam_size']}, " + _conditions(cli.config_dump))
+    print(
+        f"\n{args.split} split, {len(cli.model.results)} images; beam {search['beam_size']}, {_conditions(cli.config_dump)}"
+    )
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))

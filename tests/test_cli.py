@@ -141,7 +141,7 @@ def test_bad_input_is_one_line_and_exit_code_2(workplace):
 
 
 def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workplace):
-    with pytest.raises(InputError, match="Expected `fast_dev_run` of type|fast_dev_run"):
+    with pytest.raises(InputError, match="fast_dev_run"):
         main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"])
 
 

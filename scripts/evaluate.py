@@ -51,9 +51,8 @@ def main(argv: list[str] | None = None) -> None:
         cli = captioning(command + settings_changed)
     scores = {name.partition("/")[2]: round(float(v), 4) for name, v in cli.trainer.callback_metrics.items()}
     search = vars(cli.model.search)
-    print(
-        f"\n{args.split} split, {len(cli.model.results)} images; beam {search['beam_size']}, {_conditions(cli.config_dump)}"
-    )
+    images = len(cli.model.results)
+    print(f"\n{args.split} split, {images} images; beam {search['beam_size']}, {_conditions(cli.config_dump)}")
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
@@ -66,7 +65,7 @@ def main(argv: list[str] | None = None) -> None:
             "values": scores,
             "unit": "percent; nll in nats per word; length_ratio and brevity_penalty are ratios",
             "split": args.split,
-            "images": len(cli.model.results),
+            "images": images,
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
             "settings": {name: cli.config_dump[name] for name in ("model", "data")}

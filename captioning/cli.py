@@ -36,6 +36,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             seed_everything_default=1,
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},
+            auto_configure_optimizers=False,  # the module takes its own
             args=with_run_config(args),
         )
     except MisconfigurationException as error:  # options of the trainer that contradict each other
@@ -73,16 +74,20 @@ class CaptioningCLI(LightningCLI):
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/bleu4",
                 "checkpoint.mode": "max",
                 "checkpoint.filename": "best",
-                "checkpoint.save_last": True,
-                "checkpoint.save_on_exception": True,
                 "checkpoint.enable_version_counter": False,
                 "checkpoint.auto_insert_metric_name": False,
+                # A checkpoint of its own, because save_last follows the best one and would fall behind with it.
+                "last.filename": "last",
+                "last.every_n_epochs": 1,
+                "last.save_on_exception": True,
+                "last.enable_version_counter": False,
                 "early_stopping.monitor": "val/bleu4",
                 "early_stopping.mode": "max",
                 "early_stopping.patience": 5,
@@ -116,7 +121,7 @@ class CaptioningCLI(LightningCLI):
         config.name = self.run_dir.name
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
-        config.checkpoint.dirpath = str(self.run_dir / "checkpoints")
+        config.checkpoint.dirpath = config.last.dirpath = str(self.run_dir / "checkpoints")
         if fitting:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             print(f"run folder: {self.run_dir}", flush=True)
@@ -137,7 +142,7 @@ class CaptioningCLI(LightningCLI):
             logger.log_hyperparams(self.config_dump)
 
     def after_fit(self) -> None:
-        best = self.trainer.checkpoint_callback
+        best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
         if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
         wandb_folder = self.run_dir / "wandb"

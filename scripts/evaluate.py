@@ -36,10 +36,10 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.inference import load
     from captioning.provenance import provenance
 
-    settings = dict(load(args.checkpoint).settings)
+    settings = load(args.checkpoint).settings
     if not settings:
         raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
-    settings.pop("ckpt_path", None)
+    settings = {name: settings[name] for name in ("seed_everything", "model", "data", "trainer")}
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(settings))

@@ -81,6 +81,15 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
+def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workplace):
+    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--model.search.max_length", "2"])
+    steps = {
+        name: torch.load(f"runs/tiny/checkpoints/{name}.ckpt", weights_only=True)["global_step"]
+        for name in ("best", "last")
+    }
+    assert steps == {"best": 2, "last": 6}  # two words match no 4-gram: BLEU-4 stays 0
+
+
 def test_command_line_wins_over_what_the_checkpoint_was_made_with(workplace):
     main(["fit", "--config", "tiny.yaml"])
     cli = main(

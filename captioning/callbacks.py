@@ -45,18 +45,15 @@ class CaptionSamples(Callback):
         samples = pl_module.caption_samples(self.images)
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
-        paths, texts = [], []
-        for sample in samples:
+        for number, sample in enumerate(samples, 1):
             figure = attention_figure(
                 sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
             )
             path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
             figure.savefig(path, dpi=80)
-            paths.append(path)
-            texts.append(" ".join(sample.words))
-        for logger in trainer.loggers:
-            if hasattr(logger, "log_image"):
-                logger.log_image("val/samples", [str(path) for path in paths], caption=texts)
+            for logger in trainer.loggers:  # a key each: wandb wants the images of one key to be of one size
+                if hasattr(logger, "log_image"):
+                    logger.log_image(f"val/sample_{number}", [str(path)], caption=[" ".join(sample.words)])
 
 
 class Throughput(Callback):

@@ -179,7 +179,7 @@ def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workp
     assert result.returncode == 0, result.stderr
     runs = list(Path("runs/tiny/wandb").glob("offline-run-*/*.wandb"))
     assert len(runs) == 1
-    assert list(runs[0].parent.glob("files/media/images/val/samples*.png"))
+    assert list(runs[0].parent.glob("files/media/images/val/sample_1*.png"))
     assert "wandb sync runs/tiny/wandb/offline-run-*" in result.stdout
 
 

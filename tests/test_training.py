@@ -63,7 +63,7 @@ def weights(module: CaptioningModule) -> dict[str, torch.Tensor]:
 
 
 def test_fit_logs_the_fixed_keys(shapes, tmp_path):
-    trainer = make_trainer(tmp_path, callbacks=[Throughput()])
+    trainer = make_trainer(tmp_path, callbacks=[Throughput(every_n_steps=2)])
     trainer.fit(make_module(), datamodule=make_data(shapes))
     logged = trainer.logged_metrics
     for key in ("loss", "nll", "attention_penalty", "attention_entropy", "captions_per_second"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,24 @@ class CaptionSamples(Callback):
             for logger in trainer.loggers:  # a key each: wandb wants the images of one key to be of one size
                 if hasattr(logger, "log_image"):
                     logger.log_image(f"val/sample_{number}", [str(path)], caption=[" ".join(sample.words)])
+
+
+class LogLines(Callback):
+    """One line per validation where the output is no terminal: a progress bar shows nothing there before its end."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero or sys.stdout.isatty():
+            return
+        shown = [
+            f"{name} {float(trainer.callback_metrics[name]):.2f}"
+            for name in ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
+            if name in trainer.callback_metrics
+        ]
+        seconds = time.perf_counter() - self._started
+        print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *shown, flush=True)
 
 
 class Throughput(Callback):

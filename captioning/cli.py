@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.callbacks import AtomicCheckpointIO
+from captioning.callbacks import AtomicCheckpointIO, LogLines
 from captioning.data.datamodule import CaptionDataModule
 from captioning.errors import InputError
 from captioning.training import CaptioningModule
@@ -131,6 +131,7 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
+        self.trainer_defaults = {"callbacks": [LogLines()]}
         return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
 
     def after_instantiate_classes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_fit_then_test_from_the_checkpoint_alone(workplace, capsys):
     run = Path("runs/tiny")
     assert (run / "config.yaml").is_file() and (run / "checkpoints/last.ckpt").is_file()
     assert list(run.glob("metrics/*/metrics.csv"))
-    assert "run folder: runs/tiny" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "run folder: runs/tiny" in printed
+    assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"])
     assert set(json.loads((run / "test_metrics.json").read_text())) >= {"test/bleu1", "test/bleu4", "test/nll"}
     main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run

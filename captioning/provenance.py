@@ -25,7 +25,7 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     return {
         "command": command,
         "commit": _git("rev-parse", "--short", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")),
         "seed": seed,
         "machine": machine,
         "software": {"python": platform.python_version(), "torch": str(torch.__version__)},

@@ -56,6 +56,7 @@ def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[st
     scores = json.loads((folder / "test_metrics.json").read_text())
 
     from captioning import inference
+    from captioning.provenance import provenance
 
     image = cli.datamodule.evaluated.image_path(0)
     caption = inference.load(best).caption(image)
@@ -73,6 +74,7 @@ def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[st
         "caption": caption.text,
         "config": config,
         "finished": time.time(),
+        **provenance(command="make demo", seed=cli.config_dump["seed_everything"]),
     }
 
 

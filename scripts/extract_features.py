@@ -230,18 +230,15 @@ class _Images:
     """Images of an index in row order, ready for the encoder. A file that cannot be read is returned as its error."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing) -> None:
-        from captioning.data.transforms import load_image
-
         self.index = index
         self.preprocessing = preprocessing
-        self.load = load_image
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, row: int) -> Tensor | InputError:
         try:
-            return self.preprocessing(self.load(self.index.image_path(row)))
+            return self.preprocessing(self.preprocessing.load(self.index.image_path(row)))
         except InputError as error:
             return error  # raised in the main process: through a worker it would arrive with a traceback
 

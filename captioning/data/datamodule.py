@@ -16,7 +16,7 @@ from captioning.batch import CaptionBatch, pad_captions
 from captioning.data.features import FeatureCache
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.data.transforms import Preprocessing, load_image
+from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 from captioning.grounding import GroundedObject
 from captioning.vocabulary import Vocabulary
@@ -69,7 +69,9 @@ class CaptionDataset(Dataset[CaptionBatch]):
         if self.features is not None and self.feature_rows is not None:
             annotations = self.features.gather(self.feature_rows[rows])
         else:
-            images = torch.stack([self.preprocessing(load_image(index.image_path(row))) for row in rows.tolist()])
+            images = torch.stack(
+                [self.preprocessing(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
+            )
         return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
 
 
@@ -245,7 +247,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def view(self, row: int) -> Image | None:
         """Return an image of the evaluated split as the model sees it; None where only its features are at hand."""
         path = self.evaluated.image_path(row)
-        return self._preprocessing.view(load_image(path)) if path.is_file() else None
+        return self._preprocessing.view(self._preprocessing.load(path)) if path.is_file() else None
 
     def train_dataloader(self) -> ResumableLoader:
         dataset = self._dataset("train", by_image=False)

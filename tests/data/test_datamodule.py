@@ -1,0 +1,139 @@
+"""From records to batches: what belongs together stays together, and cached features stand in for images."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import torch
+
+from captioning import losses
+from captioning.attention import AdditiveScore, SoftAttention
+from captioning.data.datamodule import CaptionDataModule, CaptionDataset
+from captioning.data.features import FeatureWriter
+from captioning.data.shapes import ShapesSource
+from captioning.decoder import AttentionDecoder
+from captioning.encoders import TorchvisionEncoder
+from captioning.errors import InputError
+from captioning.model import Captioner
+from captioning.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> ShapesSource:
+    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=3, test=2, image_size=48)
+    source.prepare()
+    return source
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory) -> TorchvisionEncoder:
+    """A frozen network; its weights are random, which a cache does not mind."""
+    torch.manual_seed(5)
+    return TorchvisionEncoder("squeezenet1_1", "features.4", weights=None, image_size=48)
+
+
+@pytest.fixture(scope="module")
+def features(shapes, encoder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("features")
+    rows, cols = encoder.grid_size
+    for split in ("train", "val"):
+        index = shapes.index(split)
+        shape = (rows * cols, encoder.annotation_dim)
+        with FeatureWriter(
+            folder, split, paths=list(index.paths), fingerprint=encoder.fingerprint(), shape=shape
+        ) as writer:
+            images = torch.stack(
+                [encoder.preprocessing(encoder.preprocessing.load(index.image_path(i))) for i in range(len(index))]
+            )
+            writer.write(encoder(images))
+    return folder
+
+
+def make_data(source: ShapesSource, encoder, **options) -> CaptionDataModule:
+    """A data module attached to the least of a trainer."""
+    data = CaptionDataModule(source, **{"batch_size": 7, "eval_batch_size": 2, "num_workers": 0} | options)
+    module = types.SimpleNamespace(encoder=encoder)
+    data.trainer = types.SimpleNamespace(lightning_module=module, global_rank=0, world_size=1)  # type: ignore[assignment]
+    data.setup("fit")
+    return data
+
+
+def words_of(data: CaptionDataModule, batch) -> list[str]:
+    return [" ".join(data.vocabulary.decode(ids[1:])) for ids in batch.captions.tolist()]
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+def test_every_caption_comes_once_an_epoch_beside_the_image_it_describes(shapes, encoder, group):
+    data = make_data(shapes, encoder, group=group)
+    index = data.index("train")
+    seen = []
+    for batch in data.train_dataloader():
+        assert batch.images.shape == (len(batch.rows), 3, 48, 48)
+        assert len(set(batch.rows.tolist())) == len(batch.rows)  # an image stands once
+        for text, image in zip(words_of(data, batch), batch.image_index.tolist(), strict=True):
+            row = int(batch.rows[image])
+            assert text in index.references(row)
+            seen.append((row, text))
+        torch.testing.assert_close(
+            batch.images[0],
+            encoder.preprocessing(encoder.preprocessing.load(index.image_path(int(batch.rows[0])))),
+            rtol=0,
+            atol=0,
+        )
+    assert sorted(seen) == sorted((row, text) for row in range(len(index)) for text in index.references(row))
+
+
+def test_evaluation_batches_hold_every_image_once_with_all_its_captions(shapes, encoder):
+    data = make_data(shapes, encoder)
+    batches = list(data.val_dataloader())
+    assert [row for batch in batches for row in batch.rows.tolist()] == [0, 1, 2]
+    assert batches[0].image_index.tolist() == [0] * 5 + [1] * 5
+    known = data.vocabulary
+    expected = [" ".join(known.decode(known.encode(text.split()))) for text in data.index("val").references(1)]
+    assert words_of(data, batches[0])[5:] == expected
+
+
+def test_vocabulary_comes_from_the_training_split_alone(shapes, encoder):
+    data = make_data(shapes, encoder)
+    index = shapes.index("train")
+    assert set(data.vocabulary.words) == {word for caption in index.captions for word in caption.split()}
+
+
+def test_cached_features_give_the_same_losses_to_fp16_rounding(shapes, encoder, features):
+    from_images, from_cache = make_data(shapes, encoder), make_data(shapes, encoder, features=str(features))
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14, dropout=0.0)
+    captioner = Captioner(encoder, decoder, vocabulary_size=len(from_images.vocabulary))
+    compared = 0
+    for images, cached in zip(from_images.train_dataloader(), from_cache.train_dataloader(), strict=True):
+        assert cached.images is None and cached.annotations.dtype == torch.float16
+        assert torch.equal(images.captions, cached.captions)
+        outputs = captioner(images), captioner(cached)
+        nlls = [losses.caption_nll(output.logits, output.targets) for output in outputs]
+        torch.testing.assert_close(nlls[0], nlls[1], rtol=2e-3, atol=0)
+        compared += 1
+    assert compared == 5
+
+
+def test_features_of_an_encoder_that_is_fine_tuned_are_refused(shapes, features):
+    tuned = TorchvisionEncoder("squeezenet1_1", "features.4", weights=None, image_size=48, trainable_from="features.3")
+    with pytest.raises(InputError, match="cached features need a frozen encoder"):
+        make_data(shapes, tuned, features=str(features)).train_dataloader()
+
+
+def test_features_of_other_weights_are_refused(shapes, features):
+    other = TorchvisionEncoder("squeezenet1_1", "features.4", weights=None, image_size=48)
+    with pytest.raises(InputError, match="features of another encoder"):
+        make_data(shapes, other, features=str(features)).train_dataloader()
+
+
+def test_missing_images_are_named_before_training_starts(shapes, encoder, tmp_path):
+    data = make_data(shapes, encoder)
+    data.index("train").root = tmp_path
+    with pytest.raises(InputError, match="has no file"):
+        data.train_dataloader()
+
+
+def test_words_outside_the_vocabulary_become_unk(shapes, encoder):
+    dataset = CaptionDataset(shapes.index("train"), Vocabulary(["a"]), encoder.preprocessing, by_image=True)
+    assert set(dataset[[0, 1]].captions.flatten().tolist()) <= {0, 1, 2, 3, 4}

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from captioning.attention import AdditiveScore, Attention, Score, SoftAttention
+from captioning.component import Component
+from captioning.decoder import AttentionDecoder
+from captioning.errors import InputError
+
+
+def test_config_names_the_class_and_every_argument_also_the_defaults():
+    config = SoftAttention(AdditiveScore()).to_config()
+    assert config == {
+        "class_path": "captioning.attention.soft.SoftAttention",
+        "init_args": {
+            "score": {"class_path": "captioning.attention.scores.AdditiveScore", "init_args": {"attention_dim": 512}}
+        },
+    }
+
+
+def test_round_trip_through_plain_data_gives_an_equal_config():
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(7)), hidden_dim=3, gated=False)
+    assert AttentionDecoder.from_config(decoder.to_config()).to_config() == decoder.to_config()
+
+
+@pytest.mark.parametrize(
+    "path", ["os.system", "subprocess.Popen", "captioning.errors.InputError", "torch.nn.Linear", "nowhere.Thing"]
+)
+def test_a_file_cannot_choose_which_code_runs(path):
+    with pytest.raises(InputError, match="is not a known Component"):
+        Component.from_config({"class_path": path, "init_args": {"args": ["true"]}})
+
+
+def test_a_component_of_another_kind_is_refused():
+    with pytest.raises(InputError, match="is not a known Attention"):
+        Attention.from_config(AdditiveScore(3).to_config())
+
+
+def test_arguments_that_do_not_fit_are_named():
+    with pytest.raises(InputError, match="attention_dims"):
+        Score.from_config(
+            {"class_path": "captioning.attention.scores.AdditiveScore", "init_args": {"attention_dims": 3}}
+        )
+
+
+def test_a_users_own_class_is_found_once_it_is_imported():
+    class Own(AdditiveScore):
+        pass
+
+    assert isinstance(Score.from_config(Own(4).to_config()), Own)

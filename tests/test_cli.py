@@ -48,7 +48,7 @@ CONFIG = {
 
 
 @pytest.fixture
-def workplace(tmp_path, monkeypatch) -> Path:
+def workdir(tmp_path, monkeypatch) -> Path:
     """An empty folder with one small config, entered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["captioning"])
@@ -61,7 +61,7 @@ def workplace(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_fit_then_test_from_the_checkpoint_alone(workplace, capsys):
+def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     main(["fit", "--config", "tiny.yaml"])
     run = Path("runs/tiny")
     assert (run / "config.yaml").is_file() and (run / "checkpoints/last.ckpt").is_file()
@@ -75,7 +75,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workplace, capsys):
     assert (run / "val_metrics.json").is_file()
 
 
-def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workplace):
+def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workdir):
     main(["fit", "--config", "tiny.yaml"])
     main(["fit", "--config", "tiny.yaml"])
     assert Path("runs/tiny-2/checkpoints/last.ckpt").is_file()
@@ -84,7 +84,7 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
-def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workplace):
+def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workdir):
     main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--model.search.max_length", "2"])
     steps = {
         name: torch.load(f"runs/tiny/checkpoints/{name}.ckpt", weights_only=True)["global_step"]
@@ -93,7 +93,7 @@ def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workpl
     assert steps == {"best": 2, "last": 6}  # two words match no 4-gram: BLEU-4 stays 0
 
 
-def test_command_line_wins_over_what_the_checkpoint_was_made_with(workplace):
+def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
     main(["fit", "--config", "tiny.yaml"])
     cli = main(
         [
@@ -104,14 +104,14 @@ def test_command_line_wins_over_what_the_checkpoint_was_made_with(workplace):
     assert cli.model.search.beam_size == 2 and cli.model.attention_penalty == 0.25
 
 
-def test_checkpoint_keeps_the_full_config_as_plain_data(workplace):
+def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     main(["fit", "--config", "tiny.yaml", "--data.batch_size", "7"])
     settings = torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["captioning"]["settings"]
     assert settings["data"]["batch_size"] == 7
     assert settings["seed_everything"] == 1 and settings["data"]["seed"] == 1
 
 
-def test_seed_decides_the_result(workplace):
+def test_seed_decides_the_result(workdir):
     def final(name, seed):
         main(["fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed)])
         state = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
@@ -121,7 +121,7 @@ def test_seed_decides_the_result(workplace):
     assert not torch.equal(final("c", 5), final("d", 6))
 
 
-def test_missing_checkpoint_is_one_line(workplace):
+def test_missing_checkpoint_is_one_line(workdir):
     with pytest.raises(InputError, match=r"runs/tiny/checkpoints/best.ckpt: no such checkpoint"):
         main(["test", "--config", "tiny.yaml"])
 
@@ -145,25 +145,25 @@ def test_help_answers_without_loading_torch():
     assert "captioning fit --config configs/shapes_soft.yaml" in result.stdout
 
 
-def test_bad_input_is_one_line_and_exit_code_2(workplace):
+def test_bad_input_is_one_line_and_exit_code_2(workdir):
     result = run_cli("fit", "--config", "tiny.yaml", "--data.source.init_args.train", "0")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
     assert "train must be 1 to" in result.stderr.strip().splitlines()[-1]
 
 
-def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workplace):
+def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workdir):
     with pytest.raises(InputError, match="fast_dev_run"):
         main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"])
 
 
-def test_unknown_option_is_refused_with_exit_code_2(workplace):
+def test_unknown_option_is_refused_with_exit_code_2(workdir):
     result = run_cli("fit", "--config", "tiny.yaml", "--model.attention_penaltie", "3")
     assert result.returncode == 2
     assert "attention_penaltie" in result.stderr and "Traceback" not in result.stderr
 
 
-def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workplace):
+def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workdir):
     config = yaml.safe_load(Path("tiny.yaml").read_text())
     config["trainer"]["logger"] = [
         {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
@@ -176,7 +176,7 @@ def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workp
         capture_output=True,
         text=True,
         timeout=150,
-        env=env | {"NETRC": str(workplace / "no-netrc"), "HOME": str(workplace)},
+        env=env | {"NETRC": str(workdir / "no-netrc"), "HOME": str(workdir)},
         stdin=subprocess.DEVNULL,
     )
     assert result.returncode == 0, result.stderr

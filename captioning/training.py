@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +20,7 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
+from captioning.files import write_json
 from captioning.grounding import NounHit, chance_pointing_accuracy, noun_hits, pointing_accuracy
 from captioning.metrics import corpus_bleu
 from captioning.model import CHECKPOINT_FORMAT, Captioner
@@ -282,11 +281,3 @@ class CaptioningModule(pl.LightningModule):
             if self.device.type == "cuda" and "cuda" in self._random_state:
                 torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
             self._random_state = None
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON through a temporary name, so that a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, indent=1), encoding="utf-8")
-    os.replace(temporary, path)

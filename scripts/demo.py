@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import exits_on_input_error
+from captioning.files import write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft"}  # key in summary.json -> config
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> None:
     summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
     for name, config in RUNS.items():
         summary[name] = run(args.runs, name, config, args.overlay_config, summary.get(name, {}))
-        _write_json(summary_file, summary)
+        write_json(summary_file, summary)
     report(args.runs, summary)
 
 
@@ -97,13 +98,6 @@ def report(runs: Path, summary: dict[str, Any]) -> None:
     print(f"  python scripts/caption_image.py YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
     print("  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20")
     print("  python scripts/prepare_data.py coco --karpathy && captioning fit --config configs/coco_vgg19_soft.yaml")
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

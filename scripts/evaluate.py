@@ -14,8 +14,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import shlex
 import sys
 import tempfile
@@ -23,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
+from captioning.files import write_json
 
 
 @exits_on_input_error
@@ -71,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
             "settings": {name: cli.config_dump[name] for name in ("model", "data")}
             | {"max_epochs": settings["trainer"]["max_epochs"], "precision": settings["trainer"]["precision"]},
         }
-        _write_json(args.measurement, content)
+        write_json(args.measurement, content)
         print(f"written to {args.measurement}")
 
 
@@ -97,13 +96,6 @@ def _conditions(settings: dict[str, Any]) -> str:
     source = settings["data"]["source"]["class_path"].rpartition(".")[2]
     tokens = "the file's own tokens" if source == "KarpathySource" else "Penn Treebank tokens without punctuation"
     return f"{tokens}, lower case, expected context, percent"
-
-
-def _write_json(path: Path, content: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
 
 
 if __name__ == "__main__":

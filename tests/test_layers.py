@@ -21,6 +21,7 @@ ASSEMBLED = "errors component vocabulary attention decoding data.transforms enco
 ROOMS: dict[str, tuple[int, str]] = {
     "errors": (0, ""),
     "provenance": (0, ""),
+    "files": (0, ""),
     "component": (0, "errors"),
     "vocabulary": (0, "errors"),
     "batch": (0, "errors vocabulary"),
@@ -33,12 +34,12 @@ ROOMS: dict[str, tuple[int, str]] = {
     "decoding": (0, "errors vocabulary"),
     "views": (0, "errors grounding metrics"),
     "data.transforms": (1, "errors"),
-    "data": (1, "errors vocabulary batch grounding data.transforms"),
+    "data": (1, "errors files vocabulary batch grounding data.transforms"),
     "encoders": (1, "errors component data.transforms"),
     "decoder": (1, "errors component schedules vocabulary attention"),
     "model": (2, "errors component batch vocabulary attention decoding encoders decoder"),
     "data.datamodule": (3, "errors vocabulary batch grounding data data.transforms"),
-    "training": (3, f"{ASSEMBLED} batch schedules losses estimators metrics grounding"),
+    "training": (3, f"{ASSEMBLED} batch files schedules losses estimators metrics grounding"),
     "inference": (3, f"{ASSEMBLED} views"),  # the public API draws what it captioned
     "callbacks": (4, "errors batch vocabulary metrics grounding views data data.transforms data.datamodule training"),
     "cli": (4, "errors data data.datamodule training callbacks"),

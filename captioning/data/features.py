@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from captioning.errors import InputError
+from captioning.files import write_json
 
 _FORMAT = 1
 _HEADER_BYTES = 128  # NumPy pads the header of an array with so short a description to this
@@ -229,7 +230,7 @@ class FeatureWriter:
         """Open the partial file at the first row that is missing."""
         if self.done <= 0:
             self.done = 0
-            _write_json(_images(self.directory, self.split), self._paths)
+            write_json(_images(self.directory, self.split), self._paths, indent=None)
             with open(self._part, "wb") as file:
                 np.lib.format.write_array_header_1_0(
                     file, {"descr": "<f2", "fortran_order": False, "shape": self.shape}
@@ -244,7 +245,7 @@ class FeatureWriter:
         self._handle.flush()
         os.fsync(self._handle.fileno())
         header = {"format": _FORMAT, "fingerprint": self._fingerprint, "shape": list(self.shape), "done": self.done}
-        _write_json(_header(self.directory, self.split), header)
+        write_json(_header(self.directory, self.split), header)
         self._saved = time.monotonic()
 
 
@@ -289,9 +290,3 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read ({error}); delete the folder and extract again") from error
-
-
-def _write_json(path: Path, value: Any) -> None:
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
-    os.replace(temporary, path)

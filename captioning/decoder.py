@@ -38,6 +38,9 @@ class DecoderOutput:
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         alphas: (N, T, L), 0 at steps that do not exist.
         betas: (N, T), 0 at steps that do not exist.
+        weights: (N, T, L), what the contexts were formed with, alphas or one-hot samples; 0 at steps without a word.
+        selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
+            expectation and at steps that do not exist. None for deterministic attention.
     """
 
     logits: Tensor
@@ -45,6 +48,8 @@ class DecoderOutput:
     mask: Tensor
     alphas: Tensor
     betas: Tensor
+    weights: Tensor
+    selection_log_probs: Tensor | None = None
 
 
 class _StateInitialiser(nn.Module):
@@ -100,12 +105,12 @@ class AttentionDecoder(Component):
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
 
-    def build(self, vocabulary_size: int, annotation_dim: int) -> None:
-        """Create the parameters for V words and annotations of size D."""
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters for V words and annotations of size D that lie on ``grid_size`` (rows, columns)."""
         E, H, D, p = self.embedding_dim, self.hidden_dim, annotation_dim, self.dropout_probability
         self.vocabulary_size = vocabulary_size
         self.annotation_dim = annotation_dim
-        self.attention.build(D, H)
+        self.attention.build(D, H, grid_size)
         # affine=False: only the scale of the input changes, the layers behind it learn the rest.
         self.standardize = nn.BatchNorm1d(D, affine=False) if self.standardize_annotations else None
         self.init_h = _StateInitialiser(D, H, self.init_layers, p)
@@ -222,18 +227,25 @@ class AttentionDecoder(Component):
         rows = N // memory.annotations.shape[0]
         if rows > 1:
             state = DecoderState(state.h.repeat_interleave(rows, 0), state.c.repeat_interleave(rows, 0))
-        hidden, contexts, alphas, betas = [], [], [], []
+        hidden, contexts, looked_at = [], [], []
         for t in range(T):
             state, looked, context = self._recur(embedded_gates[t], state, memory)
             hidden.append(state.h)
             contexts.append(context)
-            alphas.append(looked.attention.alphas)
-            betas.append(looked.beta)
+            looked_at.append(looked)
         logits = self._deep_output(embedded[mask], torch.stack(hidden, 1)[mask], torch.stack(contexts, 1)[mask])
+        selections = [looked.attention for looked in looked_at]
+        log_probs = [selection.log_prob for selection in selections if selection.log_prob is not None]
+        alphas = torch.stack([selection.alphas for selection in selections], 1) * mask.unsqueeze(-1)  # (N, T, L)
+        weights = alphas
+        if log_probs:
+            weights = torch.stack([selection.weights for selection in selections], 1) * mask.unsqueeze(-1)
         return DecoderOutput(
             logits=logits,
             targets=captions[:, 1:][mask],
             mask=mask,
-            alphas=torch.stack(alphas, 1) * mask.unsqueeze(-1),  # (N, T, L)
-            betas=torch.stack(betas, 1) * mask,
+            alphas=alphas,
+            betas=torch.stack([looked.beta for looked in looked_at], 1) * mask,
+            weights=weights,
+            selection_log_probs=torch.stack(log_probs, 1) * mask if log_probs else None,
         )

@@ -20,12 +20,16 @@ State = tuple[Tensor, ...]
 
 
 class Step(NamedTuple):
-    """One step of N rows: log_probs (N, V) in nats, the new state, alphas (N, L) and betas (N,) it was made with."""
+    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
+
+    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
+    """
 
     log_probs: Tensor
     state: State
     alphas: Tensor
     betas: Tensor
+    weights: Tensor
 
 
 StepFunction = Callable[[Tensor, State], Step]
@@ -50,8 +54,9 @@ class Hypothesis:
         log_probs: nats per word; one more for <end> when the caption is finished.
         score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False when the maximum length cut the caption off.
-        alphas: (len(ids), L), the weights that were current when each word was chosen.
+        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
         betas: (len(ids),).
+        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
     """
 
     ids: list[int]
@@ -60,6 +65,7 @@ class Hypothesis:
     finished: bool
     alphas: Tensor
     betas: Tensor
+    weights: Tensor
 
 
 def _allowed(log_probs: Tensor, words: int, min_length: int) -> Tensor:
@@ -134,7 +140,7 @@ def _roll_out(
     rows, device = state[0].shape[0], state[0].device
     tokens = torch.full((rows,), START, device=device)
     ended = torch.zeros(rows, dtype=torch.bool, device=device)
-    ids, log_probs, alphas, betas = [], [], [], []
+    ids, log_probs, alphas, betas, weights = [], [], [], [], []
     for words in range(max_length):
         out = step(tokens, state)
         state = out.state
@@ -144,6 +150,7 @@ def _roll_out(
         log_probs.append(allowed.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
         alphas.append(out.alphas)
         betas.append(out.betas)
+        weights.append(out.weights)
         ended = ended | (tokens == END)
         if ended.all():
             break
@@ -152,14 +159,22 @@ def _roll_out(
     chosen = torch.stack(log_probs, 1)
     exists = torch.arange(table.shape[1], device=device) < steps.unsqueeze(1)
     score = (chosen.masked_fill(~exists, 0.0)).sum(dim=1)
-    return _hypotheses(table, chosen, score, steps, ended, torch.stack(alphas, 1), torch.stack(betas, 1))
+    looked = (torch.stack(column, 1) for column in (alphas, betas, weights))
+    return _hypotheses(table, chosen, score, steps, ended, *looked)
 
 
 def _hypotheses(
-    ids: Tensor, log_probs: Tensor, score: Tensor, steps: Tensor, finished: Tensor, alphas: Tensor, betas: Tensor
+    ids: Tensor,
+    log_probs: Tensor,
+    score: Tensor,
+    steps: Tensor,
+    finished: Tensor,
+    alphas: Tensor,
+    betas: Tensor,
+    weights: Tensor,
 ) -> list[Hypothesis]:
     """Cut tables (N, T, ..) into hypotheses of ``steps`` (N,) steps each, <end> counted."""
-    alphas, betas = alphas.float().cpu(), betas.float().cpu()
+    alphas, betas, weights = alphas.float().cpu(), betas.float().cpu(), weights.float().cpu()
     hypotheses = []
     columns = (ids.tolist(), log_probs.tolist(), score.tolist(), steps.tolist(), finished.tolist())
     for row, (row_ids, row_log_probs, row_score, row_steps, row_finished) in enumerate(zip(*columns, strict=True)):
@@ -172,6 +187,7 @@ def _hypotheses(
                 finished=row_finished,
                 alphas=alphas[row, :words],
                 betas=betas[row, :words],
+                weights=weights[row, :words],
             )
         )
     return hypotheses
@@ -185,6 +201,7 @@ class _Beams(NamedTuple):
     log_prob: Tensor
     alphas: Tensor
     betas: Tensor
+    weights: Tensor
 
 
 class _Ended(NamedTuple):
@@ -261,6 +278,7 @@ def beam_search(
                 log_prob=log_probs.flatten(0, 1)[rows, word.flatten()].view(B, K),
                 alphas=out.alphas[rows].view(B, K, -1),
                 betas=out.betas[rows].view(B, K),
+                weights=out.weights[rows].view(B, K, -1),
             )
         )
         alive = (slots < (K - count).unsqueeze(1)) & total.isfinite()  # as wide as there is left to finish
@@ -283,25 +301,24 @@ def _backtrack(history: list[_Beams], ended: _Ended) -> list[list[Hypothesis]]:
     """Follow the parents of all hypotheses at once, from the last step to the first."""
     B, K = ended.score.shape
     slot = ended.slot
-    columns: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    columns: list[tuple[Tensor, ...]] = []
     for t in range(len(history) - 1, -1, -1):
         beams = history[t]
         before_end = t <= ended.step
-        locations = beams.alphas.shape[-1]
+        place = slot.unsqueeze(-1).expand(B, K, beams.alphas.shape[-1])
         columns.append(
             (
                 beams.word.gather(1, slot),
                 beams.log_prob.gather(1, slot),
-                beams.alphas.gather(1, slot.unsqueeze(-1).expand(B, K, locations)),
+                beams.alphas.gather(1, place),
                 beams.betas.gather(1, slot),
+                beams.weights.gather(1, place),
             )
         )
         slot = torch.where(before_end, beams.parent.gather(1, slot), slot)
-    ids, log_probs, alphas, betas = (
-        torch.stack(column[::-1], 2).flatten(0, 1) for column in zip(*columns, strict=True)
-    )
+    ids, log_probs, *looked = (torch.stack(column[::-1], 2).flatten(0, 1) for column in zip(*columns, strict=True))
     flat = _hypotheses(
-        ids, log_probs, ended.score.flatten(), (ended.step + 1).flatten(), ended.finished.flatten(), alphas, betas
+        ids, log_probs, ended.score.flatten(), (ended.step + 1).flatten(), ended.finished.flatten(), *looked
     )
     results = []
     for image in range(B):

@@ -28,7 +28,7 @@ class Captioner(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
-        decoder.build(vocabulary_size, encoder.annotation_dim)
+        decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
 
     def remember(
         self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
@@ -46,14 +46,21 @@ class Captioner(nn.Module):
             raise ValueError(f"annotations must have size {self.encoder.annotation_dim}, got {annotations.shape[-1]}")
         return self.decoder.remember(annotations, mask)
 
-    def forward(self, batch: CaptionBatch) -> DecoderOutput:
-        """Teacher-forced logits and alphas of every caption in the batch."""
+    def forward(self, batch: CaptionBatch, samples: int = 1) -> DecoderOutput:
+        """Teacher-forced logits and alphas of every caption in the batch.
+
+        Args:
+            samples: rows per caption, adjacent, which differ in what a stochastic attention draws for them.
+        """
         memory = self.remember(batch.images, batch.annotations, batch.annotation_mask)
-        images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
-        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, captions // images))
+        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
+        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
         if not torch.equal(batch.image_index, each):  # images with different numbers of captions need a row for each
             memory = memory.select(batch.image_index)
-        return self.decoder(batch.captions, batch.lengths, memory)
+        captions, lengths = batch.captions, batch.lengths
+        if samples > 1:
+            captions, lengths = captions.repeat_interleave(samples, 0), lengths.repeat_interleave(samples, 0)
+        return self.decoder(captions, lengths, memory)
 
     def stepper(self, memory: Memory) -> StepFunction:
         """Return the step function over ``memory`` that ``decoding`` searches with."""
@@ -61,7 +68,8 @@ class Captioner(nn.Module):
         def step(tokens: Tensor, state: State) -> Step:
             logits, new_state, looked = self.decoder.step(tokens, DecoderState(*state), memory)
             log_probs = torch.log_softmax(logits.float(), dim=-1)
-            return Step(log_probs, tuple(new_state), looked.attention.alphas, looked.beta)
+            attention = looked.attention
+            return Step(log_probs, tuple(new_state), attention.alphas, looked.beta, attention.weights)
 
         return step
 

@@ -22,7 +22,7 @@ def markov(table: torch.Tensor):
     def step(tokens, state):
         (count,) = state
         alphas = torch.stack([tokens.float(), count[:, 0], torch.zeros(len(tokens))], 1)
-        return Step(table[tokens], (count + 1,), alphas, tokens / 10)
+        return Step(table[tokens], (count + 1,), alphas, tokens / 10, alphas)
 
     return step
 
@@ -98,7 +98,9 @@ def test_images_are_searched_independently():
     def step_of(images):
         def step(tokens, state):
             (image,) = state
-            return Step(tables[image[:, 0].long(), tokens], state, image.expand(-1, L), image[:, 0])
+            return Step(
+                tables[image[:, 0].long(), tokens], state, image.expand(-1, L), image[:, 0], image.expand(-1, L)
+            )
 
         return step
 

@@ -20,12 +20,15 @@ class AttentionOutput:
         alphas: (N, L), softmax of the scores: probabilities, exactly 0 at masked locations.
         weights: (N, L), what the context was formed with: alphas themselves, or a sample.
         log_alphas: (N, L), log-softmax of the scores in nats, -inf at masked locations.
+        log_prob: (N,), log-probability in nats of the location that was drawn, 0 where the context is the expectation;
+            None for deterministic attention.
     """
 
     context: Tensor
     alphas: Tensor
     weights: Tensor
     log_alphas: Tensor
+    log_prob: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,20 @@ class Memory:
         annotations: (B, L, D).
         projected: (B, L, A), the score's projection of the annotations.
         mask: (B, L) bool, True where a location exists; None when all do.
+        expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
+            (semi-sampling); None where that is not decided image by image.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
+    expected: Tensor | None = None
 
     def select(self, images: Tensor) -> Memory:
         """Return the memory of the given images, (B',) indices."""
         mask = None if self.mask is None else self.mask[images]
-        return Memory(self.annotations[images], self.projected[images], mask)
+        expected = None if self.expected is None else self.expected[images]
+        return Memory(self.annotations[images], self.projected[images], mask, expected)
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -82,8 +89,13 @@ class Attention(Component):
 
     score: Score | None
 
-    def build(self, annotation_dim: int, query_dim: int) -> None:
-        """Create the parameters for annotations of size D and queries of size H."""
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters for annotations of size D and queries of size H.
+
+        Args:
+            grid_size: (rows, columns) of the locations, for attention that knows where they lie; None where they form
+                no grid.
+        """
         if self.score is not None:
             self.score.build(annotation_dim, query_dim)
 

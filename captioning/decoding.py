@@ -1,7 +1,8 @@
 """Captions from a step function: greedy, sampling, beam search. Nothing here knows a model.
 
 A step function takes ``(tokens (N,), state)`` and returns a ``Step``. The state is a tuple of tensors whose first axis
-is N = images * rows, the rows of an image adjacent; between steps it is reordered with ``index_select`` alone.
+is N = images * rows, the rows of an image adjacent; between steps it is reordered with ``index_select`` alone. Images
+whose captions have all ended leave the batch where the step function can do without them (``ImageStepFunction``).
 """
 
 from __future__ import annotations
@@ -14,25 +15,20 @@ import torch
 from torch import Tensor
 
 from captioning.errors import InputError
+from captioning.search import Beams, Ended, Hypothesis, ImageStepFunction, Search, State, Step, StepFunction
 from captioning.vocabulary import END, PAD, START, UNK
 
-State = tuple[Tensor, ...]
-
-
-class Step(NamedTuple):
-    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
-
-    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
-    """
-
-    log_probs: Tensor
-    state: State
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
-
-
-StepFunction = Callable[[Tensor, State], Step]
+__all__ = [
+    "BeamOptions",
+    "Hypothesis",
+    "ImageStepFunction",
+    "State",
+    "Step",
+    "StepFunction",
+    "beam_search",
+    "greedy",
+    "sample",
+]
 
 
 @dataclass(frozen=True)
@@ -45,33 +41,25 @@ class BeamOptions:
     min_length: int = 1
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One decoded caption.
+class _Rules(NamedTuple):
+    """Words that must not be produced: <pad>, <start> and <unk>, and <end> before ``min_length`` words."""
 
-    Attributes:
-        ids: word ids, without <start> and <end>.
-        log_probs: nats per word; one more for <end> when the caption is finished.
-        score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
-        betas: (len(ids),).
-        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
-    """
+    always: Tensor
+    at_first: Tensor
+    min_length: int
 
-    ids: list[int]
-    log_probs: list[float]
-    score: float
-    finished: bool
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    @classmethod
+    def on(cls, device: torch.device, min_length: int) -> _Rules:
+        return cls(
+            torch.tensor([PAD, START, UNK], device=device),
+            torch.tensor([PAD, START, UNK, END], device=device),
+            min_length,
+        )
 
-
-def _allowed(log_probs: Tensor, words: int, min_length: int) -> Tensor:
-    """Rule out what must not be produced after ``words`` words: <pad>, <start>, <unk>, and <end> when too early."""
-    banned = [PAD, START, UNK] + ([END] if words < min_length else [])
-    return log_probs.index_fill(-1, torch.tensor(banned, device=log_probs.device), float("-inf"))
+    def apply(self, log_probs: Tensor, words: int) -> Tensor:
+        """Return log_probs (N, V) as float32, -inf for what must not come after ``words`` words."""
+        banned = self.at_first if words < self.min_length else self.always
+        return log_probs.float().index_fill(-1, banned, float("-inf"))
 
 
 def _check_lengths(min_length: int, max_length: int) -> None:
@@ -86,7 +74,7 @@ def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length
         max_length: steps. A caption that has not ended by then is cut off after this many words.
         min_length: words before <end> may come.
     """
-    return _roll_out(step, state, lambda log_probs: log_probs.argmax(dim=-1), max_length, min_length)
+    return _roll_out(step, state, lambda log_probs, rows: log_probs.argmax(dim=-1), max_length, min_length)
 
 
 def sample(
@@ -101,7 +89,8 @@ def sample(
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word drawn from the model's distribution.
 
-    Scores and log-probabilities are the model's own, not those of the tempered and cut distribution.
+    Scores and log-probabilities are the model's own, not those of the tempered and cut distribution. A step draws one
+    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
         temperature: log-probabilities are divided by it; must be positive.
@@ -118,7 +107,9 @@ def sample(
     if top_p is not None and not 0 < top_p <= 1:
         raise InputError(f"top_p must be in (0, 1], got {top_p}")
 
-    def draw(log_probs: Tensor) -> Tensor:
+    N = state[0].shape[0]
+
+    def draw(log_probs: Tensor, rows: Tensor) -> Tensor:
         log_probs = log_probs / temperature
         if top_k is not None:
             least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
@@ -128,100 +119,60 @@ def sample(
             before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
             outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
             log_probs = log_probs.masked_fill(outside, float("-inf"))
-        return torch.multinomial(log_probs.softmax(dim=-1), 1).squeeze(-1)
+        reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (N', V)
+        below = torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows] * reached[:, -1:]
+        return torch.searchsorted(reached, below, right=True).squeeze(-1)  # the first word to lie beyond
 
     return _roll_out(step, state, draw, max_length, min_length)
 
 
+def _rows(images: Tensor, rows: int) -> Tensor:
+    """Return the rows (B * rows,) of some images, each of which has ``rows`` of them."""
+    return (images.unsqueeze(1) * rows + torch.arange(rows, device=images.device)).flatten()
+
+
 def _roll_out(
-    step: StepFunction, state: State, choose: Callable[[Tensor], Tensor], max_length: int, min_length: int
+    step: StepFunction, state: State, choose: Callable[[Tensor, Tensor], Tensor], max_length: int, min_length: int
 ) -> list[Hypothesis]:
+    """Follow every row with the word that ``choose(log_probs (N', V), rows (N',))`` names, rows of the N at first."""
     _check_lengths(min_length, max_length)
-    rows, device = state[0].shape[0], state[0].device
-    tokens = torch.full((rows,), START, device=device)
-    ended = torch.zeros(rows, dtype=torch.bool, device=device)
-    ids, log_probs, alphas, betas, weights = [], [], [], [], []
+    N, device = state[0].shape[0], state[0].device
+    images = step.images if isinstance(step, ImageStepFunction) else N
+    R = N // images
+    rules, search = _Rules.on(device, min_length), Search(step, images, device)
+    rows = torch.arange(N, device=device)
+    slots = rows[:R].expand(images, R)
+    tokens = torch.full((N,), START, device=device)
+    ended = Ended(
+        score=torch.zeros(images, R, device=device),
+        step=torch.full_like(slots, max_length - 1),
+        slot=slots,
+        finished=torch.zeros_like(slots, dtype=torch.bool),
+    )
     for words in range(max_length):
-        out = step(tokens, state)
+        out = search.step(tokens, state)
         state = out.state
-        allowed = _allowed(out.log_probs.float(), words, min_length)
-        tokens = choose(allowed).masked_fill(ended, END)
-        ids.append(tokens)
-        log_probs.append(allowed.gather(-1, tokens.unsqueeze(-1)).squeeze(-1))
-        alphas.append(out.alphas)
-        betas.append(out.betas)
-        weights.append(out.weights)
-        ended = ended | (tokens == END)
-        if ended.all():
-            break
-    table = torch.stack(ids, 1)
-    steps = (table != END).sum(dim=1) + ended  # words, and <end> where it came
-    chosen = torch.stack(log_probs, 1)
-    exists = torch.arange(table.shape[1], device=device) < steps.unsqueeze(1)
-    score = (chosen.masked_fill(~exists, 0.0)).sum(dim=1)
-    looked = (torch.stack(column, 1) for column in (alphas, betas, weights))
-    return _hypotheses(table, chosen, score, steps, ended, *looked)
-
-
-def _hypotheses(
-    ids: Tensor,
-    log_probs: Tensor,
-    score: Tensor,
-    steps: Tensor,
-    finished: Tensor,
-    alphas: Tensor,
-    betas: Tensor,
-    weights: Tensor,
-) -> list[Hypothesis]:
-    """Cut tables (N, T, ..) into hypotheses of ``steps`` (N,) steps each, <end> counted."""
-    alphas, betas, weights = alphas.float().cpu(), betas.float().cpu(), weights.float().cpu()
-    hypotheses = []
-    columns = (ids.tolist(), log_probs.tolist(), score.tolist(), steps.tolist(), finished.tolist())
-    for row, (row_ids, row_log_probs, row_score, row_steps, row_finished) in enumerate(zip(*columns, strict=True)):
-        words = row_steps - int(row_finished)
-        hypotheses.append(
-            Hypothesis(
-                ids=row_ids[:words],
-                log_probs=row_log_probs[:row_steps],
-                score=row_score,
-                finished=row_finished,
-                alphas=alphas[row, :words],
-                betas=betas[row, :words],
-                weights=weights[row, :words],
-            )
+        log_probs = rules.apply(out.log_probs, words)
+        tokens = choose(log_probs, rows).masked_fill(ended.finished.flatten(), END)
+        chosen = log_probs.gather(-1, tokens.unsqueeze(-1)).view_as(ended.score)
+        word = tokens.view_as(ended.slot)
+        search.history.append(Beams.of(out, word, chosen, ended.slot))
+        ends = (word == END) & ~ended.finished
+        ended = Ended(
+            score=ended.score + chosen.masked_fill(ended.finished, 0.0),
+            step=ended.step.masked_fill(ends, words),
+            slot=ended.slot,
+            finished=ended.finished | ends,
         )
-    return hypotheses
-
-
-class _Beams(NamedTuple):
-    """One step of the search: the K best extensions (B, K), and what the rows they came from looked at."""
-
-    word: Tensor
-    parent: Tensor
-    log_prob: Tensor
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
-
-
-class _Ended(NamedTuple):
-    """Hypotheses that left the search, (B, K): where they ended in the history, and how they score."""
-
-    score: Tensor
-    step: Tensor
-    slot: Tensor
-    finished: Tensor
-
-    def put(self, leaving: Tensor, count: Tensor, *values: Tensor | float) -> _Ended:
-        """Move the ``leaving`` slots (B, K) to the next free places of each image, after its first ``count`` (B,)."""
-        K = leaving.shape[1]
-        place = (count.unsqueeze(1) + leaving.cumsum(dim=1) - 1).masked_fill(~leaving, K)
-        moved = []
-        for table, value in zip(self, values, strict=True):
-            column = torch.as_tensor(value, dtype=table.dtype, device=table.device).expand_as(table)
-            widened = torch.nn.functional.pad(table, (0, 1))  # column K takes what does not leave
-            moved.append(widened.scatter(1, place, column)[:, :K])
-        return _Ended(*moved)
+        remaining = search.remaining(~ended.finished.all(dim=1)) if words < max_length - 1 else None
+        if remaining is not None:
+            ended = search.keep(remaining, ended)
+            if not len(remaining):
+                break
+            places = _rows(remaining, R)
+            state = tuple(part.index_select(0, places) for part in state)
+            tokens, rows = tokens[places], rows[places]
+    return [hypothesis for image in search.results(ended) for hypothesis in image]
 
 
 def beam_search(
@@ -253,75 +204,52 @@ def beam_search(
     if beam_size < 1:
         raise InputError(f"beam_size must be at least 1, got {beam_size}")
     B, K, device = state[0].shape[0], beam_size, state[0].device
-    slots = torch.arange(K, device=device).expand(B, K)
-    nothing = torch.zeros(B, K, dtype=torch.int64, device=device)
-    ended = _Ended(torch.full((B, K), float("-inf"), device=device), nothing, nothing, nothing.bool())
+    rules, search = _Rules.on(device, min_length), Search(step, B, device)
+    slots = torch.arange(K, device=device)
+    ended = Ended.none(torch.empty(B, K, device=device))
     count = torch.zeros(B, dtype=torch.int64, device=device)  # hypotheses that have left, per image
     total = torch.zeros(B, 1, device=device)  # log-probability of the live beams, -inf for dead ones
     tokens = torch.full((B,), START, device=device)
-    history: list[_Beams] = []
     for words in range(max_length):
-        out = step(tokens, state)
-        width = total.shape[1]
-        log_probs = _allowed(out.log_probs.float(), words, min_length).view(B, width, -1)
-        V = log_probs.shape[-1]
-        candidates = (total.unsqueeze(-1) + log_probs).flatten(1)  # (B, width * V)
+        out = search.step(tokens, state)
+        B, width = total.shape
+        log_probs = rules.apply(out.log_probs, words)  # (B * width, V)
+        # The K best of each row hold the K best of the image.
+        log_prob, word = log_probs.topk(min(K, log_probs.shape[1]), dim=1)
+        log_prob, word = log_prob.view(B, -1), word.view(B, -1)  # (B, width * K)
+        candidates = log_prob.view(B, width, -1) + total.unsqueeze(-1)
+        each = candidates.shape[2]
+        candidates = candidates.flatten(1)
         if candidates.shape[1] < K:  # a beam wider than the vocabulary
             candidates = torch.nn.functional.pad(candidates, (0, K - candidates.shape[1]), value=float("-inf"))
         total, best = candidates.topk(K, dim=1)
-        parent, word = (best // V).clamp(max=width - 1), best % V  # (B, K); the clamp only meets padding
-        rows = (torch.arange(B, device=device).unsqueeze(1) * width + parent).flatten()
-        history.append(
-            _Beams(
-                word=word,
-                parent=parent,
-                log_prob=log_probs.flatten(0, 1)[rows, word.flatten()].view(B, K),
-                alphas=out.alphas[rows].view(B, K, -1),
-                betas=out.betas[rows].view(B, K),
-                weights=out.weights[rows].view(B, K, -1),
-            )
-        )
+        best = best.clamp(max=width * each - 1)  # only meets padding
+        parent, word = best // each, word.gather(1, best)  # (B, K)
+        search.history.append(Beams.of(out, word, log_prob.gather(1, best), parent))
         alive = (slots < (K - count).unsqueeze(1)) & total.isfinite()  # as wide as there is left to finish
         leaving = alive & (word == END)
         score = total / float(words + 1) ** length_normalization
-        ended = ended.put(leaving, count, score, words, slots, True)
+        ended = ended.put(leaving, count, score, words, True)
         count = count + leaving.sum(dim=1)
         live = alive & ~leaving
-        total = total.masked_fill(~live, float("-inf"))
         if words == max_length - 1:
-            ended = ended.put(live, count, score, words, slots, False)
-        elif not live.any():
+            ended = ended.put(live, count, score, words, False)
             break
-        state = tuple(part.index_select(0, rows) for part in out.state)
-        tokens = word.masked_fill(~live, END).flatten()
-    return _backtrack(history, ended)
-
-
-def _backtrack(history: list[_Beams], ended: _Ended) -> list[list[Hypothesis]]:
-    """Follow the parents of all hypotheses at once, from the last step to the first."""
-    B, K = ended.score.shape
-    slot = ended.slot
-    columns: list[tuple[Tensor, ...]] = []
-    for t in range(len(history) - 1, -1, -1):
-        beams = history[t]
-        before_end = t <= ended.step
-        place = slot.unsqueeze(-1).expand(B, K, beams.alphas.shape[-1])
-        columns.append(
-            (
-                beams.word.gather(1, slot),
-                beams.log_prob.gather(1, slot),
-                beams.alphas.gather(1, place),
-                beams.betas.gather(1, slot),
-                beams.weights.gather(1, place),
-            )
+        total = total.masked_fill(~live, float("-inf"))
+        tokens = word.masked_fill(~live, END)
+        rows = torch.arange(B, device=device).unsqueeze(1) * width + parent  # (B, K)
+        remaining = search.remaining(live.any(dim=1))
+        if remaining is not None:
+            ended = search.keep(remaining, ended)
+            if not len(remaining):
+                break
+            count, total, tokens, rows = count[remaining], total[remaining], tokens[remaining], rows[remaining]
+        state = tuple(part.index_select(0, rows.flatten()) for part in out.state)
+        tokens = tokens.flatten()
+    return [
+        sorted(
+            (hypothesis for hypothesis in image if hypothesis.score > float("-inf")),
+            key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score),
         )
-        slot = torch.where(before_end, beams.parent.gather(1, slot), slot)
-    ids, log_probs, *looked = (torch.stack(column[::-1], 2).flatten(0, 1) for column in zip(*columns, strict=True))
-    flat = _hypotheses(
-        ids, log_probs, ended.score.flatten(), (ended.step + 1).flatten(), ended.finished.flatten(), *looked
-    )
-    results = []
-    for image in range(B):
-        found = [h for h in flat[image * K : (image + 1) * K] if h.score > float("-inf")]
-        results.append(sorted(found, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)))
-    return results
+        for image in search.results(ended)
+    ]

@@ -8,11 +8,28 @@ from torch import Tensor, nn
 from captioning.attention.base import Memory
 from captioning.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder, DecoderOutput, DecoderState
-from captioning.decoding import BeamOptions, Hypothesis, State, Step, StepFunction, beam_search
+from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
 
 CHECKPOINT_FORMAT = 1
 """Counts up whenever a checkpoint's ``["captioning"]`` entry changes so that an older program cannot read it."""
+
+
+class _Stepper:
+    """One decoder step over the images of a memory."""
+
+    def __init__(self, decoder: AttentionDecoder, memory: Memory) -> None:
+        self.decoder, self.memory = decoder, memory
+        self.images = memory.annotations.shape[0]
+
+    def __call__(self, tokens: Tensor, state: State) -> Step:
+        logits, new_state, looked = self.decoder.step(tokens, DecoderState(*state), self.memory)
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        attention = looked.attention
+        return Step(log_probs, tuple(new_state), attention.alphas, looked.beta, attention.weights)
+
+    def select(self, images: Tensor) -> _Stepper:
+        return _Stepper(self.decoder, self.memory.select(images))
 
 
 class Captioner(nn.Module):
@@ -62,16 +79,9 @@ class Captioner(nn.Module):
             captions, lengths = captions.repeat_interleave(samples, 0), lengths.repeat_interleave(samples, 0)
         return self.decoder(captions, lengths, memory)
 
-    def stepper(self, memory: Memory) -> StepFunction:
+    def stepper(self, memory: Memory) -> ImageStepFunction:
         """Return the step function over ``memory`` that ``decoding`` searches with."""
-
-        def step(tokens: Tensor, state: State) -> Step:
-            logits, new_state, looked = self.decoder.step(tokens, DecoderState(*state), memory)
-            log_probs = torch.log_softmax(logits.float(), dim=-1)
-            attention = looked.attention
-            return Step(log_probs, tuple(new_state), attention.alphas, looked.beta, attention.weights)
-
-        return step
+        return _Stepper(self.decoder, memory)
 
     @torch.inference_mode()
     def search(self, memory: Memory, options: BeamOptions) -> list[list[Hypothesis]]:

@@ -110,6 +110,75 @@ def test_images_are_searched_independently():
         assert [h.ids for h in together[image]] == [h.ids for h in alone]
 
 
+class Tables:
+    """Images that each have a Markov table of their own, with <end> more likely at every step. ``met`` counts them."""
+
+    def __init__(self, tables: torch.Tensor, met: list[int]) -> None:
+        self.tables, self.met = tables, met
+        self.images = len(tables)
+
+    def __call__(self, tokens, state):
+        (count,) = state
+        self.met.append(self.images)
+        image = torch.arange(self.images).repeat_interleave(len(tokens) // self.images)
+        alphas = torch.stack([tokens.float(), count[:, 0], self.tables[image, 0, 0]], 1)
+        log_probs = self.tables[image, tokens]
+        log_probs[:, END] += count[:, 0] / 3
+        return Step(log_probs, (count + 1,), alphas, tokens / 10, alphas.flip(1))
+
+    def select(self, images):
+        return Tables(self.tables[images], self.met)
+
+
+STRATEGIES = {
+    "greedy": lambda step, state, **options: greedy(step, state, max_length=30, **options),
+    "sample": lambda step, state, **options: sample(step, state, top_k=4, max_length=30, **options),
+    "beam": lambda step, state, **options: beam_search(step, state, beam_size=3, max_length=30, **options),
+}
+
+
+def content(found):
+    """Everything in (lists of) hypotheses as plain values."""
+    if isinstance(found, list):
+        return [content(item) for item in found]
+    return [value.tolist() if isinstance(value, torch.Tensor) else value for value in vars(found).values()]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rows"), [("greedy", 1), ("greedy", 2), ("sample", 1), ("sample", 3), ("beam", 1)]
+)
+@pytest.mark.parametrize("min_length", [0, 4])
+def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, rows, min_length):
+    tables = torch.stack([table(seed) for seed in range(13)])
+    tables[::3, :, END] -= 3.0  # some end late
+    met: list[int] = []
+    results = []
+    for step in (Tables(tables, met), Tables(tables, []).__call__):  # a bound method has nothing to select with
+        torch.manual_seed(3)
+        results.append(content(STRATEGIES[strategy](step, start(13 * rows), min_length=min_length)))
+    assert results[0] == results[1]
+    assert met[0] == 13 and met[-1] < 7  # they did leave, and the few that remained went on alone
+    assert met == sorted(met, reverse=True)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_checking_every_few_steps_changes_nothing(strategy, monkeypatch):
+    tables = torch.stack([table(seed) for seed in range(13)])
+    results = []
+    for between in (1, 4):
+        monkeypatch.setattr("captioning.search.steps_between_checks", lambda device, n=between: n)
+        torch.manual_seed(3)
+        results.append(content(STRATEGIES[strategy](Tables(tables, []), start(13))))
+    assert results[0] == results[1]
+
+
+def test_the_weights_of_a_hypothesis_are_its_own():
+    tables = torch.stack([table(seed) for seed in range(5)])
+    for image in beam_search(Tables(tables, []), start(5), beam_size=3, max_length=MAX_LENGTH):
+        for h in image:
+            assert torch.equal(h.weights, h.alphas.flip(1)) and len(h.weights) == len(h.ids)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_beam_of_one_equals_greedy(seed):
     (best,) = greedy(markov(table(seed)), start(1), max_length=MAX_LENGTH)

@@ -1,0 +1,232 @@
+"""A search in a batch of images: the step function it calls, the images still in it, the captions it has found.
+
+``decoding`` holds the strategies; here is what they share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+class Step(NamedTuple):
+    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
+
+    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
+    """
+
+    log_probs: Tensor
+    state: State
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+
+StepFunction = Callable[[Tensor, State], Step]
+
+
+@runtime_checkable
+class ImageStepFunction(Protocol):
+    """A step function over ``images`` images that can go on with some of them alone."""
+
+    images: int
+
+    def __call__(self, tokens: Tensor, state: State) -> Step: ...
+
+    def select(self, images: Tensor) -> ImageStepFunction:
+        """Return the step function of the given images, (B',) indices. Called when at most half of them are left."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One decoded caption.
+
+    Attributes:
+        ids: word ids, without <start> and <end>.
+        log_probs: nats per word; one more for <end> when the caption is finished.
+        score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        finished: False when the maximum length cut the caption off.
+        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
+        betas: (len(ids),).
+        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
+    """
+
+    ids: list[int]
+    log_probs: list[float]
+    score: float
+    finished: bool
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+
+class Beams(NamedTuple):
+    """One step of B images: what was chosen in K slots, and what the ``width`` rows before them looked at.
+
+    Attributes:
+        word, log_prob: (B, K).
+        parent: (B, K), the row each slot goes on from, 0 .. width - 1.
+        alphas, weights: (B, width, L).
+        betas: (B, width).
+    """
+
+    word: Tensor
+    log_prob: Tensor
+    parent: Tensor
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, out: Step, word: Tensor, log_prob: Tensor, parent: Tensor) -> Beams:
+        alphas, betas, weights = (
+            looked.unflatten(0, (len(word), -1)) for looked in (out.alphas, out.betas, out.weights)
+        )
+        return cls(word, log_prob, parent, alphas, betas, alphas if out.weights is out.alphas else weights)
+
+    def select(self, images: Tensor) -> Beams:
+        word, log_prob, parent, alphas, betas = (part[images] for part in self[:5])
+        return Beams(
+            word, log_prob, parent, alphas, betas, alphas if self.weights is self.alphas else self.weights[images]
+        )
+
+
+class Ended(NamedTuple):
+    """Hypotheses that left the search, (B, K): where they ended in the history, and how they score."""
+
+    score: Tensor
+    step: Tensor
+    slot: Tensor
+    finished: Tensor
+
+    @classmethod
+    def none(cls, like: Tensor) -> Ended:
+        """Return K empty places for each of B images; ``like`` is (B, K) float."""
+        nothing = torch.zeros_like(like, dtype=torch.int64)
+        return cls(torch.full_like(like, float("-inf")), nothing, nothing, nothing.bool())
+
+    def put(self, leaving: Tensor, count: Tensor, score: Tensor, step: int, finished: bool) -> Ended:
+        """Move the ``leaving`` slots (B, K) to the next free places of each image, after its first ``count`` (B,)."""
+        K = leaving.shape[1]
+        place = (count.unsqueeze(1) + leaving.cumsum(dim=1) - 1).masked_fill(~leaving, K)
+        slots = torch.arange(K, device=leaving.device)
+        values = (score, torch.full_like(self.step, step), slots.expand_as(self.slot), leaving & finished)
+        moved = []
+        for table, value in zip(self, values, strict=True):
+            widened = torch.nn.functional.pad(table, (0, 1))  # column K takes what does not leave
+            moved.append(widened.scatter(1, place, value)[:, :K])
+        return Ended(*moved)
+
+    def select(self, images: Tensor) -> Ended:
+        return Ended(*(table[images] for table in self))
+
+
+def steps_between_checks(device: torch.device) -> int:
+    """How often to ask whether images have ended: that makes an accelerator wait for the host, on a CPU it is free."""
+    return 1 if device.type == "cpu" else 4
+
+
+class Search:
+    """The images still being searched, and what was found for those that left.
+
+    Attributes:
+        step: over the images still searched.
+        history: one entry per step so far, of these images alone.
+    """
+
+    def __init__(self, step: StepFunction, images: int, device: torch.device) -> None:
+        self.step = step
+        self.history: list[Beams] = []
+        self._images = torch.arange(images, device=device)
+        self._found: list[tuple[Tensor, Found]] = []
+        self._steps_between_checks = steps_between_checks(device)
+
+    def remaining(self, searched: Tensor) -> Tensor | None:
+        """Return the images (B',) to go on with, none of them when all are done; None to go on as before.
+
+        Args:
+            searched: (B,) bool, images that have not ended.
+        """
+        if len(self.history) % self._steps_between_checks:
+            return None
+        left = int(searched.sum())
+        if left and (left > len(searched) // 2 or not isinstance(self.step, ImageStepFunction)):
+            return None
+        return searched.nonzero().squeeze(1)
+
+    def keep(self, remaining: Tensor, ended: Ended) -> Ended:
+        """Let all other images leave; returns ``ended`` of those that remain."""
+        leaving = torch.ones_like(self._images, dtype=torch.bool).index_fill(0, remaining, False).nonzero().squeeze(1)
+        found = _backtrack([beams.select(leaving) for beams in self.history], ended.select(leaving))
+        self._found.append((self._images[leaving], found))
+        self._images = self._images[remaining]
+        self.history = [beams.select(remaining) for beams in self.history]
+        if len(remaining) and isinstance(self.step, ImageStepFunction):
+            self.step = self.step.select(remaining)
+        return ended.select(remaining)
+
+    def results(self, ended: Ended) -> list[list[Hypothesis]]:
+        """Return the hypotheses of all images that the search began with, K per image."""
+        if len(self._images):
+            self._found.append((self._images, _backtrack(self.history, ended)))
+        by_image = {
+            image: hypotheses
+            for images, found in self._found
+            for image, hypotheses in zip(images.tolist(), found.hypotheses(), strict=True)
+        }
+        return [by_image[image] for image in range(len(by_image))]
+
+
+class Found(NamedTuple):
+    """The K hypotheses of some images as tables (B, K, T, ..); of T steps a hypothesis has ``ended.step`` + 1."""
+
+    ended: Ended
+    ids: Tensor
+    log_probs: Tensor
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        alphas, betas = self.alphas.float().cpu(), self.betas.float().cpu()
+        weights = alphas if self.weights is self.alphas else self.weights.float().cpu()
+        columns = [column.flatten(0, 1).tolist() for column in (*self.ended, self.ids, self.log_probs)]
+        looked = [column.flatten(0, 1).unbind() for column in (alphas, betas, weights)]
+        flat = []
+        for score, step, _, finished, ids, log_probs, *views in zip(*columns, *looked, strict=True):
+            words = step + (not finished)
+            flat.append(
+                Hypothesis(ids[:words], log_probs[: step + 1], score, finished, *(view[:words] for view in views))
+            )
+        K = self.ids.shape[1]
+        return [flat[first : first + K] for first in range(0, len(flat), K)]
+
+
+def _backtrack(history: list[Beams], ended: Ended) -> Found:
+    """Follow the parents of all hypotheses at once, from the last step to the first."""
+    slot = ended.slot
+    columns: list[tuple[Tensor, ...]] = []
+    for t in range(len(history) - 1, -1, -1):
+        beams = history[t]
+        parent = beams.parent.gather(1, slot)
+        place = parent.unsqueeze(-1).expand(-1, -1, beams.alphas.shape[-1])
+        alphas = beams.alphas.gather(1, place)
+        weights = alphas if beams.weights is beams.alphas else beams.weights.gather(1, place)
+        columns.append(
+            (beams.word.gather(1, slot), beams.log_prob.gather(1, slot), alphas, beams.betas.gather(1, parent), weights)
+        )
+        slot = torch.where(t <= ended.step, parent, slot)
+    ids, log_probs, alphas, betas = (
+        torch.stack([column[part] for column in reversed(columns)], 2) for part in range(4)
+    )
+    if all(column[4] is column[2] for column in columns):
+        weights = alphas
+    else:
+        weights = torch.stack([column[4] for column in reversed(columns)], 2)
+    return Found(ended, ids, log_probs, alphas, betas, weights)

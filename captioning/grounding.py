@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,13 +25,15 @@ class GroundedObject:
         synonyms: other names that count as naming it (plurals, say).
         attributes: adjectives that are true of it, one word each.
         mask: (height, width) bool, its visible pixels: in the image as stored when it comes from an ``ObjectLookup``,
-            in the model's view when it goes to ``noun_hits`` (``Preprocessing.mask`` takes one to the other).
+            in the model's view when it goes to ``object_cells`` (``Preprocessing.mask`` takes one to the other).
+        decoys: longer phrases that hold one of the names and mean something else ("hot dog", for a dog).
     """
 
     noun: str
     synonyms: frozenset[str]
     attributes: frozenset[str]
     mask: NDArray[np.bool_]
+    decoys: frozenset[str] = frozenset()
 
 
 class ObjectLookup(Protocol):
@@ -41,114 +44,211 @@ class ObjectLookup(Protocol):
 
 
 @dataclass(frozen=True)
+class ObjectCells:
+    """What ``noun_hits`` needs of the objects that share name and attributes, a few hundred bytes in place of masks.
+
+    Attributes:
+        names: all that names them, noun and synonyms.
+        decoys: longer phrases that hold a name and mean something else.
+        attributes: adjectives that are true of them.
+        covered: (rows, columns), the share in [0, 1] of every cell's area that lies on one of them; all 0 where none is
+            in view.
+    """
+
+    names: frozenset[str]
+    decoys: frozenset[str]
+    attributes: frozenset[str]
+    covered: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
 class NounHit:
-    """What attention did at a generated noun that names an object in view.
+    """What attention did at a noun that names an object in view.
 
     Attributes:
         step: position in the caption of the noun, its last word where it has several.
         noun: as the caption has it.
         hit: whether the strongest location touches the object.
         chance: share of all locations that touch it: the probability that a random location is a hit.
+        centre_hit: share of the central locations (the one in the middle; two or four where rows or columns are even)
+            that touch it: the probability that one who always points at the centre hits.
+        correctness: share of the attention's mass on the object (Liu et al. 2017).
+        uniform: the same for attention that is spread evenly: the object's share of the view.
+        centre: the same for ``centre_attention``.
     """
 
     step: int
     noun: str
     hit: bool
     chance: float
+    centre_hit: float
+    correctness: float
+    uniform: float
+    centre: float
 
 
-def noun_hits(
-    words: Sequence[str], alphas: ArrayLike, grid_size: tuple[int, int], objects: Sequence[GroundedObject]
-) -> list[NounHit]:
+def object_cells(objects: Sequence[GroundedObject], grid_size: tuple[int, int]) -> list[ObjectCells]:
+    """Lay the grid (rows, columns) over an image's objects, once for all that is ever said about the image.
+
+    Objects that share noun and attributes cannot be told apart by a caption and become one, exactly, pixel by pixel.
+
+    Raises:
+        ValueError: masks of different sizes.
+    """
+    if len(sizes := {item.mask.shape for item in objects}) > 1:
+        raise ValueError(f"masks must be of one size, the model's view, got {sorted(sizes)}")
+    alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
+    for item in objects:
+        alike.setdefault((item.noun, item.attributes), []).append(item)
+    return [
+        ObjectCells(
+            names=frozenset({noun}).union(*(item.synonyms for item in items)),
+            decoys=frozenset().union(*(item.decoys for item in items)),
+            attributes=attributes,
+            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), grid_size),
+        )
+        for (noun, attributes), items in alike.items()
+    ]
+
+
+def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:
     """Judge every noun of a caption that names an object, in caption order.
 
-    A location is a hit when its cell touches the object's mask, which is to say that the mask dilated by half a cell
+    A location is a hit when its cell touches the object, which is to say that the mask dilated by half a cell
     contains the cell's centre. Of several objects of one name, the ones that share most adjectives with the noun
-    phrase are meant; touching any of them is a hit. A noun that names no object with a pixel in view is not counted.
+    phrase are meant, all of them together. A noun that names no object with a pixel in view is not counted.
+
+    Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
+    2017), the attention's sum over the region that the word names. Differs from the paper: a location's weight is
+    spread evenly over its cell, so a cell on the region's edge counts by the share of it that is covered, where they
+    enlarge the map to the image's size by interpolation and sum over pixels; a phrase is judged at its noun, where
+    they take the largest sum among its words; and the region is what the model saw of it, after the crop.
 
     Args:
-        words: the caption.
+        words: the caption, generated or a reference.
         alphas: (T, L) attention weights, row ``t`` belongs to ``words[t]``; further rows (<end>) are ignored. The
             first of equally strong locations counts.
-        grid_size: (rows, columns) with rows x columns = L, row by row.
-        objects: masks in the model's view, all of one size.
+        objects: of ``object_cells``, for the grid of L locations.
 
     Raises:
         ValueError: the shapes contradict each other.
     """
-    rows, columns = grid_size
+    if not objects:
+        return []
+    rows, columns = objects[0].covered.shape
     alphas = np.asarray(alphas)
     if alphas.ndim != 2 or alphas.shape[1] != rows * columns:
         raise ValueError(f"alphas must be (T, {rows * columns}) for a grid of {rows} x {columns}, got {alphas.shape}")
     if len(alphas) < len(words):
         raise ValueError(f"alphas has {len(alphas)} rows for {len(words)} words")
-    if len(sizes := {item.mask.shape for item in objects}) > 1:
-        raise ValueError(f"masks must be of one size, the model's view, got {sorted(sizes)}")
-    in_view = [item for item in objects if item.mask.any()]
+    centre, central = centre_attention((rows, columns)), _central_cells((rows, columns))
     hits = []
     previous = 0  # the words up to here belong to another noun phrase
-    for start, end, candidates in _mentions(words, in_view):
+    for start, end, candidates in _mentions(words, objects):
         adjectives = _adjectives(words, previous, start)
         previous = end
-        shared = [len(adjectives & item.attributes) for item in candidates]
-        meant = [item for item, count in zip(candidates, shared, strict=True) if count == max(shared)]
-        touched = cells_touched(np.logical_or.reduce([item.mask for item in meant]), grid_size)
-        strongest = int(alphas[end - 1].argmax())
+        in_view = [item for item in candidates if item.covered.any()]
+        if not in_view:
+            continue
+        shared = [len(adjectives & item.attributes) for item in in_view]
+        meant = [item.covered for item, count in zip(in_view, shared, strict=True) if count == max(shared)]
+        covered = np.minimum(sum(meant), 1.0)  # visible pixels belong to one object alone, so shares add up
+        touched = covered > 0
+        alpha = alphas[end - 1].reshape(rows, columns)
         hits.append(
             NounHit(
                 step=end - 1,
                 noun=" ".join(words[start:end]),
-                hit=bool(touched.flat[strongest]),
+                hit=bool(touched.flat[int(alpha.argmax())]),
                 chance=float(touched.mean()),
+                centre_hit=float(touched[central].mean()),
+                correctness=float((alpha * covered).sum()),
+                uniform=float(covered.mean()),
+                centre=float((centre * covered).sum()),
             )
         )
     return hits
 
 
-def pointing_accuracy(hits: Sequence[NounHit]) -> float:
-    """Return the percentage of hits; nan when no noun was counted."""
-    return 100 * sum(item.hit for item in hits) / len(hits) if hits else float("nan")
+def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
+    """Return the means over nouns, in percent, each measure beside what knows nothing of the caption.
 
-
-def chance_pointing_accuracy(hits: Sequence[NounHit]) -> float:
-    """Return the percentage that uniformly random locations would score at the same nouns, in expectation.
-
-    The number to set beside ``pointing_accuracy``: large objects are easy to hit. nan when no noun was counted.
+    Returns:
+        ``pointing_accuracy`` with ``pointing_chance`` (uniformly random locations) and ``pointing_centre`` (always the
+        middle); ``attention_correctness`` with ``correctness_uniform`` and ``correctness_centre``. Large objects are
+        easy to hit, and photographers put them in the middle. Empty when no noun was counted.
     """
-    return 100 * sum(item.chance for item in hits) / len(hits) if hits else float("nan")
+    columns = {
+        "pointing_accuracy": "hit",
+        "pointing_chance": "chance",
+        "pointing_centre": "centre_hit",
+        "attention_correctness": "correctness",
+        "correctness_uniform": "uniform",
+        "correctness_centre": "centre",
+    }
+    if not hits:
+        return {}
+    return {name: 100 * sum(getattr(hit, column) for hit in hits) / len(hits) for name, column in columns.items()}
 
 
-def cells_touched(mask: NDArray[np.bool_], grid_size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Return (rows, columns) bool: the cells that share area with a pixel of ``mask`` (height, width).
+@functools.cache
+def centre_attention(grid_size: tuple[int, int]) -> NDArray[np.float64]:
+    """Return (rows, columns) attention that looks at the middle whatever is said; sums to 1.
 
-    The image is cut into rows x columns equal cells; where an edge runs through a pixel, both cells have a part of it.
+    A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
+    the cells' centres: half of its mass lies in the middle quarter of the view's area.
+    """
+    rows, columns = (np.exp(-0.5 * (((np.arange(n) + 0.5) / n - 0.5) / 0.25) ** 2) for n in grid_size)
+    weights = np.outer(rows, columns)
+    weights /= weights.sum()
+    weights.setflags(write=False)  # shared by every caller
+    return weights
+
+
+def cell_coverage(mask: NDArray[np.bool_], grid_size: tuple[int, int]) -> NDArray[np.float64]:
+    """Return (rows, columns), the share of each cell's area that ``mask`` (height, width) covers, exactly.
+
+    The image is cut into rows x columns equal cells; where an edge runs through a pixel, each cell has its part of it.
     """
     (rows, columns), (height, width) = grid_size, mask.shape
-    # Summed-area table: the pixels within a rectangle are four look-ups.
-    area = np.zeros((height + 1, width + 1), dtype=np.int64)
-    area[1:, 1:] = mask.cumsum(axis=0, dtype=np.int64).cumsum(axis=1)
-    r, c = np.arange(rows), np.arange(columns)
-    top, bottom = r * height // rows, -(-(r + 1) * height // rows)
-    left, right = c * width // columns, -(-(c + 1) * width // columns)
-    inside = area[bottom][:, right] - area[top][:, right] - area[bottom][:, left] + area[top][:, left]
-    return inside > 0
+    # In units of 1 / (rows * columns) of a pixel every area is a whole number, which floats hold exactly.
+    return _overlaps(rows, height) @ mask.astype(np.float64) @ _overlaps(columns, width).T / (height * width)
 
 
-def _mentions(words: Sequence[str], objects: Sequence[GroundedObject]) -> list[tuple[int, int, list[GroundedObject]]]:
-    """Return (start, end, objects of that name) for every name in the caption; the longest name wins."""
-    named: dict[tuple[str, ...], list[GroundedObject]] = {}
-    for item in objects:
-        for name in {item.noun, *item.synonyms}:
-            named.setdefault(tuple(name.split()), []).append(item)
-    lengths = sorted({len(name) for name in named}, reverse=True)
+@functools.cache
+def _overlaps(cells: int, pixels: int) -> NDArray[np.float64]:
+    """Return (cells, pixels): how long a piece cell and pixel share along one axis, in 1 / cells of a pixel."""
+    cell, pixel = np.arange(cells)[:, None] * pixels, np.arange(pixels)[None, :] * cells
+    return np.clip(np.minimum(cell + pixels, pixel + cells) - np.maximum(cell, pixel), 0, None).astype(np.float64)
+
+
+@functools.lru_cache(maxsize=1024)
+def _longest(phrases: frozenset[str]) -> int:
+    """Return the words of the longest phrase; asked for the same few sets at every caption."""
+    return max((len(phrase.split()) for phrase in phrases), default=0)
+
+
+def _central_cells(grid_size: tuple[int, int]) -> tuple[slice, slice]:
+    rows, columns = (slice((n - 1) // 2, n // 2 + 1) for n in grid_size)
+    return rows, columns
+
+
+def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[ObjectCells]]]:
+    """Return (start, end, objects of that name) for every name in the caption; the longest phrase wins.
+
+    Decoys are found like names, so that they hide what they hold, and are left out.
+    """
+    longest = max(max(_longest(item.names), _longest(item.decoys)) for item in objects)
     mentions = []
     start = 0
     while start < len(words):
-        for length in lengths:
-            found = named.get(tuple(words[start : start + length]))
-            if found and start + length <= len(words):  # a slice may be cut short and match a shorter name
-                mentions.append((start, start + length, found))
-                start += length
+        for end in range(min(start + longest, len(words)), start, -1):
+            phrase = " ".join(words[start:end])
+            found = [item for item in objects if phrase in item.names]
+            if found:
+                mentions.append((start, end, found))
+            if found or any(phrase in item.decoys for item in objects):
+                start = end
                 break
         else:
             start += 1

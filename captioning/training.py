@@ -21,7 +21,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.files import write_json
-from captioning.grounding import NounHit, chance_pointing_accuracy, noun_hits, pointing_accuracy
+from captioning.grounding import NounHit, grounding_scores, noun_hits
 from captioning.metrics import corpus_bleu
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.vocabulary import Vocabulary
@@ -40,7 +40,7 @@ class Sample:
 
 @dataclass
 class CaptionedImage:
-    """One evaluated image: what was said, what people said, and which nouns looked at their object."""
+    """One evaluated image: what was said, what people said, and which nouns of either looked at their object."""
 
     row: int
     image_id: int
@@ -49,6 +49,7 @@ class CaptionedImage:
     finished: bool
     references: list[list[str]]
     hits: list[NounHit]
+    reference_hits: list[NounHit]
 
 
 class CaptioningModule(pl.LightningModule):
@@ -194,16 +195,30 @@ class CaptioningModule(pl.LightningModule):
         assert self.captioner is not None and self.vocabulary is not None
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         index = datamodule.evaluated
+        reference_hits: dict[int, list[NounHit]] = {row: [] for row in batch.rows.tolist()}
         if len(batch.captions):
             output = self.captioner(batch)
             self._nll_sum -= float(losses.token_log_probs(output.logits, output.targets).sum())
             self._nll_words += len(output.targets)
+            reference_hits = self._reference_hits(batch, output.alphas)
         for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
             words = self.vocabulary.decode(best.ids)
-            objects = datamodule.objects(row)
-            hits = noun_hits(words, best.alphas.numpy(), self.encoder.grid_size, objects) if objects else []
+            hits = noun_hits(words, best.alphas.numpy(), datamodule.objects(row))
             references = [reference.split() for reference in index.references(row)]
-            self._seen.append(CaptionedImage(row, image_id, words, best.score, best.finished, references, hits))
+            self._seen.append(
+                CaptionedImage(row, image_id, words, best.score, best.finished, references, hits, reference_hits[row])
+            )
+
+    def _reference_hits(self, batch: CaptionBatch, alphas: Tensor) -> dict[int, list[NounHit]]:
+        """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
+        rows, looked = batch.rows.tolist(), alphas.float().cpu().numpy()
+        hits: dict[int, list[NounHit]] = {row: [] for row in rows}
+        left = {row: iter(datamodule.evaluated.references(row)) for row in rows}
+        for image, alpha in zip(batch.image_index.tolist(), looked, strict=True):
+            row = rows[image]
+            hits[row] += noun_hits(next(left[row]).split(), alpha, datamodule.objects(row))
+        return hits
 
     def _finish_evaluation(self, stage: str) -> None:
         seen, nll_sum, nll_words = self._seen, self._nll_sum, self._nll_words
@@ -220,9 +235,9 @@ class CaptioningModule(pl.LightningModule):
         if nll_words:
             scores[f"{stage}/nll"] = nll_sum / nll_words
         hits = [hit for image in self.results for hit in image.hits]
-        if hits:
-            scores[f"{stage}/pointing_accuracy"] = pointing_accuracy(hits)
-            scores[f"{stage}/pointing_chance"] = chance_pointing_accuracy(hits)
+        scores |= {f"{stage}/{name}": value for name, value in grounding_scores(hits).items()}
+        hits = [hit for image in self.results for hit in image.reference_hits]
+        scores |= {f"{stage}/reference_{name}": value for name, value in grounding_scores(hits).items()}
         on_bar = {f"{stage}/bleu4"}
         for name, value in scores.items():
             self.log(name, value, prog_bar=name in on_bar, sync_dist=False)
@@ -241,6 +256,7 @@ class CaptioningModule(pl.LightningModule):
                 "finished": image.finished,
                 "references": [" ".join(words) for words in image.references],
                 "hits": [vars(hit) for hit in image.hits],
+                "reference_hits": [vars(hit) for hit in image.reference_hits],
             }
             for image in self.results
         ]

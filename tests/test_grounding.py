@@ -1,19 +1,18 @@
-"""Pointing accuracy on cases small enough to check by hand."""
+"""Pointing accuracy and attention correctness on cases small enough to check by hand."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 
+from captioning import grounding
 from captioning.grounding import (
     GroundedObject,
     NounHit,
-    cells_touched,
-    chance_pointing_accuracy,
-    noun_hits,
-    pointing_accuracy,
+    cell_coverage,
+    centre_attention,
+    grounding_scores,
+    object_cells,
 )
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
@@ -26,8 +25,24 @@ def box(top: int, bottom: int, left: int, right: int, size: tuple[int, int] = (2
     return mask
 
 
-def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "") -> GroundedObject:
-    return GroundedObject(noun, frozenset(synonyms.split()), frozenset(attributes.split()), mask)
+def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "", decoys=()) -> GroundedObject:
+    return GroundedObject(noun, frozenset(synonyms.split()), frozenset(attributes.split()), mask, frozenset(decoys))
+
+
+def noun_hits(words, alphas, objects) -> list[NounHit]:
+    return grounding.noun_hits(words, alphas, object_cells(objects, GRID))
+
+
+def cells_touched(mask, grid_size) -> np.ndarray:
+    return cell_coverage(mask, grid_size) > 0
+
+
+def pointing_accuracy(hits) -> float:
+    return grounding_scores(hits)["pointing_accuracy"]
+
+
+def chance_pointing_accuracy(hits) -> float:
+    return grounding_scores(hits)["pointing_chance"]
 
 
 def looking_at(*cells: tuple[int, int]) -> np.ndarray:
@@ -45,8 +60,9 @@ def test_a_hit_is_a_cell_that_touches_the_mask():
     circle = thing("circle", box(2, 5, 12, 18))  # within row 0, column 1
     for row in range(2):
         for column in range(3):
-            hits = noun_hits(["a", "circle"], looking_at(ANYWHERE, (row, column)), GRID, [circle])
-            assert hits == [NounHit(step=1, noun="circle", hit=(row, column) == (0, 1), chance=1 / 6)]
+            hits = noun_hits(["a", "circle"], looking_at(ANYWHERE, (row, column)), [circle])
+            assert [(hit.step, hit.noun, hit.hit) for hit in hits] == [(1, "circle", (row, column) == (0, 1))]
+            assert hits[0].chance == 1 / 6
 
 
 def test_one_pixel_in_a_cell_is_enough_and_its_neighbours_do_not_count():
@@ -88,52 +104,52 @@ def test_the_colour_in_the_phrase_chooses_among_objects_of_one_noun():
     words = "a big red circle above a little blue circle".split()
     right = looking_at(*[ANYWHERE] * 3, (0, 0), *[ANYWHERE] * 4, (1, 2))
     swapped = looking_at(*[ANYWHERE] * 3, (1, 2), *[ANYWHERE] * 4, (0, 0))
-    assert [hit.hit for hit in noun_hits(words, right, GRID, objects)] == [True, True]
-    assert [hit.hit for hit in noun_hits(words, swapped, GRID, objects)] == [False, False]
+    assert [hit.hit for hit in noun_hits(words, right, objects)] == [True, True]
+    assert [hit.hit for hit in noun_hits(words, swapped, objects)] == [False, False]
 
 
 def test_adjectives_of_an_earlier_phrase_do_not_choose():
     objects = [thing("circle", box(0, 10, 0, 10), "red"), thing("circle", box(10, 20, 20, 30), "blue")]
     # Without a determiner the phrase still ends at the noun before it.
-    hits = noun_hits("red circle blue circle".split(), looking_at(*[ANYWHERE] * 3, (1, 2)), GRID, objects)
+    hits = noun_hits("red circle blue circle".split(), looking_at(*[ANYWHERE] * 3, (1, 2)), objects)
     assert [(hit.step, hit.hit) for hit in hits] == [(1, True), (3, True)]
 
 
 def test_pointing_at_any_of_several_that_fit_equally_is_a_hit():
     objects = [thing("circle", box(0, 10, 0, 10), "red"), thing("circle", box(10, 20, 20, 30), "red")]
     for cell, expected in [((0, 0), True), ((1, 2), True), ((0, 1), False)]:
-        (hit,) = noun_hits("a red circle".split(), looking_at(ANYWHERE, ANYWHERE, cell), GRID, objects)
+        (hit,) = noun_hits("a red circle".split(), looking_at(ANYWHERE, ANYWHERE, cell), objects)
         assert hit.hit is expected
         assert hit.chance == pytest.approx(2 / 6)
 
 
 def test_a_noun_that_names_no_object_is_not_counted():
     circle = thing("circle", box(0, 10, 0, 10), "red")
-    assert noun_hits("a red square".split(), looking_at(*[ANYWHERE] * 3), GRID, [circle]) == []
-    assert noun_hits("a red circle".split(), looking_at(*[ANYWHERE] * 3), GRID, []) == []
+    assert noun_hits("a red square".split(), looking_at(*[ANYWHERE] * 3), [circle]) == []
+    assert noun_hits("a red circle".split(), looking_at(*[ANYWHERE] * 3), []) == []
 
 
 def test_an_object_outside_the_view_is_not_counted():
     outside = thing("circle", box(0, 0, 0, 0), "red")
     inside = thing("circle", box(10, 20, 20, 30), "blue")
     words = "a red circle".split()
-    assert noun_hits(words, looking_at(*[ANYWHERE] * 3), GRID, [outside]) == []
-    (hit,) = noun_hits(words, looking_at(*[ANYWHERE] * 2, (1, 2)), GRID, [outside, inside])
+    assert noun_hits(words, looking_at(*[ANYWHERE] * 3), [outside]) == []
+    (hit,) = noun_hits(words, looking_at(*[ANYWHERE] * 2, (1, 2)), [outside, inside])
     assert hit.hit
 
 
 def test_synonyms_and_names_of_several_words_count_at_their_last_word():
     bear = thing("teddy bear", box(10, 20, 20, 30), synonyms="teddy")
     animal = thing("bear", box(0, 10, 0, 10))
-    hits = noun_hits("a teddy bear".split(), looking_at(ANYWHERE, ANYWHERE, (1, 2)), GRID, [animal, bear])
-    assert hits == [NounHit(step=2, noun="teddy bear", hit=True, chance=1 / 6)]
-    (hit,) = noun_hits("one teddy".split(), looking_at(ANYWHERE, (1, 2)), GRID, [animal, bear])
+    hits = noun_hits("a teddy bear".split(), looking_at(ANYWHERE, ANYWHERE, (1, 2)), [animal, bear])
+    assert [(hit.step, hit.noun, hit.hit) for hit in hits] == [(2, "teddy bear", True)]
+    (hit,) = noun_hits("one teddy".split(), looking_at(ANYWHERE, (1, 2)), [animal, bear])
     assert (hit.step, hit.hit) == (1, True)
 
 
 def test_the_row_of_the_end_token_may_be_there_and_is_ignored():
     circle = thing("circle", box(0, 10, 0, 10))
-    assert [hit.hit for hit in noun_hits(["circle"], looking_at((0, 0), (1, 2)), GRID, [circle])] == [True]
+    assert [hit.hit for hit in noun_hits(["circle"], looking_at((0, 0), (1, 2)), [circle])] == [True]
 
 
 @pytest.mark.parametrize(
@@ -145,24 +161,119 @@ def test_the_row_of_the_end_token_may_be_there_and_is_ignored():
 )
 def test_contradicting_shapes_are_refused(words, alphas, message):
     with pytest.raises(ValueError, match=message):
-        noun_hits(words, alphas, GRID, [thing("circle", box(0, 10, 0, 10))])
+        noun_hits(words, alphas, [thing("circle", box(0, 10, 0, 10))])
 
 
 def test_masks_of_different_sizes_are_refused():
     objects = [thing("circle", box(0, 10, 0, 10)), thing("star", np.zeros((20, 31), dtype=bool))]
     with pytest.raises(ValueError, match="masks must be of one size"):
-        noun_hits(["circle"], looking_at(ANYWHERE), GRID, objects)
+        noun_hits(["circle"], looking_at(ANYWHERE), objects)
 
 
-def test_accuracies_are_percentages_of_the_counted_nouns():
-    hits = [NounHit(1, "circle", True, 0.25), NounHit(4, "star", False, 0.5), NounHit(2, "ring", True, 0.15)]
-    assert pointing_accuracy(hits) == pytest.approx(200 / 3)
-    assert chance_pointing_accuracy(hits) == pytest.approx(30)
+def test_scores_are_means_over_nouns_in_percent():
+    hits = [
+        NounHit(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),
+        NounHit(4, "star", False, 0.5, 0.0, 0.0, 0.3, 0.4),
+        NounHit(2, "ring", True, 0.15, 1.0, 0.3, 0.2, 0.0),
+    ]
+    assert grounding_scores(hits) == {
+        "pointing_accuracy": pytest.approx(200 / 3),
+        "pointing_chance": pytest.approx(30),
+        "pointing_centre": pytest.approx(50),
+        "attention_correctness": pytest.approx(30),
+        "correctness_uniform": pytest.approx(20),
+        "correctness_centre": pytest.approx(20),
+    }
 
 
-def test_accuracy_of_no_noun_is_not_a_number():
-    assert math.isnan(pointing_accuracy([]))
-    assert math.isnan(chance_pointing_accuracy([]))
+def test_no_noun_has_no_scores():
+    assert grounding_scores([]) == {}
+
+
+def test_coverage_is_the_exact_share_of_a_cells_area():
+    # Cells of 10 x 10: 30 pixels of the first, 20 of the second.
+    assert cell_coverage(box(0, 5, 4, 14), GRID).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
+    # 7 pixels in 2 cells of 3.5: half of pixel 3 lies in each.
+    assert cell_coverage(box(0, 1, 3, 4, size=(1, 7)), (1, 2)).tolist() == [[1 / 7, 1 / 7]]
+    assert cell_coverage(np.ones((17, 23), dtype=bool), (3, 5)).tolist() == [[1.0] * 5] * 3
+
+
+def test_coverage_agrees_with_enlarged_pixels_on_uneven_sizes():
+    mask = np.random.default_rng(5).random((7, 11)) < 0.3
+    fine = mask.repeat(3, axis=0).repeat(5, axis=1)  # 21 x 55: cells of whole pixels
+    np.testing.assert_allclose(cell_coverage(mask, (3, 5)), fine.reshape(3, 7, 5, 11).mean(axis=(1, 3)), rtol=1e-12)
+
+
+def test_correctness_is_the_share_of_attention_on_the_object():
+    circle = thing("circle", box(0, 10, 5, 20))  # half of cell (0, 0), all of (0, 1)
+    alphas = np.array([[1 / 6] * 6, [0.4, 0.3, 0.1, 0.1, 0.05, 0.05]])
+    (hit,) = noun_hits(["a", "circle"], alphas, [circle])
+    assert hit.correctness == pytest.approx(0.4 / 2 + 0.3)
+    assert hit.uniform == pytest.approx(150 / 600)
+    centre = centre_attention(GRID)
+    assert hit.centre == pytest.approx(centre[0, 0] / 2 + centre[0, 1])
+    assert hit.centre_hit == 0.5  # the two cells in the middle are (0, 1) and (1, 1)
+
+
+def test_correctness_of_even_attention_is_the_uniform_baseline():
+    star = thing("star", box(3, 17, 4, 9))
+    (hit,) = noun_hits(["star"], np.full((1, L), 1 / L), [star])
+    assert hit.correctness == pytest.approx(hit.uniform)
+    (hit,) = noun_hits(["star"], centre_attention(GRID).reshape(1, L), [star])
+    assert hit.correctness == pytest.approx(hit.centre)
+
+
+def test_objects_that_overlap_are_counted_once():
+    objects = [thing("circle", box(0, 10, 0, 8)), thing("circle", box(0, 10, 2, 10))]
+    (hit,) = noun_hits(["circle"], looking_at(ANYWHERE), objects)
+    assert hit.correctness == pytest.approx(0.5)  # all of cell (0, 0)
+    objects = [thing("circle", box(0, 10, 0, 10), "red"), thing("circle", box(0, 10, 0, 10), "blue")]
+    (hit,) = noun_hits(["circle"], looking_at(ANYWHERE), objects)
+    assert hit.correctness == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("grid_size", [(3, 5), (4, 6)])
+def test_centre_attention_is_a_symmetric_gaussian_of_a_quarter_of_the_view(grid_size):
+    weights = centre_attention(grid_size)
+    assert weights.shape == grid_size
+    assert weights.sum() == pytest.approx(1)
+    np.testing.assert_allclose(weights, weights[::-1, ::-1], rtol=1e-12)
+    rows = weights.sum(axis=1)
+    places = (np.arange(grid_size[0]) + 0.5) / grid_size[0]
+    np.testing.assert_allclose(rows / rows[0], np.exp(8 * ((places[0] - 0.5) ** 2 - (places - 0.5) ** 2)))
+
+
+def test_centre_locations_are_the_middle_of_odd_and_even_grids():
+    middle = {size: np.zeros(size, dtype=bool) for size in [(3, 5), (4, 6), (2, 3)]}
+    for size, cells in middle.items():
+        cells[grounding._central_cells(size)] = True
+    assert [np.argwhere(cells).tolist() for cells in middle.values()] == [
+        [[1, 2]],
+        [[1, 2], [1, 3], [2, 2], [2, 3]],
+        [[0, 1], [1, 1]],
+    ]
+
+
+def test_a_phrase_that_means_something_else_hides_the_name_in_it():
+    dog = thing("dog", box(0, 10, 0, 10), decoys=["hot dog"])
+    assert noun_hits("a hot dog".split(), looking_at(*[ANYWHERE] * 3), [dog]) == []
+    hits = noun_hits("a hot dog and a dog".split(), looking_at(*[ANYWHERE] * 6), [dog])
+    assert [hit.step for hit in hits] == [5]
+    # What hides one object's name may be another's own.
+    food = thing("hot dog", box(10, 20, 20, 30))
+    (hit,) = noun_hits("a hot dog".split(), looking_at(*[ANYWHERE] * 2, (1, 2)), [dog, food])
+    assert (hit.noun, hit.hit) == ("hot dog", True)
+
+
+def test_attributes_keep_objects_apart_and_equal_ones_become_one():
+    objects = [
+        thing("circle", box(0, 10, 0, 10), "red"),
+        thing("circle", box(10, 20, 0, 10), "red"),
+        thing("circle", box(0, 10, 20, 30), "blue"),
+    ]
+    red, blue = object_cells(objects, GRID)
+    assert red.covered.tolist() == [[1, 0, 0], [1, 0, 0]]
+    assert blue.covered.tolist() == [[0, 0, 1], [0, 0, 0]]
 
 
 def test_chance_is_what_random_locations_score():
@@ -173,7 +284,7 @@ def test_chance_is_what_random_locations_score():
     for location in range(L):
         alphas = np.zeros((len(words), L))
         alphas[:, location] = 1
-        hits = noun_hits(words, alphas, GRID, objects)
+        hits = noun_hits(words, alphas, objects)
         scores.append(pointing_accuracy(hits))
         chances.add(chance_pointing_accuracy(hits))
     assert len(chances) == 1

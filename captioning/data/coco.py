@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioning.data.coco_nouns import decoys, synonyms
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
 from captioning.errors import InputError
 from captioning.grounding import GroundedObject
@@ -94,8 +95,8 @@ class CocoSource(CaptionSource):
 class CocoObjects:
     """The objects of an instances file, one call per image; masks are drawn when asked for.
 
-    The noun is the category's name, lower case, without synonyms or attributes. Crowds ("iscrowd") count as one
-    object; objects without an outline are left out.
+    The noun is the category's name, lower case; ``coco_nouns`` says what else names it. Captions cannot tell objects
+    of a category apart, so they come as one, crowds ("iscrowd") included. Objects without an outline are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -108,20 +109,24 @@ class CocoObjects:
         Raises:
             InputError: an object's category or outline cannot be read.
         """
+        from pycocotools import mask as run_lengths
+
+        outlines: dict[str, list[Any]] = {}
         found = []
-        for annotation in self._coco.imgToAnns.get(image_id, ()):
-            if not annotation.get("segmentation"):
-                continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
             try:
-                noun = self._coco.cats[annotation["category_id"]]["name"]
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
-                    mask = self._coco.annToMask(annotation).astype(bool)
+                for annotation in self._coco.imgToAnns.get(image_id, ()):
+                    where = f"object {annotation.get('id')}"
+                    if annotation.get("segmentation"):
+                        noun = self._coco.cats[annotation["category_id"]]["name"].lower()
+                        outlines.setdefault(noun, []).append(self._coco.annToRLE(annotation))
+                for noun, parts in outlines.items():
+                    where = f"the outlines of {noun}"
+                    mask = run_lengths.decode(run_lengths.merge(parts)).astype(bool)
+                    found.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
             except Exception as error:  # pycocotools raises whatever its C code meets, plain Exception included
-                raise InputError(
-                    f"{self._path}: image {image_id}: object {annotation.get('id')} cannot be read ({error!r})"
-                ) from error
-            found.append(GroundedObject(noun.lower(), frozenset(), frozenset(), mask))
+                raise InputError(f"{self._path}: image {image_id}: {where} cannot be read ({error!r})") from error
         return found
 
 

@@ -18,7 +18,7 @@ from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
-from captioning.grounding import GroundedObject
+from captioning.grounding import ObjectCells, object_cells
 from captioning.vocabulary import Vocabulary
 
 
@@ -149,7 +149,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.limit_images = limit_images
         self.seed = seed
         self._indices: dict[str, CaptionIndex] = {}
-        self._objects: dict[tuple[str, int], list[GroundedObject]] = {}
+        self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
         self._vocabulary: Vocabulary | None = None
         self._evaluated_split = "val"
 
@@ -187,14 +187,15 @@ class CaptionDataModule(pl.LightningDataModule):
                 self._vocabulary = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words)
         return self._vocabulary
 
-    def objects(self, row: int) -> list[GroundedObject]:
-        """Return the objects of an image of the evaluated split, masks in the model's view; [] where none are known."""
+    def objects(self, row: int) -> list[ObjectCells]:
+        """Return the objects of an image of the evaluated split, on the encoder's grid; [] where none are known."""
         key = (self._evaluated_split, row)
         if key not in self._objects:
             lookup = self.source.objects(self._evaluated_split)
             found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
             view = self._preprocessing
-            self._objects[key] = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
+            found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
+            self._objects[key] = object_cells(found, self._encoder.grid_size)
         return self._objects[key]
 
     @property

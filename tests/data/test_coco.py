@@ -146,6 +146,20 @@ def test_objects_carry_their_category_and_their_pixels(root):
     assert source.objects("test") is source.objects("val")
 
 
+def test_objects_of_a_category_come_as_one_with_what_else_names_them(root):
+    objects = [
+        {"id": 1, "image_id": 9, "category_id": 2, "segmentation": [[2, 1, 6, 1, 6, 4, 2, 4]], "iscrowd": 0},
+        {"id": 2, "image_id": 9, "category_id": 2, "segmentation": [[4, 1, 8, 1, 8, 4, 4, 4]], "iscrowd": 0},
+        {"id": 3, "image_id": 9, "category_id": 3, "segmentation": [[0, 0, 1, 0, 1, 1, 0, 1]], "iscrowd": 0},
+    ]
+    categories = [{"id": 2, "name": "dog"}, {"id": 3, "name": "my own thing"}]
+    write(root, "instances_val2017.json", images=IMAGES, annotations=objects, categories=categories)
+    dog, own = CocoSource(str(root)).objects("val")(9)
+    assert dog.mask.sum() == 18 and dog.mask[1:4, 2:8].all()
+    assert {"dogs", "puppy", "puppies"} <= dog.synonyms and "hot dog" in dog.decoys
+    assert own.synonyms == {"my own things"} and not own.decoys
+
+
 def test_there_are_no_objects_without_an_instances_file(root):
     assert CocoSource(str(root)).objects("train") is None
 

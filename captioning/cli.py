@@ -73,6 +73,9 @@ class CaptioningCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
+        parser.add_argument(
+            "--results", type=str | None, default=None, help="Where validate and test write; default: the run's folder."
+        )
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
@@ -127,6 +130,8 @@ class CaptioningCLI(LightningCLI):
             print(f"run folder: {self.run_dir}", flush=True)
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir)
         else:
+            if config.results:
+                config.trainer.default_root_dir = config.results
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

@@ -48,17 +48,19 @@ class ObjectCells:
     """What ``noun_hits`` needs of the objects that share name and attributes, a few hundred bytes in place of masks.
 
     Attributes:
-        names: all that names them, noun and synonyms.
-        decoys: longer phrases that hold a name and mean something else.
-        attributes: adjectives that are true of them.
+        noun, synonyms, attributes, decoys: as of each ``GroundedObject``.
         covered: (rows, columns), the share in [0, 1] of every cell's area that lies on one of them; all 0 where none is
             in view.
     """
 
-    names: frozenset[str]
-    decoys: frozenset[str]
+    noun: str
+    synonyms: frozenset[str]
     attributes: frozenset[str]
+    decoys: frozenset[str]
     covered: NDArray[np.float64]
+
+    def named(self, phrase: str) -> bool:
+        return phrase == self.noun or phrase in self.synonyms
 
 
 @dataclass(frozen=True)
@@ -102,9 +104,10 @@ def object_cells(objects: Sequence[GroundedObject], grid_size: tuple[int, int]) 
         alike.setdefault((item.noun, item.attributes), []).append(item)
     return [
         ObjectCells(
-            names=frozenset({noun}).union(*(item.synonyms for item in items)),
-            decoys=frozenset().union(*(item.decoys for item in items)),
+            noun=noun,
+            synonyms=_union([item.synonyms for item in items]),
             attributes=attributes,
+            decoys=_union([item.decoys for item in items]),
             covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), grid_size),
         )
         for (noun, attributes), items in alike.items()
@@ -228,6 +231,11 @@ def _longest(phrases: frozenset[str]) -> int:
     return max((len(phrase.split()) for phrase in phrases), default=0)
 
 
+def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
+    """Return the union; the first set itself where it is all, since a table's sets are large and shared."""
+    return sets[0] if all(other <= sets[0] for other in sets[1:]) else sets[0].union(*sets)
+
+
 def _central_cells(grid_size: tuple[int, int]) -> tuple[slice, slice]:
     rows, columns = (slice((n - 1) // 2, n // 2 + 1) for n in grid_size)
     return rows, columns
@@ -238,13 +246,15 @@ def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tupl
 
     Decoys are found like names, so that they hide what they hold, and are left out.
     """
-    longest = max(max(_longest(item.names), _longest(item.decoys)) for item in objects)
+    longest = max(
+        _longest(phrases) for item in objects for phrases in (item.synonyms, item.decoys, frozenset({item.noun}))
+    )
     mentions = []
     start = 0
     while start < len(words):
         for end in range(min(start + longest, len(words)), start, -1):
             phrase = " ".join(words[start:end])
-            found = [item for item in objects if phrase in item.names]
+            found = [item for item in objects if item.named(phrase)]
             if found:
                 mentions.append((start, end, found))
             if found or any(phrase in item.decoys for item in objects):

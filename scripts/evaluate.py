@@ -1,14 +1,17 @@
 #!/usr/bin/env python
-"""Score a checkpoint on a split of the data it was trained with: free-running captions, corpus BLEU, pointing accuracy.
+"""Score a checkpoint on a data set: free-running captions, corpus BLEU, and where attention looked at each noun.
 
-The data settings come from the checkpoint; options after them change single settings, as `captioning test` takes them.
-The scores, and every caption beside its references, are also written to the run's folder (test_metrics.json,
-test_captions.json).
+The data settings come from the checkpoint, or with --data from a config file, for instance one of configs/overlays/;
+the vocabulary is always the checkpoint's. Options after them change single settings, as `captioning test` takes them.
+The scores, and every caption beside its references, are also written as test_metrics.json and test_captions.json to the
+run's folder, or to a folder in it that is named after the --data file.
 
 examples:
   python scripts/evaluate.py --checkpoint runs/demo/soft/checkpoints/best.ckpt --split val
   python scripts/evaluate.py --checkpoint best.ckpt --split val --beam_size 3 --measurement docs/measurements/x.json
   python scripts/evaluate.py --checkpoint best.ckpt --split val --data.features data/flickr8k/mobilenet
+  python scripts/evaluate.py --checkpoint best.ckpt --split val --data configs/overlays/coco2017.yaml \
+      --data.source.root data/coco
 """
 
 from __future__ import annotations
@@ -35,14 +38,21 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.inference import load
     from captioning.provenance import provenance
 
-    settings = load(args.checkpoint).settings
-    if not settings:
+    captioner = load(args.checkpoint)
+    if not captioner.settings:
         raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
-    settings = {name: settings[name] for name in ("seed_everything", "model", "data", "trainer")}
+    settings = {name: captioner.settings[name] for name in ("seed_everything", "model", "data", "trainer")}
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.yaml"
+        vocabulary, config = Path(folder) / "vocabulary.json", Path(folder) / "config.yaml"
+        captioner.vocabulary.save(vocabulary)
+        settings["data"] = settings["data"] | {"vocabulary_file": str(vocabulary)}
+        overlay, results = [], []
+        if args.data is not None:
+            overlay = ["--config", str(_data_overlay(args.data, Path(folder)))]
+            settings["data"] |= {"features": None, "limit_images": None}
+            results = ["--results", str(_results_folder(Path(args.checkpoint)) / args.data.stem)]
         config.write_text(yaml.safe_dump(settings))
-        command = ["test", "--config", str(config), "--ckpt_path", args.checkpoint]
+        command = ["test", "--config", str(config), *overlay, "--ckpt_path", args.checkpoint, *results]
         command += ["--data.test_split", args.split]
         for name in ("beam_size", "length_normalization", "max_length", "min_length"):
             if getattr(args, name) is not None:
@@ -51,13 +61,18 @@ def main(argv: list[str] | None = None) -> None:
     scores = {name.partition("/")[2]: round(float(v), 4) for name, v in cli.trainer.callback_metrics.items()}
     search = vars(cli.model.search)
     images = len(cli.model.results)
+    nouns = {
+        "generated": sum(len(image.hits) for image in cli.model.results),
+        "references": sum(len(image.reference_hits) for image in cli.model.results),
+    }
     print(f"\n{args.split} split, {images} images; beam {search['beam_size']}, {_conditions(cli.config_dump)}")
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
-    for name in ("length_ratio", "nll", "pointing_accuracy", "pointing_chance"):
+    for name in ("length_ratio", "nll"):
         if name in scores:
             print(f"{name:20}{scores[name]:8.2f}")
+    _print_grounding(scores)
     if args.measurement:
         shown = f"python scripts/evaluate.py {shlex.join(argv)}"
         content = {
@@ -65,9 +80,11 @@ def main(argv: list[str] | None = None) -> None:
             "unit": "percent; nll in nats per word; length_ratio and brevity_penalty are ratios",
             "split": args.split,
             "images": images,
+            "grounded_nouns": nouns,
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
-            "settings": {name: cli.config_dump[name] for name in ("model", "data")}
+            "settings": {"model": cli.config_dump["model"]}
+            | {"data": cli.config_dump["data"] | {"vocabulary_file": captioner.settings["data"]["vocabulary_file"]}}
             | {"max_epochs": settings["trainer"]["max_epochs"], "precision": settings["trainer"]["precision"]},
         }
         write_json(args.measurement, content)
@@ -84,12 +101,51 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
     parser.add_argument("--split", default="test", choices=["train", "val", "test"], help="(default: %(default)s)")
+    parser.add_argument("--data", type=Path, metavar="YAML", help="config with another data set to score on")
     parser.add_argument("--beam_size", type=int, help="1 is greedy (default: the checkpoint's)")
     parser.add_argument("--length_normalization", type=float, help="exponent of the length (default: the checkpoint's)")
     parser.add_argument("--max_length", type=int, help="steps (default: the checkpoint's)")
     parser.add_argument("--min_length", type=int, help="words (default: the checkpoint's)")
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and where they come from")
     return parser
+
+
+def _data_overlay(path: Path, folder: Path) -> Path:
+    """Copy the ``data`` of a config file into ``folder``, without what else it sets, and return the copy."""
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--data {path}: cannot be read ({error.strerror})") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"--data {path}: not a YAML file ({' '.join(str(error).split())[:120]})") from error
+    data = content.get("data") if isinstance(content, dict) else None
+    if not isinstance(data, dict) or "source" not in data:
+        raise InputError(f"--data {path}: names no data.source; give a config such as configs/overlays/coco2017.yaml")
+    copy = folder / "data.yaml"
+    copy.write_text(yaml.safe_dump({"data": {name: data[name] for name in ("source", "features") if name in data}}))
+    return copy
+
+
+def _results_folder(checkpoint: Path) -> Path:
+    """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, else the checkpoint's own folder."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def _print_grounding(scores: dict[str, float]) -> None:
+    """Print how well nouns look at what they name, generated ones and the references', beside what knows nothing."""
+    if not any(name.endswith("pointing_accuracy") for name in scores):
+        return
+    columns = ("pointing_accuracy", "pointing_chance", "pointing_centre")
+    columns += ("attention_correctness", "correctness_uniform", "correctness_centre")
+    print(f"\n{'':20}" + "".join(f"{title:>10}" for title in ("pointing", "chance", "centre")), end="")
+    print("".join(f"{title:>12}" for title in ("correctness", "uniform", "centre")))
+    for title, prefix in (("generated captions", ""), ("references", "reference_")):
+        if f"{prefix}pointing_accuracy" in scores:
+            values = [scores[prefix + name] for name in columns]
+            print(f"{title:20}" + "".join(f"{v:10.2f}" for v in values[:3]) + "".join(f"{v:12.2f}" for v in values[3:]))
 
 
 def _conditions(settings: dict[str, Any]) -> str:

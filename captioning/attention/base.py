@@ -37,7 +37,7 @@ class Memory:
 
     Attributes:
         annotations: (B, L, D).
-        projected: (B, L, A), the score's projection of the annotations.
+        projected: (B, ...), usually (B, L, A): the score's projection of the annotations.
         mask: (B, L) bool, True where a location exists; None when all do.
         expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
             (semi-sampling); None where that is not decided image by image.
@@ -50,9 +50,8 @@ class Memory:
 
     def select(self, images: Tensor) -> Memory:
         """Return the memory of the given images, (B',) indices."""
-        mask = None if self.mask is None else self.mask[images]
-        expected = None if self.expected is None else self.expected[images]
-        return Memory(self.annotations[images], self.projected[images], mask, expected)
+        chosen = {name: None if tensor is None else tensor[images] for name, tensor in vars(self).items()}
+        return type(self)(**chosen)
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -72,8 +71,12 @@ class Score(Component):
     """e_ti = f_att(a_i, h_{t-1}), Eq. 4."""
 
     @abstractmethod
-    def build(self, annotation_dim: int, query_dim: int) -> None:
-        """Create the parameters for annotations of size D and queries of size H."""
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters for annotations of size D and queries of size H.
+
+        Args:
+            grid_size: as ``Attention.build`` has it.
+        """
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
@@ -97,7 +100,7 @@ class Attention(Component):
                 no grid.
         """
         if self.score is not None:
-            self.score.build(annotation_dim, query_dim)
+            self.score.build(annotation_dim, query_dim, grid_size)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         """Return the memory of annotations (B, L, D) with an optional bool mask (B, L).

@@ -21,7 +21,7 @@ class AdditiveScore(Score):
         super().__init__()
         self.attention_dim = attention_dim
 
-    def build(self, annotation_dim: int, query_dim: int) -> None:
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim)
         self.query_projection = nn.Linear(query_dim, self.attention_dim, bias=False)
         self.output = nn.Linear(self.attention_dim, 1, bias=False)

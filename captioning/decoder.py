@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Attention, AttentionOutput, Memory
 from captioning.component import Component
+from captioning.unroll import StepLinear, unrolled
 from captioning.vocabulary import PAD
 
 
@@ -117,9 +118,9 @@ class AttentionDecoder(Component):
         self.init_c = _StateInitialiser(D, H, self.init_layers, p)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
         self.embedding_to_gates = nn.Linear(E, 4 * H)
-        self.hidden_to_gates = nn.Linear(H, 4 * H, bias=False)
-        self.context_to_gates = nn.Linear(D, 4 * H, bias=False)
-        self.gate = nn.Linear(H, 1) if self.gated else None
+        self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
+        self.context_to_gates = StepLinear(D, 4 * H, bias=False)
+        self.gate = StepLinear(H, 1) if self.gated else None
         self.dropout = nn.Dropout(p)
         self.hidden_to_output = nn.Linear(H, E, bias=False)
         self.context_to_output = nn.Linear(D, E, bias=False)
@@ -228,11 +229,13 @@ class AttentionDecoder(Component):
         if rows > 1:
             state = DecoderState(state.h.repeat_interleave(rows, 0), state.c.repeat_interleave(rows, 0))
         hidden, contexts, looked_at = [], [], []
-        for t in range(T):
-            state, looked, context = self._recur(embedded_gates[t], state, memory)
-            hidden.append(state.h)
-            contexts.append(context)
-            looked_at.append(looked)
+        memory = memory.shared()
+        with unrolled(self):
+            for t in range(T):
+                state, looked, context = self._recur(embedded_gates[t], state, memory)
+                hidden.append(state.h)
+                contexts.append(context)
+                looked_at.append(looked)
         logits = self._deep_output(embedded[mask], torch.stack(hidden, 1)[mask], torch.stack(contexts, 1)[mask])
         selections = [looked.attention for looked in looked_at]
         log_probs = [selection.log_prob for selection in selections if selection.log_prob is not None]

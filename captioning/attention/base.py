@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from captioning.component import Component
+from captioning.errors import InputError
+from captioning.unroll import matmul, share
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class Memory:
     projected: Tensor
     mask: Tensor | None = None
     expected: Tensor | None = None
+
+    def shared(self) -> Memory:
+        """Return this memory for many steps whose gradients are collected, see ``captioning.unroll``."""
+        return replace(self, annotations=share(self.annotations), projected=share(self.projected))
 
     def select(self, images: Tensor) -> Memory:
         """Return the memory of the given images, (B',) indices."""
@@ -88,9 +96,42 @@ class Score(Component):
 
 
 class Attention(Component):
-    """A score and a selection. Subclasses say how alphas become a context."""
+    """A score and a selection. Subclasses say how alphas become a context.
+
+    Attributes:
+        inference: what the context is formed with in eval mode: "expected", the expectation over locations; "argmax",
+            the most probable location; "sample", a location drawn. May be set at any time; deterministic attention
+            knows the expectation alone.
+        needs_estimator: its draws pass no gradient on, so that training needs an estimator of it.
+    """
 
     score: Score | None
+    inference_modes: tuple[str, ...] = ("expected",)
+    needs_estimator = False
+    _inference = "expected"
+
+    @property
+    def inference(self) -> str:
+        return self._inference
+
+    @inference.setter
+    def inference(self, mode: str) -> None:
+        if mode not in self.inference_modes:
+            known = ", ".join(self.inference_modes)
+            raise InputError(f"inference: {type(self).__name__} knows {known}, got {mode!r}")
+        self._inference = mode
+
+    @contextmanager
+    def inferring(self, mode: str) -> Iterator[None]:
+        """Form contexts by the inference mode ``mode`` for a while, whether the model is being trained or not."""
+        before = self.inference, self.training
+        self.inference = mode
+        self.train(False)
+        try:
+            yield
+        finally:
+            self.inference = before[0]
+            self.train(before[1])
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters for annotations of size D and queries of size H.
@@ -123,4 +164,4 @@ class Attention(Component):
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
     """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B * R, D)."""
-    return torch.bmm(weights.to(annotations.dtype), annotations).flatten(0, 1)
+    return matmul(weights.to(annotations.dtype), annotations).flatten(0, 1)

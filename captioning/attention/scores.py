@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
+from captioning.attention.additive import additive_logits, plain_additive_logits
 from captioning.attention.base import Score
+from captioning.unroll import StepLinear
 
 
 class AdditiveScore(Score):
@@ -15,20 +16,21 @@ class AdditiveScore(Score):
 
     Args:
         attention_dim: A, the width of the hidden layer.
+        fused: use a kernel where there is one; otherwise PyTorch's operations, one after the other.
     """
 
-    def __init__(self, attention_dim: int = 512) -> None:
+    def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
         super().__init__()
         self.attention_dim = attention_dim
+        self._logits = additive_logits if fused else plain_additive_logits
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim)
-        self.query_projection = nn.Linear(query_dim, self.attention_dim, bias=False)
+        self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
         return self.annotation_projection(annotations)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        hidden = torch.tanh(projected.unsqueeze(1) + self.query_projection(query).unsqueeze(2))  # (B, R, L, A)
-        return self.output(hidden).squeeze(-1)
+        return self._logits(projected, self.query_projection(query), self.output.weight[0])

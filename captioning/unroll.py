@@ -1,0 +1,141 @@
+"""Gradients of what every step of a recurrence uses, computed once after the last step instead of at every step.
+
+A weight that T steps multiply with receives the sum of T small products. Autograd computes them one by one and adds
+them up; here the steps leave their factors, and one large product at the end of the backward pass gives the same sum:
+
+    shared = share(weight)
+    for x in steps:
+        y = linear(x, shared)
+
+A tensor that was not shared, or needs no gradient, goes the ordinary way.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+Use = tuple[Tensor, ...]
+SharedGradient = Callable[[Tensor, list[Use]], Tensor]
+"""Called with the shared tensor and what the steps left; returns the tensor's gradient."""
+
+
+class _Share(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        ctx.save_for_backward(tensor)
+        ctx.set_materialize_grads(False)
+        ctx.uses = defaultdict(list)
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
+        """Runs after the backward pass of all steps, because each of them took this node's output."""
+        (tensor,) = ctx.saved_tensors
+        for shared_gradient, uses in ctx.uses.items():
+            part = shared_gradient(tensor, uses)
+            gradient = part if gradient is None else gradient + part
+        ctx.uses.clear()
+        return gradient
+
+
+def share(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` with a place where steps can leave what its gradient is made of."""
+    if tensor.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return _Share.apply(tensor)
+    return tensor
+
+
+def uses_of(tensor: Tensor) -> dict[SharedGradient, list[Use]] | None:
+    """Return where a step leaves its factors: lists by the function that is to be called with them; None: not shared.
+
+    A step that leaves something there must give ``tensor`` itself no gradient.
+    """
+    return getattr(tensor.grad_fn, "uses", None)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.uses = uses_of(weight)
+        return x @ weight.t()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.uses[_linear_weight_gradient].append((x, gradient))
+        return gradient @ weight if ctx.needs_input_grad[0] else None, None
+
+
+def _linear_weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
+    inputs, gradients = zip(*uses, strict=True)
+    return torch.cat(gradients).t() @ torch.cat(inputs)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x W^T for x (N, in) and W (out, in)."""
+    return torch.nn.functional.linear(x, weight) if uses_of(weight) is None else _Linear.apply(x, weight)
+
+
+class _MatMul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, matrices: Tensor) -> Tensor:
+        ctx.save_for_backward(x, matrices)
+        ctx.uses = uses_of(matrices)
+        return torch.bmm(x, matrices)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        x, matrices = ctx.saved_tensors
+        ctx.uses[_matrices_gradient].append((x, gradient))
+        return torch.bmm(gradient, matrices.mT) if ctx.needs_input_grad[0] else None, None
+
+
+def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
+    inputs, gradients = zip(*uses, strict=True)
+    return torch.bmm(torch.cat(inputs, dim=1).mT, torch.cat(gradients, dim=1))
+
+
+def matmul(x: Tensor, matrices: Tensor) -> Tensor:
+    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), one for each image."""
+    return torch.bmm(x, matrices) if uses_of(matrices) is None else _MatMul.apply(x, matrices)
+
+
+class StepLinear(nn.Linear):
+    """A linear layer for the inside of a recurrence: within ``unrolled`` its weight is shared by all steps."""
+
+    _shared: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., out) for x (..., in)."""
+        if self._shared is None:
+            return super().forward(x)
+        weight = self._shared
+        y = linear(x.to(weight.dtype).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
+        return y if self.bias is None else y + self.bias.to(weight.dtype)
+
+
+@contextmanager
+def unrolled(module: nn.Module) -> Iterator[None]:
+    """Share the weights of all ``StepLinear`` below ``module`` among the steps that are taken within."""
+    layers = [layer for layer in module.modules() if isinstance(layer, StepLinear)]
+    try:
+        for layer in layers:
+            weight, device = layer.weight, layer.weight.device.type
+            if torch.is_autocast_enabled(device):
+                weight = weight.to(torch.get_autocast_dtype(device))
+            layer._shared = share(weight)
+        yield
+    finally:
+        for layer in layers:
+            layer._shared = None

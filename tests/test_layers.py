@@ -31,6 +31,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "losses": (0, "errors"),
     "estimators": (0, "errors component schedules attention losses"),
     "metrics": (0, "errors vocabulary"),
+    "statistics": (0, ""),
     "grounding": (0, "errors vocabulary"),
     "search": (0, ""),
     "decoding": (0, "errors vocabulary search"),

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from captioning.metrics import corpus_bleu
+from captioning.metrics import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
 
 
 def coco_bleu(hypotheses, references):
@@ -70,3 +70,38 @@ def test_missing_references_are_refused():
         corpus_bleu([["a"], ["b"]], [[["a"]], []])
     with pytest.raises(ValueError, match="as many hypotheses as reference lists"):
         corpus_bleu([["a"]], [])
+
+
+def test_bleu_of_any_images_is_that_of_the_sum_of_their_counts():
+    hypotheses, references = make_corpus(4)
+    counts = bleu_counts(hypotheses, references)
+    chosen = [3, 3, 17, 40, 55, 62]
+    expected = corpus_bleu([hypotheses[i] for i in chosen], [references[i] for i in chosen])
+    summed = counts[chosen].sum(axis=0)
+    assert bleu_from_counts(summed) == pytest.approx([expected[f"bleu{n}"] for n in range(1, 5)], abs=1e-12)
+    plain = bleu_from_counts(summed, brevity_penalty=False)
+    assert plain == pytest.approx([expected[f"bleu{n}_no_penalty"] for n in range(1, 5)], abs=1e-12)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_sentence_bleu_is_nltks_with_one_added_to_longer_ngrams(n):
+    from nltk.translate.bleu_score import SmoothingFunction
+    from nltk.translate.bleu_score import sentence_bleu as nltk_sentence_bleu
+
+    hypotheses, references = make_corpus(5, images=30)
+    hypotheses = [words + words[:4] for words in hypotheses if len(words) >= 4]  # nltk counts n-grams that cannot be
+    references = references[: len(hypotheses)]
+    ours = sentence_bleu(bleu_counts(hypotheses, references), n)
+    theirs = [
+        100 * nltk_sentence_bleu(refs, words, [1 / n] * n, SmoothingFunction().method2)
+        for words, refs in zip(hypotheses, references, strict=True)
+    ]
+    assert ours == pytest.approx(theirs, abs=1e-9)
+
+
+def test_an_empty_caption_scores_0_and_an_unknown_order_is_refused():
+    counts = bleu_counts([[], ["a"]], [[["a"]], [["a"]]])
+    assert sentence_bleu(counts)[0] == 0.0 and sentence_bleu(counts, 1)[1] == 100.0
+    assert (bleu_from_counts(counts[0]) == 0).all()
+    with pytest.raises(ValueError, match="n must be 1 to 4, got 5"):
+        sentence_bleu(counts, 5)

@@ -1,0 +1,176 @@
+"""Resampling against sacrebleu, against enumeration, and against what the theory promises."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from captioning.metrics import bleu_counts, bleu_from_counts
+from captioning.statistics import bootstrap, differences, intervals, randomization, share
+
+
+def corpus(images: int = 60, seed: int = 0):
+    """References, a system, and a better one that has a reference's word more often."""
+    draw = random.Random(seed)
+    references = [[[draw.choice("abcdefgh") for _ in range(8)] for _ in range(3)] for _ in range(images)]
+
+    def system(skill: float):
+        return [
+            [word if draw.random() < skill else draw.choice("abcdefgh") for word in refs[0][: draw.randint(6, 8)]]
+            for refs in references
+        ]
+
+    return references, system(0.6), system(0.7)
+
+
+def bleu4(counts):
+    return bleu_from_counts(counts)[..., 3]
+
+
+@pytest.fixture
+def bleus():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    return sacrebleu.metrics.BLEU(tokenize="none", smooth_method="none", force=True)
+
+
+def sentences(captions):
+    return [" ".join(words) for words in captions]
+
+
+def streams(references):
+    return [sentences(refs[i] for refs in references) for i in range(3)]
+
+
+def test_the_bootstrap_interval_is_sacrebleus(bleus):
+    references, system, _ = corpus()
+    theirs = bleus.corpus_score(sentences(system), streams(references), n_bootstrap=1000)
+    mean, half = theirs._mean, theirs._ci
+    value, low, high = intervals(bleu_counts(system, references), bleu4, samples=1000)
+    assert value == pytest.approx(theirs.score, abs=1e-9)
+    assert low == pytest.approx(mean - half, abs=1) and high == pytest.approx(mean + half, abs=1)
+    assert high - low > 8  # so that agreeing to 1 says something
+
+
+def test_the_randomization_test_is_sacrebleus(bleus):
+    from sacrebleu.significance import PairedTest
+
+    references, system, better = corpus()
+    test = PairedTest(
+        [("a", sentences(system)), ("b", sentences(better))],
+        {"BLEU": bleus},
+        streams(references),
+        test_type="ar",
+        n_samples=4000,
+    )
+    _, scores = test()
+    theirs = next(results for name, results in scores.items() if name != "System")[1]
+    (ours,) = differences(bleu_counts(system, references), bleu_counts(better, references), bleu4, samples=4000, seed=3)
+    assert ours.interval.value == pytest.approx(
+        theirs.score - bleus.corpus_score(sentences(system), streams(references)).score
+    )
+    assert 0.005 < theirs.p_value < 0.5
+    assert ours.p_value == pytest.approx(theirs.p_value, abs=0.03)
+
+
+def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
+    references, system, better = corpus(images=9, seed=5)
+    first, second = bleu_counts(system, references), bleu_counts(better, references)
+    observed = bleu4(second.sum(axis=0)) - bleu4(first.sum(axis=0))
+    as_large = 0
+    for exchanged in itertools.product([False, True], repeat=9):
+        swap = np.array(exchanged)[:, None]
+        one, other = np.where(swap, second, first).sum(axis=0), np.where(swap, first, second).sum(axis=0)
+        as_large += abs(bleu4(other) - bleu4(one)) >= abs(observed) - 1e-9
+    exact = as_large / 2**9
+    assert 0.02 < exact < 0.98
+    (found,) = differences(first, second, bleu4, samples=20_000)
+    assert found.p_value == pytest.approx(exact, abs=0.012)
+
+
+def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
+    values = np.random.default_rng(1).normal(50, 12, size=400)
+    counts = np.stack([values / 100, np.ones(400)], axis=1)
+    value, low, high = intervals(counts, share, samples=8000)
+    error = values.std() / np.sqrt(400)
+    assert value == pytest.approx(values.mean())
+    assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.15 * error)
+
+
+def test_every_resample_has_as_many_images_and_the_same_for_all_systems():
+    counts = np.random.default_rng(2).integers(0, 9, size=(3, 7, 4))
+    counts[..., -1] = 1
+    drawn = bootstrap(counts, lambda summed: summed, samples=11)
+    assert drawn.shape == (11, 3, 4)
+    assert (drawn[..., -1] == 7).all()
+    for system in range(3):
+        np.testing.assert_array_equal(drawn[:, system], bootstrap(counts[system], lambda summed: summed, samples=11))
+
+
+def test_an_exchange_keeps_what_both_systems_have_together():
+    first, second = np.random.default_rng(3).integers(0, 9, size=(2, 6, 2))
+    drawn = randomization(first, second, lambda summed: summed, samples=200)
+    total = second.sum(axis=0) - first.sum(axis=0)
+    assert (np.abs(drawn) <= np.abs(second - first).sum(axis=0)).all()
+    assert drawn.mean(axis=0) == pytest.approx(np.zeros(2), abs=2)  # centred on no difference, wherever total is
+    assert total.any()
+
+
+def test_a_system_does_not_differ_from_itself():
+    references, system, _ = corpus(images=13)
+    counts = bleu_counts(system, references)
+    for found in differences(counts, counts, bleu_from_counts, samples=50):
+        assert (found.interval.value, found.interval.low, found.interval.high) == (0, 0, 0)
+        assert found.p_value == 1
+
+
+def test_a_clear_difference_has_the_smallest_p_value_and_an_interval_above_zero():
+    references, _, _ = corpus(images=40)
+    perfect, wrong = [refs[1] for refs in references], [list("zzzzzzz") for _ in references]
+    (found,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, samples=99)
+    assert found.p_value == 1 / 100
+    assert found.interval.low == found.interval.high == 100
+
+
+def test_random_draws_come_from_the_seed_alone():
+    references, system, better = corpus(images=17)
+    first, second = bleu_counts(system, references), bleu_counts(better, references)
+    one = differences(first, second, bleu4, samples=60, seed=4)
+    assert one == differences(first, second, bleu4, samples=60, seed=4)
+    assert one != differences(first, second, bleu4, samples=60, seed=5)
+
+
+def test_blocks_of_draws_are_all_there(monkeypatch):
+    counts = np.random.default_rng(2).integers(0, 9, size=(7, 2))
+    whole = bootstrap(counts, lambda summed: summed, samples=10)
+    monkeypatch.setattr("captioning.statistics._BLOCK", 3 * 7)
+    blocks = bootstrap(counts, lambda summed: summed, samples=10)
+    assert blocks.shape == (10, 2)
+    np.testing.assert_array_equal(blocks, whole)
+
+
+def test_false_alarms_are_as_rare_as_the_p_value_promises():
+    draw = np.random.default_rng(6)
+    alarms = 0
+    for trial in range(200):
+        first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
+        alarms += differences(first, second, share, samples=199, seed=trial)[0].p_value <= 0.05
+    assert 1 <= alarms <= 20  # 10 expected; more than 20 of 200 have probability 0.001
+
+
+def test_share_of_nothing_is_no_number():
+    assert share(np.array([3.0, 4.0])) == 75
+    assert np.isnan(share(np.array([0.0, 0.0])))
+
+
+def test_counts_that_cannot_be_resampled_are_refused():
+    with pytest.raises(ValueError, match="at least one image"):
+        bootstrap(np.zeros((0, 2)), share)
+    with pytest.raises(ValueError, match=r"got \(5,\)"):
+        bootstrap(np.zeros(5), share)
+    with pytest.raises(ValueError, match="samples must be at least 1"):
+        bootstrap(np.ones((3, 2)), share, samples=0)
+    with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
+        randomization(np.ones((3, 2)), np.ones((4, 2)), share)

@@ -134,7 +134,8 @@ def unrolled(module: nn.Module) -> Iterator[None]:
             weight, device = layer.weight, layer.weight.device.type
             if torch.is_autocast_enabled(device):
                 weight = weight.to(torch.get_autocast_dtype(device))
-            layer._shared = share(weight)
+            shared = share(weight)
+            layer._shared = None if isinstance(shared, nn.Parameter) else shared  # a parameter would be registered
         yield
     finally:
         for layer in layers:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Attention, AttentionOutput, Memory
 from captioning.component import Component
+from captioning.dropout import Dropout
 from captioning.unroll import StepLinear, unrolled
 from captioning.vocabulary import PAD
 
@@ -59,7 +60,7 @@ class _StateInitialiser(nn.Module):
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
         hidden = [
-            nn.Sequential(nn.Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
+            nn.Sequential(nn.Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
             for _ in range(layers - 1)
         ]
         self.layers = nn.Sequential(*hidden, nn.Linear(annotation_dim, hidden_dim), nn.Tanh())
@@ -121,7 +122,7 @@ class AttentionDecoder(Component):
         self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
         self.context_to_gates = StepLinear(D, 4 * H, bias=False)
         self.gate = StepLinear(H, 1) if self.gated else None
-        self.dropout = nn.Dropout(p)
+        self.dropout = Dropout(p)
         self.hidden_to_output = nn.Linear(H, E, bias=False)
         self.context_to_output = nn.Linear(D, E, bias=False)
         self.output = nn.Linear(E, vocabulary_size)
@@ -236,7 +237,12 @@ class AttentionDecoder(Component):
                 hidden.append(state.h)
                 contexts.append(context)
                 looked_at.append(looked)
-        logits = self._deep_output(embedded[mask], torch.stack(hidden, 1)[mask], torch.stack(contexts, 1)[mask])
+        exists = mask.flatten().nonzero().squeeze(1)  # (M,)
+        embedded, h, context = (
+            part.flatten(0, 1).index_select(0, exists)
+            for part in (embedded, torch.stack(hidden, 1), torch.stack(contexts, 1))
+        )
+        logits = self._deep_output(embedded, h, context)
         selections = [looked.attention for looked in looked_at]
         log_probs = [selection.log_prob for selection in selections if selection.log_prob is not None]
         alphas = torch.stack([selection.alphas for selection in selections], 1) * mask.unsqueeze(-1)  # (N, T, L)

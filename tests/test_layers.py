@@ -27,6 +27,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "batch": (0, "errors vocabulary"),
     "schedules": (0, "errors component"),
     "unroll": (0, ""),
+    "dropout": (0, ""),
     "attention": (0, "errors component schedules unroll"),
     "losses": (0, "errors"),
     "estimators": (0, "errors component schedules attention losses"),
@@ -39,13 +40,16 @@ ROOMS: dict[str, tuple[int, str]] = {
     "data.transforms": (1, "errors"),
     "data": (1, "errors files vocabulary batch grounding data.transforms"),
     "encoders": (1, "errors component data.transforms"),
-    "decoder": (1, "errors component schedules vocabulary attention unroll"),
+    "decoder": (1, "errors component schedules vocabulary attention unroll dropout"),
     "model": (2, "errors component batch vocabulary attention decoding encoders decoder"),
     "data.datamodule": (3, "errors vocabulary batch grounding data data.transforms"),
     "training": (3, f"{ASSEMBLED} batch files schedules losses estimators metrics grounding"),
     "inference": (3, f"{ASSEMBLED} views"),  # the public API draws what it captioned
-    "callbacks": (4, "errors batch vocabulary metrics grounding views data data.transforms data.datamodule training"),
-    "cli": (4, "errors data data.datamodule training callbacks"),
+    "callbacks": (
+        4,
+        "errors files batch vocabulary metrics grounding views data data.transforms data.datamodule training",
+    ),
+    "cli": (4, "errors provenance data data.datamodule training callbacks"),
     "__main__": (4, "errors cli"),
 }
 

@@ -28,7 +28,7 @@ typedef struct {
 } Work;
 
 /* Rational approximation of tanh, odd 13 over even 6, as in Eigen; within 4e-7 of tanh. */
-static inline float tanh_(float x) {
+static inline float tanh_float(float x) {
     const float limit = 7.90531110763549805f;
     x = x > limit ? limit : x;
     x = x < -limit ? -limit : x;
@@ -44,6 +44,18 @@ static inline float tanh_(float x) {
     d = d * s + 1.18534705686654e-04f;
     d = d * s + 2.26843463243900e-03f;
     d = d * s + 4.89352518554385e-03f;
+    return x * p / d;
+}
+
+/* The same, odd 5 over even 4, fitted for the smallest largest error: within 2.1e-4 of tanh, where bfloat16 has steps of
+   3.9e-3 below 1. Half the operations. */
+static inline float tanh_bfloat16(float x) {
+    const float limit = 4.6f;
+    x = x > limit ? limit : x;
+    x = x < -limit ? -limit : x;
+    const float s = x * x;
+    const float p = (6.94759892e-04f * s + 1.03035903e-01f) * s + 9.99880773e-01f;
+    const float d = (1.303545e-02f * s + 4.3600016e-01f) * s + 1.0f;
     return x * p / d;
 }
 
@@ -90,7 +102,7 @@ static void run(void (*body)(void *), Work *w) {
                 for (long r = 0; r < R; r++) {                                                                        \
                     const float *restrict q = w->q[0] + (b * R + r) * A;                                              \
                     float sum = 0;                                                                                    \
-                    for (long a = 0; a < A; a++) sum += v[a] * tanh_(load_##type(p[a]) + q[a]);                       \
+                    for (long a = 0; a < A; a++) sum += v[a] * tanh_##type(load_##type(p[a]) + q[a]);                 \
                     w->out[(b * R + r) * L + l] = sum;                                                                \
                 }                                                                                                     \
             }                                                                                                         \
@@ -112,7 +124,7 @@ static void run(void (*body)(void *), Work *w) {
                     float *restrict dq = w->out + (b * R + r) * A;                                                    \
                     const float g = w->g[0][(b * R + r) * L + l];                                                     \
                     for (long a = 0; a < A; a++) {                                                                    \
-                        const float t = tanh_(load_##type(p[a]) + q[a]);                                              \
+                        const float t = tanh_##type(load_##type(p[a]) + q[a]);                                        \
                         dq[a] += g * (1.0f - t * t);                                                                  \
                         dv[a] += g * t;                                                                               \
                     }                                                                                                 \
@@ -143,7 +155,7 @@ static void run(void (*body)(void *), Work *w) {
                                 q = y;                                                                                \
                             }                                                                                         \
                             for (long a = 0; a < CHUNK; a++) {                                                        \
-                                const float h = tanh_(x[a] + q[a]);                                                   \
+                                const float h = tanh_##type(x[a] + q[a]);                                             \
                                 sum[a] += g * (1.0f - h * h);                                                         \
                             }                                                                                         \
                         }                                                                                             \

@@ -1,0 +1,36 @@
+"""Dropout whose mask takes two random bytes per unit: on a CPU the generator is what dropout spends its time on."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+_LEVELS = 1 << 16
+
+
+class Dropout(nn.Module):
+    """Zero each unit with probability ``p`` while training, and divide the others by the probability to be kept.
+
+    Args:
+        p: rounded to a multiple of 2^-16; the others are divided by what it is rounded to, so the mean stays exact.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout must be a probability below 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not self.p:
+            return x
+        if x.device.type != "cpu":
+            return nn.functional.dropout(x, self.p)
+        dropped = round(self.p * _LEVELS)
+        words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(1 << 63), None)  # all 64 bits
+        levels = words.view(torch.int16)[: x.numel()].view_as(x)
+        keep = levels >= dropped - _LEVELS // 2
+        return x * keep.to(x.dtype).mul_(_LEVELS / (_LEVELS - dropped))
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}"

@@ -13,11 +13,11 @@ import itertools
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ from captioning.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from captioning.views.explorer import Look
 
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -72,16 +74,9 @@ class DecodingOptions(BeamOptions):
                 )
 
 
-class Alternative(NamedTuple):
-    """Another caption that the beam search ended with."""
-
-    text: str
-    score: float
-
-
 @dataclass(frozen=True)
-class Caption:
-    """What was said about an image, and where the model looked at each word.
+class Alternative:
+    """A caption that the search ended with, and where the model looked at each word.
 
     Attributes:
         text: the words, joined by spaces.
@@ -89,12 +84,9 @@ class Caption:
         log_probs: nats per word, and one more for <end> when the caption is finished.
         score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False when the maximum length cut the caption off.
-        alphas: (T, L), attention weights, row ``t`` belongs to ``words[t]``.
+        alphas: (T, L), the probabilities of locations, row ``t`` belongs to ``words[t]``.
+        weights: (T, L), what the contexts were formed with: ``alphas``, or one-hot where hard attention chose.
         betas: (T,), the gate in [0, 1]; None if the decoder has no gate.
-        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
-        view: the pixels the model saw, after resizing and cropping.
-        path: of the image file; None for an image given as pixels.
-        alternatives: the other captions of the beam, best first.
     """
 
     text: str
@@ -103,7 +95,21 @@ class Caption:
     score: float
     finished: bool
     alphas: Float32
+    weights: Float32
     betas: Float32 | None
+
+
+@dataclass(frozen=True)
+class Caption(Alternative):
+    """What was said about an image: the best caption that the search found.
+
+    Attributes:
+        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        view: the pixels the model saw, after resizing and cropping.
+        path: of the image file; None for an image given as pixels.
+        alternatives: the other captions of the beam, best first.
+    """
+
     grid_size: tuple[int, int]
     view: Image.Image
     path: str | None = None
@@ -113,7 +119,35 @@ class Caption:
         """Return the paper's figure: the view, then one panel per word with the attention over it."""
         from captioning.views.overlays import attention_figure  # matplotlib is needed only by those who look
 
-        return attention_figure(self.view, self.words, self.alphas, self.grid_size, betas=self.betas)
+        return attention_figure(
+            self.view, self.words, self.alphas, self.grid_size, betas=self.betas, weights=self.weights
+        )
+
+    def look(
+        self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
+    ) -> Look:
+        """Return what the explorer shows of this caption and its alternatives, as the caption by ``run``.
+
+        Args:
+            run: the name to show.
+            references: what people wrote about the image.
+            numbers: shown beside the name, such as a sentence score.
+        """
+        from captioning.views.explorer import Look
+
+        return Look(
+            run=run,
+            words=self.words,
+            alphas=self.alphas,
+            grid_size=self.grid_size,
+            weights=self.weights,
+            betas=self.betas,
+            log_probs=self.log_probs,
+            score=self.score,
+            alternatives=self.alternatives,
+            references=references,
+            numbers=numbers or {},
+        )
 
     def save_figure(self, path: str | Path) -> None:
         """Write ``figure()`` to a .png, .pdf or .svg file, through a temporary name.
@@ -136,7 +170,12 @@ class Caption:
             raise InputError(f"{path}: cannot be written ({error.strerror})") from error
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data for JSON; alphas and betas rounded to 6 digits."""
+        """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.
+
+        "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
+        """
+        from captioning.views.overlays import chosen_cells
+
         return {
             "image": self.path,
             "caption": self.text,
@@ -148,6 +187,7 @@ class Caption:
             "view_size": [self.view.height, self.view.width],
             "alphas": [_rounded(row) for row in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),
+            "chosen": chosen_cells(self.alphas, self.weights),
             "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
         }
 
@@ -317,27 +357,31 @@ class ImageCaptioner:
         pixels = torch.stack([preprocessing.normalise(view) for _, view in images]).to(self.device)
         captions = []
         for (source, view), hypotheses in zip(images, self._decode(pixels, options, number), strict=True):
-            best = hypotheses[0]
-            words = self.vocabulary.decode(best.ids)
+            best, *others = (self._told(hypothesis) for hypothesis in hypotheses)
             captions.append(
                 Caption(
-                    text=" ".join(words),
-                    words=words,
-                    log_probs=best.log_probs,
-                    score=best.score,
-                    finished=best.finished,
-                    alphas=best.alphas.numpy(),
-                    betas=best.betas.numpy() if self.captioner.decoder.gated else None,
+                    **best,
                     grid_size=self.encoder.grid_size,
                     view=view,
                     path=None if isinstance(source, Image.Image) else os.fspath(source),
-                    alternatives=[
-                        Alternative(" ".join(self.vocabulary.decode(other.ids)), other.score)
-                        for other in hypotheses[1:]
-                    ],
+                    alternatives=[Alternative(**other) for other in others],
                 )
             )
         return captions
+
+    def _told(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        """The fields of ``Alternative``."""
+        words = self.vocabulary.decode(hypothesis.ids)
+        return {
+            "text": " ".join(words),
+            "words": words,
+            "log_probs": hypothesis.log_probs,
+            "score": hypothesis.score,
+            "finished": hypothesis.finished,
+            "alphas": hypothesis.alphas.numpy(),
+            "weights": hypothesis.weights.numpy(),
+            "betas": hypothesis.betas.numpy() if self.captioner.decoder.gated else None,
+        }
 
     @torch.inference_mode()
     def _decode(self, pixels: torch.Tensor, options: DecodingOptions, number: int) -> list[list[Hypothesis]]:

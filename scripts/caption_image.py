@@ -7,6 +7,7 @@ Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anyt
 examples:
   python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
   python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
+  python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
 
 An image that cannot be read costs one line on standard error; the others are captioned and the exit code is 2.
@@ -39,6 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
     paths = _paths(arguments.images)
     overlay = _overlay_namer(arguments, single)
+    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--explorer {arguments.explorer}: must end in .html")
 
     from captioning.inference import load  # torch, seconds: after all that can be said without it
 
@@ -48,6 +51,7 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
     json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
+    explored: list[Caption] = []
 
     def skip(path: Any, error: InputError) -> None:
         unreadable.append(path)
@@ -65,7 +69,11 @@ def main(argv: list[str] | None = None) -> None:
                 print(caption.text if single else f"{caption.path}\t{caption.text}", flush=True)
             if json_file is not None:
                 json_file.write(caption.to_dict() | extra)
+            if arguments.explorer is not None:
+                explored.append(caption)
             progress.step()
+    if explored:
+        _write_explorer(Path(arguments.explorer), explored, _run_name(Path(arguments.checkpoint)))
     if unreadable:
         if not single:
             print(f"error: {len(unreadable)} of {len(unreadable) + progress.done} images unreadable", file=sys.stderr)
@@ -88,6 +96,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
     )
     parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
+    parser.add_argument(
+        "--explorer",
+        metavar="FILE.html",
+        help="write a page, about 50 KB per image, that shows in a browser where every word looked, beam alternatives "
+        "included; it needs no network",
+    )
     parser.add_argument(
         "--json",
         metavar="FILE",
@@ -188,6 +202,29 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
         return target / (unique + suffix)
 
     return name
+
+
+def _run_name(checkpoint: Path) -> str:
+    """The run's folder, where the checkpoint is in one."""
+    folder = checkpoint.absolute().parent
+    return folder.parent.name if folder.name == "checkpoints" else checkpoint.stem
+
+
+def _write_explorer(path: Path, captions: list[Caption], run: str) -> None:
+    from captioning.views.explorer import ExploredImage, explorer_page
+
+    images = [
+        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, looks=[caption.look(run)])
+        for caption in captions
+    ]
+    page = explorer_page(images, f"Where {run} looks").encode("utf-8", errors="replace")  # names need not be text
+    temporary = path.with_name(path.name + ".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(page)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise InputError(f"--explorer {path}: cannot be written ({error.strerror})") from error
 
 
 def _device(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import re
 import subprocess
 import sys
 import time
@@ -119,6 +120,48 @@ def test_overlays_in_a_folder_can_be_pdf(capsys, checkpoint, folder, tmp_path):
     assert [path.name for path in (tmp_path / "attention").iterdir()] == ["b.pdf"]
 
 
+def explorer_data(path: Path) -> dict:
+    (text,) = re.findall(r'explorer-data">(.*?)</script>', path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return json.loads(text)
+
+
+def test_the_explorer_is_one_page_of_all_images_and_their_beams(capsys, checkpoint, folder, tmp_path):
+    target = tmp_path / "new" / "explorer.html"
+    lines, _ = run(capsys, folder, "--checkpoint", checkpoint, "--explorer", target, "--batch_size", 2)
+    assert list(target.parent.iterdir()) == [target]
+    images = explorer_data(target)["images"]
+    assert [image["name"] for image in images] == ["a.JPG", "b.png", "b.png"]
+    for line, image in zip(lines, images, strict=True):
+        (look,) = image["looks"]
+        assert " ".join(look["captions"][0]["words"]) == line.split("\t")[1]
+        assert len(look["captions"]) == 3
+
+
+def test_the_explorer_names_the_run_by_its_folder(capsys, folder, tmp_path):
+    (tmp_path / "my_run" / "checkpoints").mkdir(parents=True)
+    checkpoint = save_checkpoint(tmp_path / "my_run" / "checkpoints" / "best.ckpt", search={"max_length": 3})
+    run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--explorer", tmp_path / "explorer.html")
+    assert explorer_data(tmp_path / "explorer.html")["runs"] == ["my_run"]
+    assert "<title>Where my_run looks</title>" in (tmp_path / "explorer.html").read_text(encoding="utf-8")
+
+
+def test_the_explorer_has_the_images_that_could_be_read_and_is_not_written_without_any(
+    capsys, checkpoint, folder, tmp_path
+):
+    target = tmp_path / "explorer.html"
+    run(capsys, folder / "none.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    assert not target.exists()
+    run(capsys, folder / "none.png", folder / "b.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    assert [image["name"] for image in explorer_data(target)["images"]] == ["b.png"]
+
+
+def test_an_explorer_that_cannot_be_written_is_named(capsys, checkpoint, folder, tmp_path):
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "explorer.html"
+    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    assert err.startswith(f"error: --explorer {target}: cannot be written (")
+
+
 def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_path):
     target = tmp_path / "new" / "caption.json"
     (line,), _ = run(
@@ -212,6 +255,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
         (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
         (["x.png", "--checkpoint", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf or .svg"),
+        (["x.png", "--checkpoint", "x", "--explorer", "e.pdf"], "--explorer e.pdf: must end in .html"),
         (["empty", "--checkpoint", "x"], "empty: no image in this folder"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
 from captioning.model import Captioner
+from captioning.views.explorer import ExploredImage, explorer_page
 from captioning.vocabulary import SPECIALS, Vocabulary
 
 SIDE, ROWS, COLUMNS = 12, 3, 3
@@ -184,6 +186,52 @@ def test_alternatives_are_the_rest_of_the_beam_best_first(captioner, images):
     assert len(caption.alternatives) == 3
     texts = [caption.text, *(other.text for other in caption.alternatives)]
     assert len(set(texts)) == 4
+
+
+def test_an_alternative_has_everything_in_step_with_its_words(captioner, images):
+    caption = captioner.caption(images[0], beam_size=4, max_length=5)
+    lengths = {len(other.words) for other in caption.alternatives}
+    for other in caption.alternatives:
+        T = len(other.words)
+        assert other.text == " ".join(other.words)
+        assert other.alphas.shape == other.weights.shape == (T, ROWS * COLUMNS)
+        np.testing.assert_allclose(other.alphas.sum(axis=1), 1, rtol=1e-5)
+        assert other.betas.shape == (T,)
+        assert len(other.log_probs) == T + other.finished
+        assert other.score == pytest.approx(sum(other.log_probs), rel=1e-5)
+    assert lengths
+    # The first word is chosen before captions part, so all of them looked at the same places for it.
+    for other in caption.alternatives:
+        np.testing.assert_allclose(other.alphas[0], caption.alphas[0], atol=1e-6)
+    assert any(not np.allclose(other.alphas[-1], caption.alphas[-1], atol=1e-3) for other in caption.alternatives)
+
+
+def test_soft_attention_forms_its_contexts_with_the_alphas(captioner, images):
+    caption = captioner.caption(images[0], max_length=5)
+    np.testing.assert_array_equal(caption.weights, caption.alphas)
+    assert caption.to_dict()["chosen"] == [None] * len(caption.words)
+
+
+def test_what_hard_attention_chose_is_framed_and_saved(captioner, images):
+    soft = captioner.caption(images[0], max_length=5)
+    cells = soft.alphas.argmin(axis=1)
+    hard = dataclasses.replace(soft, weights=np.eye(ROWS * COLUMNS, dtype=np.float32)[cells])
+    assert hard.to_dict()["chosen"] == cells.tolist()
+    assert len(hard.figure().axes[0].patches) > len(soft.figure().axes[0].patches) == 0
+
+
+def test_a_look_shows_the_caption_and_its_beam(captioner, images):
+    caption = captioner.caption(images[0], beam_size=3, max_length=5)
+    look = caption.look("soft", references=["a cat"], numbers={"BLEU-4": 0.5})
+    page = explorer_page([ExploredImage(caption.view, "0.png", [look])])
+    (told,) = re.findall(r'explorer-data">(.*?)</script>', page, flags=re.DOTALL)
+    (image,) = json.loads(told)["images"]
+    (shown,) = image["looks"]
+    assert (shown["run"], shown["numbers"], image["references"]) == ("soft", {"BLEU-4": 0.5}, ["a cat"])
+    assert [" ".join(other["words"]) for other in shown["captions"]] == [
+        caption.text,
+        *(other.text for other in caption.alternatives),
+    ]
 
 
 def test_greedy_is_the_beam_of_one(captioner, images):

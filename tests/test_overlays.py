@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.views.overlays import attention_figure, smooth_alphas
+from captioning.views.overlays import attention_figure, chosen_cells, smooth_alphas
 
 
 def one_hot(cell: int, cells: int) -> np.ndarray:
@@ -156,3 +156,78 @@ def test_a_figure_of_contradicting_shapes_is_refused(alphas, betas, message):
 def test_a_map_of_another_grid_is_refused():
     with pytest.raises(ValueError, match=r"alpha must be \(15,\) for a grid of 3 x 5, got \(14,\)"):
         smooth_alphas(np.ones(14), (3, 5), (30, 50))
+
+
+# Hard attention: the cell that was chosen over the distribution it was chosen from
+
+
+def frames(figure) -> list[tuple[float, float]]:
+    """The centres of the outlined cells, in inches."""
+    boxes = [patch.get_bbox() for patch in figure.axes[0].patches]
+    return sorted({(round((box.x0 + box.x1) / 2, 6), round((box.y0 + box.y1) / 2, 6)) for box in boxes})
+
+
+def test_the_chosen_cell_is_framed_in_its_panel():
+    cells = [0, 14, 7]
+    weights = [one_hot(cell, 15) for cell in cells]
+    figure = attention_figure(random_view(), ["a", "b", "c"], random_alphas(3, 15), (3, 5), weights=weights)
+    expected = []
+    for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
+        left, right, bottom, top = image.get_extent()
+        row, column = divmod(cell, 5)
+        centre = left + (column + 0.5) * (right - left) / 5, top + (row + 0.5) * (bottom - top) / 3
+        expected.append((round(centre[0], 6), round(centre[1], 6)))
+    assert frames(figure) == sorted(expected)
+
+
+def test_a_frame_leaves_its_cell_free_and_is_seen_on_black_and_on_white():
+    for level in (0, 255):
+        view = Image.new("RGB", (50, 30), (level, level, level))
+        weights = [one_hot(7, 15)]
+        framed, plain = (
+            drawn(attention_figure(view, ["cat"], random_alphas(1, 15), (3, 5), weights=w), dpi=100).astype(int)
+            for w in (weights, None)
+        )
+        difference = np.abs(framed - plain)[:, :, :3].max(axis=2)
+        assert difference.max() > 100
+        figure = attention_figure(view, ["cat"], random_alphas(1, 15), (3, 5), weights=weights)
+        (x, y), height = frames(figure)[0], figure.get_size_inches()[1]
+        column, row = round(x * 100), round(y * 100)
+        assert 0 < y < height
+        inside = framed[row - 8 : row + 8, column - 8 : column + 8, :3]  # a cell is 32 x 32 of these pixels
+        assert np.abs(np.diff(inside, axis=0)).max() < 20
+
+
+def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
+    grey = Image.new("RGB", (60, 40), "gray")
+    alphas = [random_alphas(1, 15)[0]] * 2
+    weights = [alphas[0], one_hot(3, 15)]  # semi-sampling: an expectation beside a draw
+    figure = attention_figure(grey, ["a", "b"], alphas, (3, 5), weights=weights)
+    expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
+    assert draw.max() < expectation.max()
+    assert np.corrcoef(draw.ravel(), expectation.ravel())[0, 1] > 0.95
+    assert len(frames(figure)) == 1
+
+
+def test_soft_attention_chooses_nothing_even_where_it_is_certain():
+    alphas = np.stack([one_hot(3, 15), random_alphas(1, 15)[0]])
+    assert chosen_cells(alphas, alphas) == chosen_cells(alphas, None) == [None, None]
+    figure = attention_figure(random_view(), ["a", "b"], alphas, (3, 5), weights=alphas.copy())
+    assert frames(figure) == []
+
+
+def test_only_one_hot_rows_are_choices():
+    alphas = random_alphas(4, 15)
+    weights = [one_hot(3, 15), alphas[1], one_hot(2, 15) + one_hot(5, 15), 0.5 * one_hot(1, 15)]
+    assert chosen_cells(alphas, weights) == [3, None, None, None]
+
+
+def test_weights_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"weights must be \(2, 15\) like alphas, got \(3, 15\)"):
+        attention_figure(random_view(), ["a", "b"], random_alphas(2, 15), (3, 5), weights=random_alphas(3, 15))
+
+
+def test_a_figure_with_frames_is_saved_as_pdf(tmp_path):
+    figure = attention_figure(random_view(), ["a"], random_alphas(1, 15), (3, 5), weights=[one_hot(1, 15)])
+    figure.savefig(tmp_path / "figure.pdf")
+    assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"

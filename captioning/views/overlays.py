@@ -16,8 +16,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # The authors' figures: 14 x 14 alphas upsampled x 16 and smoothed with a Gaussian of 20 pixels, on 224 pixels.
-_SIGMA_OF_SIDE = 20 / 224
-_SIGMA_OF_CELL = 20 / 16
+SIGMA_OF_SIDE = 20 / 224
+SIGMA_OF_CELL = 20 / 16
+
+DIM_BELOW = 3.0  # times even attention: a map whose maximum is lower does not reach full brightness
+DIM_CHOSEN = 0.8  # of its brightness: a distribution beneath the cell that was drawn from it
 
 _COLUMNS = 6
 _PANEL = 1.6  # inches, a panel's longer side
@@ -26,7 +29,6 @@ _TITLE = 0.30  # inches above a panel, for the word
 _BETA = 0.20  # inches below it
 _MARGIN = 0.12
 _MINIMUM_SIDE = 224  # pixels; maps of smaller views are drawn on an enlarged view, so that they stay smooth
-_DIM_BELOW = 3.0  # times even attention: a map whose maximum is lower does not reach full brightness
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
 
 
@@ -37,13 +39,15 @@ def attention_figure(
     grid_size: tuple[int, int],
     *,
     betas: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
     title: str | None = None,
 ) -> Figure:
     """Return the view followed by one panel per word, the attention as colour over the greyed view.
 
     Every map is scaled from zero to its own maximum, or to three times even attention if that is more: maps compare in
-    shape, and a map that looks everywhere stays dim. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows
-    nothing of it.
+    shape, and a map that looks everywhere stays dim. Where hard attention chose one cell, the cell is outlined and the
+    distribution it was chosen from is dimmed. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of
+    it.
 
     Args:
         view: exactly the pixels the model saw (``Preprocessing.view``).
@@ -51,6 +55,7 @@ def attention_figure(
         alphas: (T, L), row ``t`` belongs to ``words[t]``; weights at least 0.
         grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
         betas: (T,), the gate in [0, 1], written beneath each panel.
+        weights: (T, L), what the contexts were formed with; see ``chosen_cells``.
         title: above all panels.
 
     Raises:
@@ -69,6 +74,7 @@ def attention_figure(
     gates = None if betas is None else np.asarray(betas, dtype=np.float32)
     if gates is not None and gates.shape != (len(words),):
         raise ValueError(f"betas must be ({len(words)},), one per word, got {gates.shape}")
+    chosen = chosen_cells(alphas, weights)
 
     layout = _Layout(len(words) + 1, view.size, with_betas=gates is not None, with_title=title is not None)
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
@@ -84,13 +90,39 @@ def attention_figure(
     _panel(axes, layout, 0, picture)
     background = _greyed(view)
     for t, word in enumerate(words):
-        x, y = _panel(axes, layout, t + 1, _lit(background, alphas[t], grid_size))
+        brightness = 1.0 if chosen[t] is None else DIM_CHOSEN
+        x, y = _panel(axes, layout, t + 1, _lit(background, alphas[t], grid_size, brightness))
+        if (cell := chosen[t]) is not None:
+            _outline(axes, layout, t + 1, cell, grid_size)
         _text(axes, x + layout.panel_width / 2, y - 0.12, word, size=11, fit=layout.panel_width)
         if gates is not None:
             below = y + layout.panel_height + 0.10
             label = f"\N{GREEK SMALL LETTER BETA} {gates[t]:.2f}"
             _text(axes, x + layout.panel_width / 2, below, label, size=8.5, color="0.35")
     return figure
+
+
+def chosen_cells(alphas: ArrayLike, weights: ArrayLike | None) -> list[int | None]:
+    """Return the location hard attention chose at each of T words, None where the context is an expectation.
+
+    Args:
+        alphas: (T, L).
+        weights: (T, L), what the contexts were formed with: one-hot where a location was chosen. None, or the alphas
+            themselves, where nothing was: soft attention may be certain too, and that is no choice.
+
+    Raises:
+        ValueError: weights of another shape.
+    """
+    alphas = np.asarray(alphas, dtype=np.float32)
+    if weights is None:
+        return [None] * len(alphas)
+    weights = np.asarray(weights, dtype=np.float32)
+    if weights.shape != alphas.shape:
+        raise ValueError(f"weights must be {alphas.shape} like alphas, got {weights.shape}")
+    if np.array_equal(weights, alphas):
+        return [None] * len(alphas)
+    one_hot = ((weights == 1).sum(axis=1) == 1) & ((weights != 0).sum(axis=1) == 1)
+    return [int(cell) if alone else None for cell, alone in zip(weights.argmax(axis=1), one_hot, strict=True)]
 
 
 def smooth_alphas(alpha: ArrayLike, grid_size: tuple[int, int], size: tuple[int, int]) -> NDArray[np.float32]:
@@ -116,10 +148,10 @@ def smooth_alphas(alpha: ArrayLike, grid_size: tuple[int, int], size: tuple[int,
     if values.shape != (rows * columns,):
         raise ValueError(f"alpha must be ({rows * columns},) for a grid of {rows} x {columns}, got {values.shape}")
     height, width = size
-    sigma = _SIGMA_OF_SIDE * min(height, width)
+    sigma = SIGMA_OF_SIDE * min(height, width)
     # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
-    vertical = _upsample_and_blur(rows, height, min(sigma, _SIGMA_OF_CELL * height / rows))
-    horizontal = _upsample_and_blur(columns, width, min(sigma, _SIGMA_OF_CELL * width / columns))
+    vertical = _upsample_and_blur(rows, height, min(sigma, SIGMA_OF_CELL * height / rows))
+    horizontal = _upsample_and_blur(columns, width, min(sigma, SIGMA_OF_CELL * width / columns))
     return np.asarray(vertical @ values.reshape(rows, columns) @ horizontal.T, dtype=np.float32)
 
 
@@ -166,6 +198,21 @@ def _panel(axes: Axes, layout: _Layout, number: int, picture: NDArray[Any]) -> t
     return x, y
 
 
+def _outline(axes: Axes, layout: _Layout, number: int, cell: int, grid_size: tuple[int, int]) -> None:
+    """Frame a cell from outside in white on black, which shows on any picture and leaves the cell free."""
+    from matplotlib.patches import Rectangle
+
+    left, top = layout.corner(number)
+    row, column = divmod(cell, grid_size[1])
+    width, height = layout.panel_width / grid_size[1], layout.panel_height / grid_size[0]
+    white, black = 0.9, 2.0  # points
+    out = white / 2 / 72
+    place = (left + column * width - out, top + row * height - out)
+    for color, line in (("black", black), ("white", white)):
+        frame = Rectangle(place, width + 2 * out, height + 2 * out, fill=False, edgecolor=color, linewidth=line)
+        axes.add_patch(frame)
+
+
 def _text(axes: Axes, x: float, y: float, text: str, *, size: float, fit: float | None = None, **style: Any) -> None:
     """Centred text, smaller where it would be wider than ``fit`` inches."""
     if fit is not None:
@@ -183,19 +230,22 @@ def _greyed(view: Image.Image) -> NDArray[np.float32]:
     return np.repeat((0.12 + 0.55 * levels)[:, :, None], 3, axis=2)
 
 
-def _lit(background: NDArray[np.float32], alpha: NDArray[np.float32], grid_size: tuple[int, int]) -> NDArray[np.uint8]:
+def _lit(
+    background: NDArray[np.float32], alpha: NDArray[np.float32], grid_size: tuple[int, int], brightness: float
+) -> NDArray[np.uint8]:
     """The background with the map on it, (height, width, 3)."""
     strength = smooth_alphas(alpha, grid_size, (background.shape[0], background.shape[1]))
-    strength = strength / max(float(strength.max()), _DIM_BELOW / len(alpha))
+    strength = brightness * strength / max(float(strength.max()), DIM_BELOW / len(alpha))
     levels = (strength * 255).astype(np.uint8)
     opacity = 0.8 * strength[:, :, None]
     # The colour takes on the picture's light and shade, so that what is looked at stays recognisable.
-    lit = background * (1 - opacity) + _colors()[levels] * (0.72 + 0.5 * background) * opacity
+    lit = background * (1 - opacity) + map_colors()[levels] * (0.72 + 0.5 * background) * opacity
     return (lit.clip(max=1) * 255).astype(np.uint8)
 
 
 @functools.cache
-def _colors() -> NDArray[np.float32]:
+def map_colors() -> NDArray[np.float32]:
+    """Return the colours of a map from dark to bright, (256, 3) in 0..1."""
     from matplotlib import colormaps
 
     return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]

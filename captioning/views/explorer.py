@@ -1,0 +1,220 @@
+"""The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
+
+The page is explorer.html around explorer.css, explorer_map.js (a map's pixels) and explorer.js (everything one does).
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from string import Template
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+from PIL import Image
+
+from captioning.views import overlays
+
+_LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
+_JPEG_QUALITY = 90
+
+
+class Attended(Protocol):
+    """A caption and where its words looked; ``Look`` says what each is."""
+
+    @property
+    def words(self) -> Sequence[str]: ...
+    @property
+    def alphas(self) -> ArrayLike: ...
+    @property
+    def weights(self) -> ArrayLike | None: ...
+    @property
+    def betas(self) -> ArrayLike | None: ...
+    @property
+    def log_probs(self) -> Sequence[float] | None: ...
+    @property
+    def score(self) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one run told an image, and where it looked. ``inference.Caption.look`` makes one.
+
+    Attributes:
+        run: a name; looks of the same run on several images share it.
+        words: T words.
+        alphas: (T, L), row ``t`` belongs to ``words[t]``; weights at least 0.
+        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        weights: (T, L), what the contexts were formed with; one-hot where hard attention chose a cell.
+        betas: (T,), the gate in [0, 1].
+        log_probs: nats, T of the words or T + 1 with <end>.
+        score: what captions are ranked by.
+        alternatives: other captions of the search, best first, on the same grid.
+        references: what people wrote.
+        numbers: shown beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
+    """
+
+    run: str
+    words: Sequence[str]
+    alphas: ArrayLike
+    grid_size: tuple[int, int]
+    weights: ArrayLike | None = None
+    betas: ArrayLike | None = None
+    log_probs: Sequence[float] | None = None
+    score: float | None = None
+    alternatives: Sequence[Attended] = ()
+    references: Sequence[str] = ()
+    numbers: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExploredImage:
+    """An image with the looks of one or several runs.
+
+    Attributes:
+        view: exactly the pixels the model saw (``Preprocessing.view``).
+        name: shown, and searched for.
+        looks: at most one per run.
+    """
+
+    view: Image.Image
+    name: str
+    looks: Sequence[Look]
+
+
+def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explorer") -> str:
+    """Return a complete HTML document that opens from disk and asks nothing of a network.
+
+    About 40 KB per image of 224 x 224 pixels and one run with a beam of three.
+
+    Raises:
+        ValueError: the shapes of a look contradict each other.
+    """
+    page = Template(_asset("explorer.html"))
+    return page.substitute(title=html.escape(title), explorer=explorer_fragment(images))
+
+
+def explorer_fragment(images: Sequence[ExploredImage]) -> str:
+    """Return the explorer as a <section> to be placed in another page, style and script included.
+
+    An element anywhere in that page with ``data-explore="NAME"`` shows the image of that name when it is clicked.
+
+    Raises:
+        ValueError: the shapes of a look contradict each other.
+    """
+    script = _asset("explorer_map.js") + _asset("explorer.js")
+    return (
+        '<section class="explorer" aria-label="Attention explorer">\n'
+        f"<style>\n{_asset('explorer.css')}</style>\n"
+        f'<script type="application/json" class="explorer-data">{_json(_content(images))}</script>\n'
+        "<noscript>The attention explorer needs JavaScript.</noscript>\n"
+        f"<script>\n(() => {{\n{script}}})();\n</script>\n"
+        "</section>\n"
+    )
+
+
+def _asset(name: str) -> str:
+    return (files("captioning.views") / name).read_text(encoding="utf-8")
+
+
+def _json(content: Any) -> str:
+    """JSON that cannot end the <script> it stands in."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
+    runs = dict.fromkeys(look.run for image in images for look in image.looks)
+    colors = (overlays.map_colors() * 255).round().astype(np.uint8)
+    return {
+        "map": {
+            "colors": _base64(colors.tobytes()),
+            "sigmaOfSide": overlays.SIGMA_OF_SIDE,
+            "sigmaOfCell": overlays.SIGMA_OF_CELL,
+            "dimBelow": overlays.DIM_BELOW,
+            "dimChosen": overlays.DIM_CHOSEN,
+        },
+        "runs": list(runs),
+        "images": [_image(image) for image in images],
+    }
+
+
+def _image(image: ExploredImage) -> dict[str, Any]:
+    runs = [look.run for look in image.looks]
+    if len(set(runs)) < len(runs):
+        raise ValueError(f"{image.name}: one look per run, got {runs}")
+    view = image.view.convert("RGB")
+    view.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
+    references = dict.fromkeys(text for look in image.looks for text in look.references)  # runs share them
+    return {
+        "name": image.name,
+        "width": view.width,
+        "height": view.height,
+        "view": _data_uri(view),
+        "references": list(references),
+        "looks": [_look(look, f"{image.name}, {look.run}") for look in image.looks],
+    }
+
+
+def _look(look: Look, where: str) -> dict[str, Any]:
+    rows, columns = look.grid_size
+    return {
+        "run": look.run,
+        "rows": rows,
+        "columns": columns,
+        "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in look.numbers.items()},
+        "captions": [_caption(caption, rows * columns, where) for caption in (look, *look.alternatives)],
+    }
+
+
+def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
+    alphas = np.asarray(caption.alphas, dtype=np.float32)
+    steps = len(caption.words)
+    if alphas.size == 0:
+        alphas = alphas.reshape(steps, cells)
+    if alphas.shape != (steps, cells):
+        raise ValueError(f"{where}: alphas must be ({steps}, {cells}), got {alphas.shape}")
+    if not (np.isfinite(alphas) & (alphas >= 0)).all():
+        raise ValueError(f"{where}: alphas must be finite and at least 0")
+    betas = None if caption.betas is None else np.asarray(caption.betas, dtype=np.float32)
+    if betas is not None and betas.shape != (steps,):
+        raise ValueError(f"{where}: betas must be ({steps},), one per word, got {betas.shape}")
+    if caption.log_probs is not None and len(caption.log_probs) < steps:
+        raise ValueError(f"{where}: {len(caption.log_probs)} log_probs for {steps} words")
+    peaks = alphas.max(axis=1, initial=0)
+    # A byte per alpha, of its row's maximum: finer than the map's 256 colours show.
+    levels = np.rint(alphas / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
+    return {
+        "words": list(caption.words),
+        "score": None if caption.score is None else _number(caption.score),
+        "logProbs": None if caption.log_probs is None else [_number(value) for value in caption.log_probs[:steps]],
+        "betas": None if betas is None else [_number(value) for value in betas],
+        "peaks": [_number(value) for value in peaks],
+        "levels": _base64(levels.tobytes()),
+        "chosen": overlays.chosen_cells(alphas, caption.weights),
+    }
+
+
+def _number(value: float) -> float | None:
+    """Four digits; None, which JSON knows, where there is no such number."""
+    return float(f"{value:.4g}") if math.isfinite(value) else None
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode("ascii")
+
+
+def _data_uri(view: Image.Image) -> str:
+    """PNG where that is no larger (drawings), JPEG for photographs."""
+    png, jpeg = io.BytesIO(), io.BytesIO()
+    view.save(png, "PNG", optimize=True)
+    view.save(jpeg, "JPEG", quality=_JPEG_QUALITY)
+    kind, content = ("png", png) if png.tell() <= jpeg.tell() else ("jpeg", jpeg)
+    return f"data:image/{kind};base64,{_base64(content.getvalue())}"

@@ -1,0 +1,123 @@
+// A map's pixels. The counterpart of captioning/views/overlays.py: the same blur, scale and colours; the constants come
+// from there with the data.
+
+/** The bytes of base64 text. */
+function bytes(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}
+
+/** (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis. */
+function upsampleAndBlur(cells, pixels, sigma) {
+  const width = pixels / cells;
+  const radius = Math.ceil(4 * sigma);
+  const kernel = Float64Array.from({ length: 2 * radius + 1 }, (_, k) => Math.exp(-0.5 * ((k - radius) / sigma) ** 2));
+  const total = kernel.reduce((sum, value) => sum + value, 0);
+  const matrix = new Float32Array(pixels * cells);
+  for (let pixel = 0; pixel < pixels; pixel++) {
+    for (let k = 0; k < kernel.length; k++) {
+      let from = (pixel + k - radius) % (2 * pixels);
+      if (from < 0) from += 2 * pixels;
+      if (from >= pixels) from = 2 * pixels - 1 - from;
+      const last = Math.min(cells - 1, Math.floor((from + 1) / width));
+      for (let cell = Math.floor(from / width); cell <= last; cell++) {
+        const share = Math.min(from + 1, (cell + 1) * width) - Math.max(from, cell * width);
+        if (share > 0) matrix[pixel * cells + cell] += (share * kernel[k]) / total;
+      }
+    }
+  }
+  return matrix;
+}
+
+class AttentionMap {
+  /** @param constants the "map" of the data. */
+  constructor(constants) {
+    this.constants = constants;
+    this.colors = bytes(constants.colors); // (256 x 3)
+    this.matrices = new Map();
+  }
+
+  #matrix(cells, pixels, sigma) {
+    const key = `${cells} ${pixels} ${sigma}`;
+    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, pixels, sigma));
+    return this.matrices.get(key);
+  }
+
+  /** (height x width) with the values' own scale; alpha is (rows x columns). */
+  smooth(alpha, rows, columns, height, width) {
+    const { sigmaOfSide, sigmaOfCell } = this.constants;
+    const sigma = sigmaOfSide * Math.min(height, width);
+    const vertical = this.#matrix(rows, height, Math.min(sigma, (sigmaOfCell * height) / rows));
+    const horizontal = this.#matrix(columns, width, Math.min(sigma, (sigmaOfCell * width) / columns));
+    const wide = new Float32Array(rows * width);
+    for (let row = 0; row < rows; row++) {
+      for (let x = 0; x < width; x++) {
+        let sum = 0;
+        for (let column = 0; column < columns; column++) {
+          sum += horizontal[x * columns + column] * alpha[row * columns + column];
+        }
+        wide[row * width + x] = sum;
+      }
+    }
+    const smooth = new Float32Array(height * width);
+    for (let y = 0; y < height; y++) {
+      for (let row = 0; row < rows; row++) {
+        const share = vertical[y * rows + row];
+        if (share === 0) continue;
+        for (let x = 0; x < width; x++) smooth[y * width + x] += share * wide[row * width + x];
+      }
+    }
+    return smooth;
+  }
+
+  /** (height x width) with every pixel the value of its cell. */
+  cells(alpha, rows, columns, height, width) {
+    const flat = new Float32Array(height * width);
+    for (let y = 0; y < height; y++) {
+      const row = Math.floor(((y + 0.5) * rows) / height);
+      for (let x = 0; x < width; x++) {
+        flat[y * width + x] = alpha[row * columns + Math.floor(((x + 0.5) * columns) / width)];
+      }
+    }
+    return flat;
+  }
+
+  /** Values as strengths in 0..1: of their maximum, or of three times even attention over L locations if more. */
+  strengths(values, locations) {
+    let most = this.constants.dimBelow / locations;
+    for (const value of values) if (value > most) most = value;
+    return values.map((value) => value / most);
+  }
+
+  /**
+   * Pixels of the view (RGBA) with a map on them.
+   * @param opacity 0 leaves the view as it is, 1 gives the published figure: the map's colours on a darkened grey.
+   */
+  lit(view, strength, opacity) {
+    const lit = new Uint8ClampedArray(view.length);
+    for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
+      const level = (0.299 * view[at] + 0.587 * view[at + 1] + 0.114 * view[at + 2]) / 255;
+      const background = 0.12 + 0.55 * level;
+      const share = 0.8 * strength[pixel];
+      const color = 3 * Math.floor(strength[pixel] * 255);
+      for (let channel = 0; channel < 3; channel++) {
+        // The colour takes on the picture's light and shade, so that what is looked at stays recognisable.
+        const map = (this.colors[color + channel] / 255) * (0.72 + 0.5 * background);
+        const figure = 255 * Math.min(1, background * (1 - share) + map * share);
+        lit[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
+      }
+      lit[at + 3] = 255;
+    }
+    return lit;
+  }
+
+  /** RGBA pixels of strengths in 0..1. */
+  colored(strength) {
+    const colored = new Uint8ClampedArray(4 * strength.length);
+    strength.forEach((value, pixel) => {
+      const color = 3 * Math.floor(value * 255);
+      colored.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
+    });
+    return colored;
+  }
+}
+

@@ -1,0 +1,244 @@
+"""The page holds everything it shows, in text that cannot break out of it, and little of it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioning.views import overlays
+from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
+
+GRID = (3, 5)
+CELLS = 15
+
+
+def random_view(width: int = 60, height: int = 40) -> Image.Image:
+    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
+
+
+def look(run: str = "soft", words: str = "two cats sleep", **changes) -> Look:
+    told = words.split()
+    fields = {"alphas": random_alphas(len(told)), "grid_size": GRID, **changes}
+    return Look(run=run, words=told, **fields)
+
+
+def explored(*looks: Look, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
+    return ExploredImage(view=view or random_view(), name=name, looks=looks or [look()])
+
+
+def content(page: str) -> dict:
+    """What the page's script reads."""
+    (text,) = re.findall(r'<script type="application/json" class="explorer-data">(.*?)</script>', page, flags=re.S)
+    return json.loads(text)
+
+
+def caption(page: str, image: int = 0, run: int = 0, rank: int = 0) -> dict:
+    return content(page)["images"][image]["looks"][run]["captions"][rank]
+
+
+def levels(told: dict) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(told["levels"]), dtype=np.uint8).reshape(len(told["words"]), -1)
+
+
+class Tags(HTMLParser):
+    """The elements of a page, and the text outside of scripts and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.inside = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        self.inside = tag
+
+    def handle_endtag(self, tag):
+        self.inside = ""
+
+    def handle_data(self, data):
+        if self.inside not in ("script", "style"):
+            self.text += data
+
+
+def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
+    alphas = random_alphas(3)
+    told = caption(explorer_page([explored(look(alphas=alphas))]))
+    peaks = np.array(told["peaks"])
+    np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
+    back = levels(told) / 255 * peaks[:, None]
+    assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
+    np.testing.assert_array_equal(levels(told).argmax(axis=1), alphas.argmax(axis=1))
+
+
+def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
+    weights = np.eye(CELLS)[[4, 0, 14]]
+    told = caption(
+        explorer_page(
+            [explored(look(weights=weights, betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75))]
+        )
+    )
+    assert told["words"] == ["two", "cats", "sleep"]
+    assert told["chosen"] == [4, 0, 14]
+    assert told["betas"] == [0.25, 0.5, 1]
+    assert told["logProbs"] == [-1.5, -2, -0.25]
+    assert told["score"] == -3.75
+
+
+def test_what_is_not_known_is_null_not_zero():
+    told = caption(explorer_page([explored(look())]))
+    assert told["betas"] is told["logProbs"] is told["score"] is None
+    assert told["chosen"] == [None] * 3
+
+
+def test_alternatives_carry_their_own_attention():
+    other = look(words="a cat", alphas=random_alphas(2, seed=9), score=-7.0)
+    page = explorer_page([explored(look(alternatives=[other]))])
+    told = caption(page, rank=1)
+    assert told["words"] == ["a", "cat"]
+    assert told["score"] == -7
+    np.testing.assert_array_equal(levels(told).argmax(axis=1), other.alphas.argmax(axis=1))
+
+
+def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
+    page = explorer_page([explored(look("soft")), explored(look("hard"), look("soft")), explored(look("local"))])
+    assert content(page)["runs"] == ["soft", "hard", "local"]
+    assert [[told["run"] for told in image["looks"]] for image in content(page)["images"]] == [
+        ["soft"],
+        ["hard", "soft"],
+        ["local"],
+    ]
+
+
+def test_references_that_runs_share_are_told_once():
+    page = explorer_page([explored(look(references=["a b", "c"]), look("hard", references=["c", "d"]))])
+    assert content(page)["images"][0]["references"] == ["a b", "c", "d"]
+
+
+def test_numbers_may_be_words_and_need_not_exist():
+    page = explorer_page([explored(look(numbers={"BLEU-4": 0.123456, "kind": "best", "CIDEr": float("nan")}))])
+    assert content(page)["images"][0]["looks"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
+
+
+def test_a_caption_without_words_is_no_error():
+    told = caption(explorer_page([explored(look(words="", alphas=[]))]))
+    assert told["words"] == told["peaks"] == []
+
+
+def test_a_page_without_images_is_no_error():
+    assert content(explorer_page([]))["images"] == []
+
+
+def test_the_view_is_what_the_model_saw():
+    drawing = Image.new("RGB", (64, 48), "teal")
+    drawing.paste("orange", (10, 12, 30, 40))
+    image = content(explorer_page([explored(view=drawing)]))["images"][0]
+    kind, _, text = image["view"].partition(";base64,")
+    assert kind == "data:image/png"
+    with Image.open(io.BytesIO(base64.b64decode(text))) as back:
+        np.testing.assert_array_equal(np.asarray(back.convert("RGB")), np.asarray(drawing))
+    assert (image["width"], image["height"]) == (64, 48)
+
+
+def test_a_photograph_is_a_jpeg_no_larger_than_a_screen_needs():
+    image = content(explorer_page([explored(view=random_view(900, 600))]))["images"][0]
+    assert image["view"].startswith("data:image/jpeg;base64,")
+    assert (image["width"], image["height"]) == (448, 299)
+
+
+TRAP = "</script><script>alert(1)</script><!--<script> & \"'\u2028"
+
+
+def test_nothing_that_is_said_can_end_the_script_it_stands_in():
+    trapped = look(TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), references=[TRAP], numbers={TRAP: TRAP})
+    page = explorer_page([explored(trapped, name=TRAP)])
+    tags = Tags(page)
+    assert [tag for tag, _ in tags.found].count("script") == 2
+    assert "alert(1)" not in tags.text
+    image = content(page)["images"][0]
+    assert image["name"] == image["references"][0] == image["looks"][0]["run"] == TRAP
+    assert image["looks"][0]["numbers"] == {TRAP: TRAP}
+    assert image["looks"][0]["captions"][0]["words"] == TRAP.split()
+
+
+def test_the_title_is_text():
+    page = explorer_page([], "a <b> & $title")
+    assert "<title>a &lt;b&gt; &amp; $title</title>" in page
+    assert not [tag for tag, _ in Tags(page).found if tag == "b"]
+
+
+def test_the_page_asks_nothing_of_a_network():
+    page = explorer_page([explored()])
+    for tag, attributes in Tags(page).found:
+        for name in ("src", "href", "srcset", "data", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
+    assert "default-src 'none'" in page
+    assert not re.search(r"https?://|url\(|@import|fetch\(|import\(", page)
+
+
+def test_a_fragment_is_one_section():
+    fragment = explorer_fragment([explored()])
+    assert fragment.startswith('<section class="explorer"')
+    assert fragment.rstrip().endswith("</section>")
+    assert not {"html", "head", "body"} & {tag for tag, _ in Tags(fragment).found}
+
+
+def test_the_map_is_drawn_with_the_overlays_constants():
+    drawn = content(explorer_page([]))["map"]
+    colors = np.frombuffer(base64.b64decode(drawn.pop("colors")), dtype=np.uint8).reshape(256, 3)
+    np.testing.assert_allclose(colors / 255, overlays.map_colors(), atol=0.5 / 255 + 1e-6)
+    assert drawn == {
+        "sigmaOfSide": overlays.SIGMA_OF_SIDE,
+        "sigmaOfCell": overlays.SIGMA_OF_CELL,
+        "dimBelow": overlays.DIM_BELOW,
+        "dimChosen": overlays.DIM_CHOSEN,
+    }
+
+
+def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
+    """224 x 224 pixels of noise are a worst case for JPEG; two runs with a beam of three, 12 words on 14 x 14."""
+    words = " ".join(["word"] * 12)
+    other = look(words=words, alphas=random_alphas(12, 196), grid_size=(14, 14))
+    looks = [
+        look(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
+        for run in ("soft", "hard")
+    ]
+    image = explored(*looks, view=random_view(224, 224))
+    one, two = (len(explorer_page([image] * n)) for n in (1, 2))
+    assert two - one < 150_000
+    assert two - one - len(content(explorer_page([image]))["images"][0]["view"]) < 30_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"alphas": random_alphas(2)}, r"cats\.jpg, soft: alphas must be \(3, 15\), got \(2, 15\)"),
+        ({"grid_size": (2, 5)}, r"alphas must be \(3, 10\), got \(3, 15\)"),
+        ({"alphas": np.full((3, 15), np.nan)}, "alphas must be finite and at least 0"),
+        ({"alphas": -random_alphas(3)}, "alphas must be finite and at least 0"),
+        ({"betas": [0.5]}, r"betas must be \(3,\), one per word, got \(1,\)"),
+        ({"log_probs": [-1.0]}, "1 log_probs for 3 words"),
+        ({"weights": random_alphas(2)}, r"weights must be \(3, 15\) like alphas"),
+    ],
+)
+def test_a_look_of_contradicting_shapes_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        explorer_page([explored(look(**changes))])
+
+
+def test_two_looks_of_one_run_at_an_image_are_refused():
+    with pytest.raises(ValueError, match=r"cats\.jpg: one look per run, got \['soft', 'soft'\]"):
+        explorer_page([explored(look(), look())])

@@ -1,0 +1,566 @@
+"""What a reader does in the explorer, done in a real Chromium: hover, click, press keys, and see what changed."""
+
+from __future__ import annotations
+
+import base64
+import io
+import shutil
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from PIL import Image
+from test_explorer import explored, look
+
+from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
+from captioning.views.overlays import attention_figure, smooth_alphas
+
+pytestmark = pytest.mark.browser
+playwright = pytest.importorskip("playwright.sync_api")
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
+    "--disable-sync --disable-quic"
+).split()
+
+GRID, CELLS = (3, 4), 12
+SOFT = ["two", "brown", "dogs", "run"]
+HARD = ["brown", "cats", "and", "dogs", "sleep"]
+
+
+def peaked(cells: list[int], rest: float = 0.02) -> np.ndarray:
+    """Alphas that look at one cell per word."""
+    alphas = np.full((len(cells), CELLS), rest)
+    alphas[np.arange(len(cells)), cells] = 1 - rest * (CELLS - 1)
+    return alphas
+
+
+def grey(width: int = 64, height: int = 48) -> Image.Image:
+    return Image.new("RGB", (width, height), (128, 128, 128))
+
+
+SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
+
+
+def looks(number: int = 0) -> list[Look]:
+    other = look(words="a dog", alphas=peaked(OTHER_CELLS), betas=[0.1, 0.2], score=-9.5)
+    soft = Look(
+        run="soft",
+        words=SOFT,
+        alphas=peaked(SOFT_CELLS),
+        grid_size=GRID,
+        betas=[0.1, 0.9, 0.8, 0.5],
+        log_probs=np.log([0.5, 0.25, 0.75, 0.125]).tolist(),
+        score=-4.25,
+        alternatives=[other],
+        references=["some dogs", f"reference {number}"],
+        numbers={"BLEU-4": 0.25},
+    )
+    chosen = np.eye(CELLS)[[9, *HARD_CELLS[1:]]]  # the first was drawn where the distribution is low
+    hard = Look(run="hard", words=HARD, alphas=peaked(HARD_CELLS), grid_size=GRID, weights=chosen)
+    return [soft, hard]
+
+
+def image_set() -> list[ExploredImage]:
+    boats = look("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
+    return [
+        explored(*looks(0), name="dogs.jpg", view=grey()),
+        explored(*looks(1), name="more dogs.jpg", view=grey()),
+        explored(boats, name="boats.jpg", view=grey()),
+    ]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    path = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
+    """Open a document from disk; at the end nothing may have been asked for or complained about."""
+    problems: list[str] = []
+    opened = []
+
+    def visit(document: str | None = None, width: int = 1280, height: int = 900, **options) -> playwright.Page:
+        file = tmp_path / f"explorer{len(opened)}.html"
+        file.write_text(document or explorer_page(image_set(), "Dogs & boats"), encoding="utf-8")
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        opened.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: problems.append(f"console {message.type}: {message.text}"))
+        page.on("pageerror", lambda error: problems.append(f"error: {error}"))
+        page.on(
+            "request",
+            lambda request: None if request.url.startswith((file.as_uri(), "data:")) else problems.append(request.url),
+        )
+        page.goto(file.as_uri())
+        page.wait_for_function("[...document.querySelectorAll('.stage canvas')].every((canvas) => canvas.width >= 448)")
+        return page
+
+    yield visit
+    for context in opened:
+        context.close()
+    assert problems == []
+
+
+def panel(page, run: str):
+    return page.locator(f'.panel[data-run="{run}"]')
+
+
+def shown(page, run: str) -> str:
+    return panel(page, run).locator(".word[aria-current] .text").inner_text()
+
+
+def pinned(page, run: str) -> list[str]:
+    return panel(page, run).locator('.word[aria-pressed="true"] .text').all_inner_texts()
+
+
+def word(page, run: str, text: str):
+    return panel(page, run).locator(".word").filter(has_text=text)
+
+
+def pixels(page, run: str) -> np.ndarray:
+    """The drawn picture, (height, width, 3)."""
+    uri = panel(page, run).locator(".stage canvas").evaluate("(canvas) => canvas.toDataURL('image/png')")
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def brightest(page, run: str) -> int:
+    """The cell of the picture with most of the map's colour: red over grey."""
+    picture = pixels(page, run).astype(int)
+    excess = picture[:, :, 0] - picture[:, :, 2]
+    rows, columns = GRID
+    y, x = np.unravel_index(excess.argmax(), excess.shape)
+    return int(y * rows / excess.shape[0]) * columns + int(x * columns / excess.shape[1])
+
+
+def point_at(page, locator, column: float, row: float) -> None:
+    """Move the pointer to a place in an element, in shares of its width and height."""
+    locator.scroll_into_view_if_needed()
+    box = locator.bounding_box()
+    page.mouse.move(box["x"] + column * box["width"], box["y"] + row * box["height"])
+
+
+def test_hovering_a_word_moves_the_map_to_where_it_looked(visit):
+    page = visit()
+    for text, cell in zip(SOFT, SOFT_CELLS, strict=True):
+        word(page, "soft", text).hover()
+        assert shown(page, "soft") == text
+        assert brightest(page, "soft") == cell
+
+
+def test_arrow_keys_move_through_the_words_and_stop_at_the_ends(visit):
+    page = visit()
+    seen = []
+    for _ in range(len(SOFT)):
+        seen.append((shown(page, "soft"), brightest(page, "soft")))
+        page.keyboard.press("ArrowRight")
+    assert seen == list(zip(SOFT, SOFT_CELLS, strict=True))
+    assert shown(page, "soft") == "run"
+    page.keyboard.press("ArrowLeft")
+    assert shown(page, "soft") == "dogs"
+    page.keyboard.press("Home")
+    assert shown(page, "soft") == "two"
+    page.keyboard.press("End")
+    assert shown(page, "soft") == "run"
+
+
+def test_a_pinned_word_comes_back_when_the_pointer_leaves(visit):
+    page = visit()
+    word(page, "soft", "brown").click()
+    assert pinned(page, "soft") == ["brown"]
+    word(page, "soft", "run").hover()
+    assert shown(page, "soft") == "run"
+    assert pinned(page, "soft") == ["brown"]
+    page.mouse.move(2, 2)
+    assert shown(page, "soft") == "brown"
+    assert brightest(page, "soft") == 3
+    word(page, "soft", "brown").click()
+    assert pinned(page, "soft") == []
+    word(page, "soft", "run").hover()
+    page.mouse.move(2, 2)
+    assert shown(page, "soft") == "run"
+
+
+def test_enter_pins_and_escape_lets_go(visit):
+    page = visit()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert pinned(page, "soft") == ["brown"]
+    assert "pinned" in panel(page, "soft").locator(".details").inner_text()
+    page.keyboard.press("Escape")
+    assert pinned(page, "soft") == []
+
+
+def test_words_can_be_reached_and_pinned_by_tab_and_enter(visit):
+    page = visit()
+    page.locator(".play").focus()
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.querySelector('.text').textContent") == "brown"
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    assert pinned(page, "soft") == ["brown"]
+    assert page.locator('.word[tabindex="0"]').count() == 2  # one stop per run
+
+
+def test_opacity_goes_from_the_untouched_view_to_the_published_figure(visit):
+    page = visit()
+    word(page, "soft", "brown").hover()
+    page.locator("input[type=range]").fill("0")
+    assert (pixels(page, "soft") == 128).all()
+    page.locator("input[type=range]").fill("50")
+    half = pixels(page, "soft").astype(int)
+    page.locator("input[type=range]").fill("100")
+    full = pixels(page, "soft").astype(int)
+    np.testing.assert_allclose(half, (128 + full) / 2, atol=1)
+    figure = attention_figure(grey(full.shape[1], full.shape[0]), ["brown"], peaked([3]), GRID)
+    published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
+    np.testing.assert_allclose(full, published, atol=3)
+
+
+def test_a_chosen_cells_map_is_the_published_figures_too(visit):
+    page = visit()
+    page.locator("input[type=range]").fill("100")
+    drawn = pixels(page, "hard").astype(int)
+    chosen = np.eye(CELLS)[[9]]
+    figure = attention_figure(grey(*drawn.shape[1::-1]), ["brown"], peaked([5]), GRID, weights=chosen)
+    published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
+    np.testing.assert_allclose(drawn, published, atol=3)
+
+
+@pytest.mark.parametrize(("grid", "size"), [((3, 5), (96, 130)), ((14, 14), (224, 224)), ((7, 4), (31, 47))])
+def test_the_map_is_smoothed_as_in_overlays(visit, grid, size):
+    page = visit()
+    alpha = np.random.default_rng(0).dirichlet(np.ones(grid[0] * grid[1]))
+    smooth = page.locator(".explorer").evaluate(
+        "(root, [alpha, ...sizes]) => [...root.explorer.map.smooth(alpha, ...sizes)]",
+        [alpha.tolist(), *grid, *size],
+    )
+    np.testing.assert_allclose(np.reshape(smooth, size), smooth_alphas(alpha, grid, size), rtol=1e-4)
+
+
+def test_cells_are_drawn_flat(visit):
+    page = visit()
+    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) > 50
+    page.locator('.style[data-style="cells"]').click()
+    assert page.locator('.style[data-style="cells"]').get_attribute("aria-pressed") == "true"
+    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) == 2
+    assert brightest(page, "soft") == 0
+    page.keyboard.press("s")
+    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) > 50
+
+
+def test_the_chosen_cell_is_framed_where_it_was_chosen(visit):
+    page = visit()
+    frame = panel(page, "hard").locator(".frame.chosen")
+    stage = panel(page, "hard").locator(".stage")
+    for text, cell in zip(HARD, [9, *HARD_CELLS[1:]], strict=True):
+        word(page, "hard", text).hover()
+        inner, outer = frame.bounding_box(), stage.bounding_box()
+        row = (inner["y"] + inner["height"] / 2 - outer["y"]) / outer["height"] * GRID[0]
+        column = (inner["x"] + inner["width"] / 2 - outer["x"]) / outer["width"] * GRID[1]
+        assert int(row) * GRID[1] + int(column) == cell
+    assert brightest(page, "hard") == HARD_CELLS[-1]
+    assert panel(page, "soft").locator(".frame.chosen").is_hidden()
+
+
+def test_keys_and_buttons_switch_runs_and_keep_the_word(visit):
+    page = visit()
+    runs = page.locator(".panel")
+    assert [item.get_attribute("data-run") for item in runs.all()] == ["soft", "hard"]
+    word(page, "soft", "dogs").hover()
+    page.keyboard.press("2")
+    assert [item.get_attribute("data-run") for item in runs.all()] == ["hard"]
+    assert shown(page, "hard") == "dogs"
+    page.keyboard.press("1")
+    assert [item.get_attribute("data-run") for item in runs.all()] == ["soft"]
+    page.keyboard.press("9")
+    assert runs.count() == 1
+    page.locator('.run[data-run="all"]').click()
+    assert runs.count() == 2
+    page.locator('.run[data-run="1"]').click()
+    assert [item.get_attribute("data-run") for item in runs.all()] == ["hard"]
+    page.keyboard.press("0")
+    assert runs.count() == 2
+
+
+def test_the_other_run_follows_to_the_same_word(visit):
+    page = visit()
+    word(page, "soft", "dogs").hover()
+    assert shown(page, "hard") == "dogs"
+    assert brightest(page, "hard") == 10
+    word(page, "soft", "run").hover()
+    assert shown(page, "hard") == "dogs"  # it has no such word
+    word(page, "hard", "brown").hover()
+    assert shown(page, "soft") == "brown"
+
+
+def test_a_caption_of_the_beam_shows_its_own_words_and_attention(visit):
+    page = visit()
+    told = panel(page, "soft").locator(".told")
+    assert told.locator(".score").all_inner_texts() == ["\u22124.25", "\u22129.50"]
+    told.nth(1).click()
+    assert panel(page, "soft").locator(".word .text").all_inner_texts() == ["a", "dog"]
+    assert brightest(page, "soft") == OTHER_CELLS[0]
+    page.mouse.move(2, 2)
+    page.keyboard.press("ArrowRight")
+    assert brightest(page, "soft") == OTHER_CELLS[1]
+    page.keyboard.press("b")
+    assert panel(page, "soft").locator(".word .text").all_inner_texts() == SOFT
+    assert panel(page, "hard").locator(".told").first.is_hidden()
+
+
+def test_a_gate_is_a_bar_as_long_as_beta(visit):
+    page = visit()
+    for item, beta in zip(panel(page, "soft").locator(".word").all(), [0.1, 0.9, 0.8, 0.5], strict=True):
+        outer, inner = (item.locator(place).bounding_box()["width"] for place in (".gate", ".gate span"))
+        assert inner / outer == pytest.approx(beta, abs=0.05)
+    assert panel(page, "hard").locator(".gate").count() == 0
+
+
+def test_the_details_say_probability_gate_and_place(visit):
+    page = visit()
+    word(page, "soft", "dogs").hover()
+    text = panel(page, "soft").locator(".details").inner_text()
+    assert text.startswith("\u201cdogs\u201d, word 3 of 4 \u00b7 probability 0.75 \u00b7 \u03b2 0.80")
+    assert "strongest in row 3, column 1" in text
+    assert text in page.locator("[aria-live=polite]").text_content()
+    word(page, "hard", "cats").hover()
+    assert "chose row 2, column 3" in panel(page, "hard").locator(".details").inner_text()
+    word(page, "hard", "brown").hover()
+    assert "chose row 3, column 2" in panel(page, "hard").locator(".details").inner_text()
+
+
+def test_a_matrix_cell_shows_its_word_and_marks_its_location(visit):
+    page = visit()
+    matrix = panel(page, "soft").locator(".matrix")
+    assert matrix.evaluate("(canvas) => [canvas.width, canvas.height]") == [CELLS, len(SOFT)]
+    rows = matrix.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 12, 4).data]")
+    assert np.reshape(rows, (4, CELLS, 4))[:, :, 0].argmax(axis=1).tolist() == SOFT_CELLS
+    point_at(page, matrix, 6.5 / CELLS, 2.5 / 4)
+    assert shown(page, "soft") == "dogs"
+    for run in ("soft", "hard"):
+        here = panel(page, run).locator(".frame.here")
+        assert here.is_visible()
+        assert here.get_attribute("data-location") == "6"
+    assert "in row 2, column 3" in panel(page, "soft").locator(".details").inner_text()
+    page.mouse.move(2, 2)
+    assert panel(page, "soft").locator(".frame.here").is_hidden()
+
+
+def test_the_matrix_can_be_walked_with_arrow_keys(visit):
+    page = visit()
+    panel(page, "soft").locator(".matrix").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
+        page.keyboard.press(key)
+    assert shown(page, "soft") == "brown"
+    assert panel(page, "soft").locator(".frame.here").get_attribute("data-location") == "2"
+    page.keyboard.press("Enter")
+    assert pinned(page, "soft") == ["brown"]
+
+
+def test_pointing_at_the_picture_shades_the_words_that_looked_there(visit):
+    page = visit()
+    word(page, "soft", "brown").click()
+    point_at(page, panel(page, "soft").locator(".stage"), 0.5 / 4, 2.5 / 3)  # cell 8, where "dogs" looked
+    shares = [
+        float(item.evaluate("(item) => item.style.getPropertyValue('--here')"))
+        for item in panel(page, "soft").locator(".word").all()
+    ]
+    assert shares[2] == 1
+    assert max(shares[:2] + shares[3:]) < 0.1
+    assert shown(page, "soft") == "brown"
+
+
+def test_images_go_by_keys_buttons_and_list(visit):
+    page = visit()
+    name, position = page.locator(".explorer h2"), page.locator(".position")
+    assert (name.inner_text(), position.inner_text()) == ("dogs.jpg", "1 / 3")
+    page.keyboard.press("n")
+    assert (name.inner_text(), position.inner_text()) == ("more dogs.jpg", "2 / 3")
+    assert page.locator(".references li").all_inner_texts() == ["some dogs", "reference 1"]
+    page.locator(".next").click()
+    page.locator(".next").click()
+    assert name.inner_text() == "boats.jpg"
+    assert page.locator(".panel").count() == 1
+    assert page.locator(".references").is_hidden()
+    page.keyboard.press("p")
+    assert name.inner_text() == "more dogs.jpg"
+    page.locator(".item").first.click()
+    assert name.inner_text() == "dogs.jpg"
+    assert page.locator('.item[aria-selected="true"]').get_attribute("data-index") == "0"
+    page.locator(".item").first.focus()
+    page.keyboard.press("ArrowDown")
+    assert name.inner_text() == "more dogs.jpg"
+
+
+def test_an_image_is_found_as_it_was_left(visit):
+    page = visit()
+    word(page, "soft", "dogs").click()
+    page.mouse.move(2, 2)
+    page.keyboard.press("n")
+    page.keyboard.press("p")
+    assert (shown(page, "soft"), pinned(page, "soft")) == ("dogs", ["dogs"])
+
+
+def test_searching_keeps_the_images_that_have_all_words(visit):
+    page = visit()
+    page.keyboard.press("/")
+    page.keyboard.type("sea boat")
+    assert page.locator(".item:visible").count() == 1
+    assert page.locator(".count").inner_text() == "1 of 3"
+    assert page.locator(".explorer h2").inner_text() == "boats.jpg"
+    page.keyboard.press("Escape")
+    assert page.locator(".item:visible").count() == 3
+    page.keyboard.type("reference 1")
+    assert page.locator(".explorer h2").inner_text() == "more dogs.jpg"
+    assert page.locator(".position").inner_text() == "1 / 1"
+    page.keyboard.type(" nonsense")
+    assert page.locator(".item:visible").count() == 0
+    assert page.locator(".explorer h2").inner_text() == "more dogs.jpg"
+
+
+def test_play_goes_through_the_words_and_ends(visit):
+    page = visit()
+    page.clock.install()
+    page.keyboard.press(" ")
+    seen = [shown(page, "soft")]
+    for _ in SOFT:
+        page.clock.run_for(850)
+        seen.append(shown(page, "soft"))
+    assert seen == [*SOFT, "run"]
+    assert page.locator(".play").get_attribute("aria-pressed") == "false"
+
+
+def test_keys_leave_text_fields_and_the_browsers_own_alone(visit):
+    page = visit()
+    page.locator("input[type=search]").focus()
+    page.keyboard.type("2nsp")
+    assert page.locator("input[type=search]").input_value() == "2nsp"
+    assert page.locator(".panel").count() == 2
+    page.locator("input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    assert shown(page, "soft") == "two"
+
+
+def test_markup_in_captions_and_names_is_shown_as_text(visit):
+    trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
+    words = trap.split()
+    alphas = np.full((len(words), CELLS), 1 / CELLS)
+    trapped = Look(run=trap, words=words, alphas=alphas, grid_size=GRID, references=[trap], numbers={trap: trap})
+    page = visit(explorer_page([ExploredImage(grey(), trap, [trapped])], trap))
+    assert page.evaluate("window.caught") is None
+    assert page.title() == trap
+    assert page.locator(".explorer h2").inner_text() == trap
+    assert page.locator(".word .text").all_inner_texts() == words
+    assert page.locator(".references li").all_inner_texts() == [trap]
+
+
+def test_a_caption_without_words_leaves_the_view_alone(visit):
+    page = visit(explorer_page([explored(look("soft", "", alphas=[]), view=grey())]))
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert (pixels(page, "soft") == 128).all()
+    assert page.locator(".details").inner_text() == "This caption has no words."
+
+
+def test_a_page_without_images_says_so(visit):
+    page = visit(explorer_page([]))
+    page.keyboard.press("n")
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".panels").inner_text() == "There are no images to explore."
+
+
+def test_a_page_around_the_fragment_can_lead_to_an_image(visit):
+    fragment = explorer_fragment(image_set())
+    page = visit(
+        f"<!doctype html><button data-explore='boats.jpg'>see</button><div style='height:2000px'></div>{fragment}"
+    )
+    page.locator("[data-explore]").click()
+    assert page.locator(".explorer h2").inner_text() == "boats.jpg"
+    assert page.evaluate("document.querySelector('.explorer').getBoundingClientRect().top < innerHeight")
+
+
+def test_two_explorers_on_a_page_do_not_disturb_each_other(visit):
+    fragment = explorer_fragment(image_set()[:1])
+    page = visit(f"<!doctype html>{fragment}{fragment}")
+    first, second = page.locator(".explorer").nth(0), page.locator(".explorer").nth(1)
+    second.locator(".word").nth(2).click()
+    page.keyboard.press("ArrowRight")
+    assert first.locator(".panel").first.locator(".word[aria-current]").inner_text() == "two"
+    assert second.locator(".panel").first.locator(".word[aria-current]").inner_text() == "run"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_nothing_is_cut_off_at_the_side(visit, width):
+    wordy = look("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
+    page = visit(explorer_page([*image_set(), explored(wordy, name="a" * 120)]), width=width)
+    for key in ("0", "n", "n", "n"):
+        page.keyboard.press(key)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        right = page.evaluate(
+            "Math.max(...[...document.querySelectorAll('.word, .told, .stage, .matrix, h3')]"
+            ".map((item) => item.getBoundingClientRect().right))"
+        )
+        assert right <= width
+
+
+def test_a_phone_shows_one_run_and_a_tap_pins(visit):
+    page = visit(width=390, height=844, has_touch=True, is_mobile=True)
+    assert page.locator(".panel").count() == 1
+    word(page, "soft", "dogs").tap()
+    assert (shown(page, "soft"), pinned(page, "soft")) == ("dogs", ["dogs"])
+    assert brightest(page, "soft") == 8
+    page.locator('.run[data-run="1"]').tap()
+    assert shown(page, "hard") == "dogs"
+    page.locator('.run[data-run="all"]').tap()
+    boxes = [item.bounding_box() for item in page.locator(".panel").all()]
+    assert boxes[0]["x"] == boxes[1]["x"]
+    assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
+    smallest = page.evaluate(
+        "Math.min(...[...document.querySelectorAll('.word, .run, .style, .play, .next, .told')]"
+        ".map((item) => item.getBoundingClientRect().height || Infinity))"
+    )
+    assert smallest >= 36
+
+
+def test_runs_stand_side_by_side_on_a_wide_screen(visit):
+    page = visit()
+    left, right = (panel(page, run).bounding_box() for run in ("soft", "hard"))
+    assert left["y"] == right["y"]
+    assert left["x"] + left["width"] <= right["x"]
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG's contrast ratio of two colours in the form that a browser computes, rgb(r, g, b)."""
+
+    def luminance(color: str) -> float:
+        levels = np.array([float(part) for part in color[4:-1].split(",")]) / 255
+        linear = np.where(levels <= 0.04045, levels / 12.92, ((levels + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    light, dark = sorted([luminance(one), luminance(other)], reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_in_light_and_dark(visit, scheme):
+    page = visit(color_scheme=scheme)
+
+    def style(selector: str, name: str) -> str:
+        return page.locator(selector).first.evaluate(f"(item) => getComputedStyle(item).{name}")
+
+    paper = style(".panel", "backgroundColor")
+    assert (contrast(paper, "rgb(0, 0, 0)") > 10) == (scheme == "light")
+    for selector in (".panel h3", ".details", ".score", ".word:not([aria-current]) .text"):
+        assert contrast(style(selector, "color"), paper) >= 4.5, selector
+    assert contrast(style(".word[aria-current]", "color"), style(".word[aria-current]", "backgroundColor")) >= 4.5
+    assert contrast(style(".note", "color"), style("body", "backgroundColor")) >= 4.5

@@ -8,23 +8,21 @@ caption.save_figure("photo_attention.png")
 from __future__ import annotations
 
 import dataclasses
-import io
 import itertools
 import os
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, overload
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
 from captioning import decoding
+from captioning.caption import Alternative, Caption
 from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
@@ -33,15 +31,7 @@ from captioning.errors import InputError
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.vocabulary import Vocabulary
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from captioning.views.explorer import Look
-
-_FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
-
 ImageSource = str | os.PathLike[str] | Image.Image
-Float32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -72,146 +62,6 @@ class DecodingOptions(BeamOptions):
                 raise InputError(
                     f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
                 )
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """A caption that the search ended with, and where the model looked at each word.
-
-    Attributes:
-        text: the words, joined by spaces.
-        words: T words, without <start> and <end>.
-        log_probs: nats per word, and one more for <end> when the caption is finished.
-        score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        alphas: (T, L), the probabilities of locations, row ``t`` belongs to ``words[t]``.
-        weights: (T, L), what the contexts were formed with: ``alphas``, or one-hot where hard attention chose.
-        betas: (T,), the gate in [0, 1]; None if the decoder has no gate.
-    """
-
-    text: str
-    words: list[str]
-    log_probs: list[float]
-    score: float
-    finished: bool
-    alphas: Float32
-    weights: Float32
-    betas: Float32 | None
-
-
-@dataclass(frozen=True)
-class Caption(Alternative):
-    """What was said about an image: the best caption that the search found.
-
-    Attributes:
-        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
-        view: the pixels the model saw, after resizing and cropping.
-        path: of the image file; None for an image given as pixels.
-        alternatives: the other captions of the beam, best first.
-    """
-
-    grid_size: tuple[int, int]
-    view: Image.Image
-    path: str | None = None
-    alternatives: list[Alternative] = dataclasses.field(default_factory=list)
-
-    def figure(self) -> Figure:
-        """Return the paper's figure: the view, then one panel per word with the attention over it."""
-        from captioning.views.overlays import attention_figure  # matplotlib is needed only by those who look
-
-        return attention_figure(
-            self.view, self.words, self.alphas, self.grid_size, betas=self.betas, weights=self.weights
-        )
-
-    def look(
-        self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
-    ) -> Look:
-        """Return what the explorer shows of this caption and its alternatives, as the caption by ``run``.
-
-        Args:
-            run: the name to show.
-            references: what people wrote about the image.
-            numbers: shown beside the name, such as a sentence score.
-        """
-        from captioning.views.explorer import Look
-
-        return Look(
-            run=run,
-            words=self.words,
-            alphas=self.alphas,
-            grid_size=self.grid_size,
-            weights=self.weights,
-            betas=self.betas,
-            log_probs=self.log_probs,
-            score=self.score,
-            alternatives=self.alternatives,
-            references=references,
-            numbers=numbers or {},
-        )
-
-    def save_figure(self, path: str | Path) -> None:
-        """Write ``figure()`` to a .png, .pdf or .svg file, through a temporary name.
-
-        Raises:
-            InputError: another suffix, or a place that cannot be written to.
-        """
-        from matplotlib import rc_context
-
-        path = Path(path)
-        content = io.BytesIO()
-        with rc_context({"pdf.fonttype": 42}):  # TrueType: publishers refuse the default
-            self.figure().savefig(content, format=figure_suffix(path)[1:])
-        temporary = path.with_name(path.name + ".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content.getvalue())
-            os.replace(temporary, path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.
-
-        "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
-        """
-        from captioning.views.overlays import chosen_cells
-
-        return {
-            "image": self.path,
-            "caption": self.text,
-            "words": self.words,
-            "log_probs": self.log_probs,
-            "score": self.score,
-            "finished": self.finished,
-            "grid_size": list(self.grid_size),
-            "view_size": [self.view.height, self.view.width],
-            "alphas": [_rounded(row) for row in self.alphas],
-            "betas": None if self.betas is None else _rounded(self.betas),
-            "chosen": chosen_cells(self.alphas, self.weights),
-            "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
-        }
-
-    def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
-        buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="png", dpi=80)
-        return buffer.getvalue()
-
-
-def figure_suffix(path: str | Path) -> str:
-    """Return the suffix of a figure's file, such as ".png".
-
-    Raises:
-        InputError: no figure can be written in that format.
-    """
-    suffix = Path(path).suffix.lower()
-    if suffix not in _FIGURE_SUFFIXES:
-        raise InputError(f"{path}: a figure's file must end in {', '.join(_FIGURE_SUFFIXES)}")
-    return suffix
-
-
-def _rounded(values: Float32) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
 
 
 class ImageCaptioner:

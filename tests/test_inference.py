@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +19,6 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
 from captioning.model import Captioner
-from captioning.views.explorer import ExploredImage, explorer_page
 from captioning.vocabulary import SPECIALS, Vocabulary
 
 SIDE, ROWS, COLUMNS = 12, 3, 3
@@ -212,28 +209,6 @@ def test_soft_attention_forms_its_contexts_with_the_alphas(captioner, images):
     assert caption.to_dict()["chosen"] == [None] * len(caption.words)
 
 
-def test_what_hard_attention_chose_is_framed_and_saved(captioner, images):
-    soft = captioner.caption(images[0], max_length=5)
-    cells = soft.alphas.argmin(axis=1)
-    hard = dataclasses.replace(soft, weights=np.eye(ROWS * COLUMNS, dtype=np.float32)[cells])
-    assert hard.to_dict()["chosen"] == cells.tolist()
-    assert len(hard.figure().axes[0].patches) > len(soft.figure().axes[0].patches) == 0
-
-
-def test_a_look_shows_the_caption_and_its_beam(captioner, images):
-    caption = captioner.caption(images[0], beam_size=3, max_length=5)
-    look = caption.look("soft", references=["a cat"], numbers={"BLEU-4": 0.5})
-    page = explorer_page([ExploredImage(caption.view, "0.png", [look])])
-    (told,) = re.findall(r'explorer-data">(.*?)</script>', page, flags=re.DOTALL)
-    (image,) = json.loads(told)["images"]
-    (shown,) = image["looks"]
-    assert (shown["run"], shown["numbers"], image["references"]) == ("soft", {"BLEU-4": 0.5}, ["a cat"])
-    assert [" ".join(other["words"]) for other in shown["captions"]] == [
-        caption.text,
-        *(other.text for other in caption.alternatives),
-    ]
-
-
 def test_greedy_is_the_beam_of_one(captioner, images):
     greedy, beam = captioner.caption(images[2], method="greedy"), captioner.caption(images[2], beam_size=1)
     assert greedy.text == beam.text
@@ -288,39 +263,11 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images
     assert "no such image file" in str(failed[0][1])
 
 
-def test_plain_data_survives_json(captioner, images):
-    caption = captioner.caption(images[0], max_length=5)
-    content = json.loads(json.dumps(caption.to_dict()))
-    assert content["caption"] == caption.text
-    assert content["words"] == caption.words
-    assert content["log_probs"] == caption.log_probs
-    assert content["grid_size"] == [ROWS, COLUMNS]
-    assert content["image"] == str(images[0])
-    np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)
-    np.testing.assert_allclose(content["betas"], caption.betas, rtol=1e-5)
-    assert [other["caption"] for other in content["alternatives"]] == [other.text for other in caption.alternatives]
-
-
 def test_a_decoder_without_a_gate_shows_no_betas(tmp_path, images):
     caption = load(save_checkpoint(tmp_path / "x.ckpt", gated=False)).caption(images[0], max_length=3)
     assert caption.betas is None
     assert caption.to_dict()["betas"] is None
     assert not any("\u03b2" in text.get_text() for text in caption.figure().axes[0].texts)
-
-
-def test_a_notebook_shows_the_figure(captioner, images):
-    assert captioner.caption(images[0], max_length=2)._repr_png_()[1:4] == b"PNG"
-
-
-def test_a_figure_goes_to_png_pdf_or_svg_only(captioner, images, tmp_path):
-    caption = captioner.caption(images[0], max_length=2)
-    caption.save_figure(tmp_path / "new" / "figure.pdf")
-    assert (tmp_path / "new" / "figure.pdf").read_bytes()[:4] == b"%PDF"
-    with pytest.raises(InputError, match=r"figure\.jpeg: a figure's file must end in \.png"):
-        caption.save_figure(tmp_path / "figure.jpeg")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written"):
-        caption.save_figure(tmp_path / "file" / "figure.png")
 
 
 # Files that are no checkpoint

@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "search": (0, ""),
     "decoding": (0, "errors vocabulary search"),
     "views": (0, "errors grounding metrics"),
+    "caption": (0, "errors views"),  # draws itself
     "data.transforms": (1, "errors"),
     "data": (1, "errors files vocabulary batch grounding data.transforms"),
     "encoders": (1, "errors component data.transforms"),
@@ -44,7 +45,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "model": (2, "errors component batch vocabulary attention decoding encoders decoder"),
     "data.datamodule": (3, "errors vocabulary batch grounding data data.transforms"),
     "training": (3, f"{ASSEMBLED} batch files schedules losses estimators metrics grounding"),
-    "inference": (3, f"{ASSEMBLED} views"),  # the public API draws what it captioned
+    "inference": (3, f"{ASSEMBLED} caption"),
     "callbacks": (
         4,
         "errors files batch vocabulary metrics grounding views data data.transforms data.datamodule training",

@@ -1,0 +1,108 @@
+"""A caption can be drawn, saved, explored and written as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioning.caption import Alternative, Caption
+from captioning.errors import InputError
+from captioning.views.explorer import ExploredImage, explorer_page
+
+ROWS, COLUMNS = 3, 5
+CELLS = ROWS * COLUMNS
+
+
+def told(text: str, seed: int = 0) -> dict:
+    words = text.split()
+    alphas = np.random.default_rng(seed).dirichlet(np.ones(CELLS), size=len(words)).astype(np.float32)
+    return {
+        "text": text,
+        "words": words,
+        "log_probs": [-0.5] * (len(words) + 1),
+        "score": -0.5 * (len(words) + 1),
+        "finished": True,
+        "alphas": alphas,
+        "weights": alphas,
+        "betas": np.linspace(0.25, 1, len(words), dtype=np.float32),
+    }
+
+
+@pytest.fixture
+def caption() -> Caption:
+    return Caption(
+        **told("two cats sleep"),
+        grid_size=(ROWS, COLUMNS),
+        view=Image.new("RGB", (40, 24), "gray"),
+        path="cats.jpg",
+        alternatives=[Alternative(**told("a cat", 1)), Alternative(**told("cats sleep on mats", 2))],
+    )
+
+
+def hard(caption: Caption, cells: list[int]) -> Caption:
+    return dataclasses.replace(caption, weights=np.eye(CELLS, dtype=np.float32)[cells])
+
+
+def test_the_figure_has_a_panel_and_a_gate_for_every_word(caption):
+    axes = caption.figure().axes[0]
+    assert len(axes.images) == 4
+    assert [text.get_text() for text in axes.texts][::2] == caption.words
+    assert axes.patches[:] == []
+
+
+def test_what_hard_attention_chose_is_framed(caption):
+    assert len({patch.get_xy() for patch in hard(caption, [3, 0, 14]).figure().axes[0].patches}) == 3
+
+
+def test_a_notebook_shows_the_figure(caption):
+    assert caption._repr_png_()[1:4] == b"PNG"
+
+
+def test_a_figure_goes_to_png_pdf_or_svg_only(caption, tmp_path):
+    for framed, name in [(caption, "soft.pdf"), (hard(caption, [3, 0, 14]), "hard.pdf")]:
+        framed.save_figure(tmp_path / "new" / name)
+        assert (tmp_path / "new" / name).read_bytes()[:4] == b"%PDF"
+    with pytest.raises(InputError, match=r"figure\.jpeg: a figure's file must end in \.png"):
+        caption.save_figure(tmp_path / "figure.jpeg")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot be written"):
+        caption.save_figure(tmp_path / "file" / "figure.png")
+
+
+def test_plain_data_survives_json(caption):
+    content = json.loads(json.dumps(caption.to_dict()))
+    assert content["caption"] == "two cats sleep"
+    assert content["words"] == ["two", "cats", "sleep"]
+    assert content["log_probs"] == caption.log_probs
+    assert content["grid_size"] == [ROWS, COLUMNS]
+    assert content["view_size"] == [24, 40]
+    assert content["image"] == "cats.jpg"
+    np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)
+    np.testing.assert_allclose(content["betas"], caption.betas, rtol=1e-5)
+    assert content["alternatives"] == [
+        {"caption": "a cat", "score": -1.5},
+        {"caption": "cats sleep on mats", "score": -2.5},
+    ]
+
+
+def test_plain_data_says_what_hard_attention_chose(caption):
+    assert caption.to_dict()["chosen"] == [None, None, None]
+    assert json.loads(json.dumps(hard(caption, [3, 0, 14]).to_dict()))["chosen"] == [3, 0, 14]
+
+
+def test_a_look_shows_the_caption_and_its_beam(caption):
+    look = hard(caption, [3, 0, 14]).look("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
+    (text,) = re.findall(
+        r'explorer-data">(.*?)</script>', explorer_page([ExploredImage(caption.view, "0.png", [look])]), flags=re.DOTALL
+    )
+    (image,) = json.loads(text)["images"]
+    (shown,) = image["looks"]
+    assert (shown["run"], shown["numbers"], image["references"]) == ("mine", {"BLEU-4": 0.5}, ["a cat"])
+    best, *others = shown["captions"]
+    assert (best["words"], best["score"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
+    assert [" ".join(other["words"]) for other in others] == ["a cat", "cats sleep on mats"]

@@ -1,4 +1,4 @@
-"""The terms of the training objective, Eq. 14. Every term is a mean, so a weight means the same at any batch size."""
+"""The terms of the training objective, Eq. 11-14, and how each is averaged over a batch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,20 @@ import torch
 from torch import Tensor
 
 
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,) float32."""
-    logits = logits.float()
+    """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,)."""
+    logits = _at_least_float32(logits)
     return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
+
+
+def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return ``token_log_probs`` laid out by caption, (N, T): 0 where ``mask`` (N, T) has no step."""
+    log_probs = token_log_probs(logits, targets)
+    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
 
 
 def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -22,7 +32,7 @@ def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
         targets: (M,) int64.
         label_smoothing: share of the target probability that is spread evenly over the vocabulary.
     """
-    return torch.nn.functional.cross_entropy(logits.float(), targets, label_smoothing=label_smoothing)
+    return torch.nn.functional.cross_entropy(_at_least_float32(logits), targets, label_smoothing=label_smoothing)
 
 
 def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -36,16 +46,58 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
         alphas: (N, T, L), 0 at steps that do not exist.
         mask: (N, L) bool, True where a location exists; None when all do.
     """
-    residual = (1.0 - alphas.float().sum(dim=1)) ** 2  # (N, L)
+    residual = (1.0 - _at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
     if mask is None:
         return residual.mean()
     return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
 
 
-def attention_entropy(alphas: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean entropy of alphas (N, T, L) in nats over the steps where ``mask`` (N, T) is True.
+def step_entropy(alphas: Tensor) -> Tensor:
+    """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (no choice at all)."""
+    alphas = _at_least_float32(alphas)
+    # x log x has no gradient at 0, where masked locations are.
+    return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
-    Between 0 (one location) and log L (no choice at all).
+
+def attention_entropy(alphas: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean of ``step_entropy`` over the steps where ``mask`` (N, T) is True."""
+    return step_entropy(alphas)[mask].mean()
+
+
+class Reduction:
+    """How the terms of the objective are averaged: **per word** or per caption, never a plain sum.
+
+    So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
+    bound L_s per word (Eq. 10-12).
     """
-    alphas = alphas.float()
-    return torch.special.entr(alphas).sum(dim=-1)[mask].mean()
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
+        return caption_nll(logits, targets, label_smoothing=label_smoothing)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        """Return ``doubly_stochastic_penalty``; ``drawn`` says whether locations are drawn from the alphas."""
+        return doubly_stochastic_penalty(alphas, mask)
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean over words of what every step earns, (N, T) and 0 at steps that do not exist."""
+        return values.sum() / mask.sum()
+
+
+class ArcticReduction(Reduction):
+    """The authors' code: the NLL summed over time and averaged over the batch, all else summed over the batch.
+
+    The penalty is the sum over the batch of the mean over locations. Where locations are drawn it has no gradient:
+    there they hand Theano the gradient of the alphas ready-made, which replaces the penalty's. REINFORCE and entropy
+    are plain sums, so their weight grows with the batch size.
+    """
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas)
+        return penalty.detach() if drawn else penalty
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        return values.sum()

@@ -15,11 +15,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning import losses
+from captioning.attention.base import Attention, Memory
 from captioning.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
+from captioning.estimators import Estimator, MovingAverage, Signal
 from captioning.files import write_json
 from captioning.grounding import NounHit, grounding_scores, noun_hits
 from captioning.metrics import corpus_bleu
@@ -33,6 +35,8 @@ class Sample:
 
     image_id: int
     words: list[str]
+    references: list[list[str]]
+    score: float
     alphas: Tensor
     betas: Tensor
     view: Image
@@ -63,7 +67,12 @@ class CaptioningModule(pl.LightningModule):
         optimizer: called with the parameter groups; a fine-tuned encoder is a group with its own rate.
         scheduler: called with the optimizer and the number of optimizer steps of the whole run; none by default.
         attention_penalty: lambda of Eq. 14; ``losses.doubly_stochastic_penalty`` says how it is averaged.
-        label_smoothing: share of the target probability spread over the vocabulary, in training alone.
+        estimator: of hard attention's gradient; the paper's moving average by default. Only hard attention takes one.
+        reward_weight: lambda_r of Eq. 11; 1 gives the gradient of the bound L_s.
+        entropy_weight: lambda_e of Eq. 11, the weight of the alphas' entropy; used where attention is stochastic.
+        reduction: how all terms are averaged; per word by default.
+        label_smoothing: share of the target probability spread over the vocabulary, in training alone. Rewards are
+            plain log-probabilities.
         search: how captions are made for ``val/*`` and ``test/*``.
     """
 
@@ -75,6 +84,10 @@ class CaptioningModule(pl.LightningModule):
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         attention_penalty: float = 1.0,
+        estimator: Estimator | None = None,
+        reward_weight: float = 1.0,
+        entropy_weight: float = 0.002,
+        reduction: losses.Reduction | None = None,
         label_smoothing: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
     ) -> None:
@@ -87,6 +100,10 @@ class CaptioningModule(pl.LightningModule):
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.attention_penalty = attention_penalty
+        self.estimator = _checked(estimator, decoder.attention)
+        self.reward_weight = reward_weight
+        self.entropy_weight = entropy_weight
+        self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
         self.search = search
         self.settings: dict[str, Any] = {}
@@ -117,16 +134,50 @@ class CaptioningModule(pl.LightningModule):
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
-        output = self.captioner(batch)
-        nll = losses.caption_nll(output.logits, output.targets, label_smoothing=self.label_smoothing)
-        mask = None if batch.annotation_mask is None else batch.annotation_mask[batch.image_index]
-        penalty = losses.doubly_stochastic_penalty(output.alphas, mask)
+        samples = self.estimator.samples if self.estimator is not None else 1
+        memory = self.captioner.remember_batch(batch)
+        output = self.captioner.teach(batch, memory, samples)
+        mask = None if memory.mask is None else memory.mask.repeat_interleave(len(output.mask) // len(memory.mask), 0)
+        stochastic = output.selection_log_probs is not None
+        nll = self.reduction.nll(output.logits, output.targets, output.mask, label_smoothing=self.label_smoothing)
+        penalty = self.reduction.penalty(output.alphas, mask, drawn=stochastic)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        if stochastic:
+            entropy = self.reduction.steps(losses.step_entropy(output.alphas), output.mask)
+            loss = loss - self.entropy_weight * entropy  # Eq. 11
+        self.log("train/loss", loss.detach(), prog_bar=True)  # without the next term: its gradient has a meaning alone
+        if self.estimator is not None:
+            assert output.selection_log_probs is not None
+            signal = self._signal(batch, memory, output)
+            reinforce = self.reduction.steps(signal.advantages * output.selection_log_probs, output.mask)
+            loss = loss - self.reward_weight * reinforce  # Eq. 12
+            self._log_signal(signal)
         self.log("train/nll", nll.detach())
         self.log("train/attention_penalty", penalty.detach())
         self.log("train/attention_entropy", losses.attention_entropy(output.alphas.detach(), output.mask))
         return loss
+
+    @torch.no_grad()
+    def _signal(self, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Signal:
+        """Return what the estimator makes of the draws that ``output`` was computed with."""
+        assert self.captioner is not None and self.estimator is not None
+        rewards = losses.step_log_probs(output.logits, output.targets, output.mask)
+        sampled = torch.ones_like(output.mask[:, 0])
+        if memory.expected is not None:
+            sampled = ~memory.expected.repeat_interleave(len(output.mask) // len(memory.expected))
+        greedy = None
+        if self.estimator.needs_greedy:
+            with self.captioner.decoder.attention.inferring("argmax"):
+                sure = self.captioner.teach(batch, memory)
+            greedy = losses.step_log_probs(sure.logits, sure.targets, sure.mask)
+        return self.estimator(rewards, output.mask, sampled, greedy)
+
+    def _log_signal(self, signal: Signal) -> None:
+        """Log means over the steps whose location was drawn, in nats; nan in a batch without any."""
+        returns, baseline, advantages = signal.returns[signal.drawn], signal.baseline[signal.drawn], signal.advantages
+        self.log("train/reward", returns.mean())
+        self.log("train/baseline", baseline.mean())
+        self.log("train/advantage_std", advantages[signal.drawn].std(correction=0))
 
     def configure_optimizers(self) -> Any:
         assert self.captioner is not None
@@ -187,7 +238,9 @@ class CaptioningModule(pl.LightningModule):
         for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
             view = datamodule.view(row)
             if view is not None:
-                samples.append(Sample(image_id, self.vocabulary.decode(best.ids), best.alphas, best.betas, view))
+                references = [reference.split() for reference in datamodule.evaluated.references(row)]
+                words = self.vocabulary.decode(best.ids)
+                samples.append(Sample(image_id, words, references, best.score, best.alphas, best.betas, view))
         self.train(training)
         return samples
 
@@ -247,7 +300,7 @@ class CaptioningModule(pl.LightningModule):
     def _write_results(self, stage: str, scores: dict[str, float]) -> None:
         """Leave the scores and every caption beside the run, for comparisons that need them image by image."""
         folder = Path(self.trainer.default_root_dir)
-        search = {"search": vars(self.search) | {"inference": "expected"}}
+        search = {"search": vars(self.search) | {"inference": self._parts[1].attention.inference}}
         captions = [
             {
                 "image_id": image.image_id,
@@ -297,3 +350,11 @@ class CaptioningModule(pl.LightningModule):
             if self.device.type == "cuda" and "cuda" in self._random_state:
                 torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
             self._random_state = None
+
+
+def _checked(estimator: Estimator | None, attention: Attention) -> Estimator | None:
+    """Return the estimator that the attention is trained with, None for one that needs none."""
+    name = type(attention).__name__
+    if estimator is not None and not attention.needs_estimator:
+        raise InputError(f"estimator: {name} passes its gradient on by itself; leave {type(estimator).__name__} out")
+    return MovingAverage() if estimator is None and attention.needs_estimator else estimator

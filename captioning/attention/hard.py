@@ -1,0 +1,221 @@
+"""Stochastic attention: a location is drawn at every step (Sec. 4.1), and its relaxation that needs no estimator."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
+from captioning.errors import InputError
+
+
+class StochasticAttention(Attention):
+    """s_t ~ Multinoulli(alpha_t), Eq. 8. Subclasses say how a drawn location reaches the context in training.
+
+    Draws come from torch's global generator.
+
+    Args:
+        score: gives the logits that alphas are the softmax of.
+        sample_probability: probability that the contexts of an image are drawn in training; otherwise they are the
+            expectation ("with probability 0.5 we set the sampled attention location to its expected value", Sec. 4.1).
+        ramp: training batches (first, last) between which that probability rises linearly from 0; (0, 0) for none.
+            Differs from the paper: until alphas mean something, draws teach the decoder to ignore its context.
+        per_batch: one decision for all images of a batch, as in the authors' code, instead of one for each.
+        inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+
+    inference_modes = ("expected", "argmax", "sample")
+    batches: Tensor
+
+    def __init__(
+        self,
+        score: Score,
+        *,
+        sample_probability: float = 0.5,
+        ramp: tuple[int, int] = (0, 0),
+        per_batch: bool = False,
+        inference: str = "expected",
+    ) -> None:
+        super().__init__()
+        if not 0 <= sample_probability <= 1:
+            raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
+        if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1]:
+            raise InputError(f"ramp must be (first, last) training batches with 0 <= first <= last, got {ramp}")
+        self.score = score
+        self.final_sample_probability = sample_probability
+        self.ramp = tuple(ramp)
+        self.per_batch = per_batch
+        self.inference = inference
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # seen in training; a resumed run goes on
+
+    @property
+    def sample_probability(self) -> Tensor:
+        """Probability that an image of the current training batch has its contexts drawn, a scalar."""
+        first, last = self.ramp
+        risen = ((self.batches - first) / max(1, last - first)).clamp(0.0, 1.0)
+        return self.final_sample_probability * (risen if last else torch.ones_like(risen))
+
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        memory = super().prepare(annotations, mask)
+        if not self.training:
+            return memory
+        images = len(annotations)
+        draws = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
+        expected = draws >= self.sample_probability
+        self.batches += 1
+        if self.final_sample_probability == 1 and not any(self.ramp):
+            return memory  # nothing to decide, and the sum over locations is saved
+        return dataclasses.replace(memory, expected=expected)
+
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        assert self.score is not None
+        images = memory.annotations.shape[0]
+        logits = self.score(query.unflatten(0, (images, -1)), memory.projected)  # (B, R, L)
+        mask = None if memory.mask is None else memory.mask.unsqueeze(1)
+        log_alphas = masked_log_softmax(logits, mask)
+        if self.training:
+            return self._train(log_alphas, memory)
+        if self.inference == "expected":
+            return _expectation(log_alphas, memory)
+        alphas = log_alphas.exp()
+        return _one_location(log_alphas, alphas.argmax(-1) if self.inference == "argmax" else draw(alphas), memory)
+
+    @abstractmethod
+    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
+        """Form the contexts of training from log_alphas (B, R, L)."""
+
+
+class HardAttention(StochasticAttention):
+    """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, learned by REINFORCE with an estimator of ``estimators``.
+
+    The context passes no gradient on to the alphas; ``AttentionOutput.log_prob`` does.
+    """
+
+    needs_estimator = True
+
+    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
+        alphas = log_alphas.exp()
+        locations = draw(alphas.detach())
+        if memory.expected is None:
+            return _one_location(log_alphas, locations, memory)
+        return _mixture(log_alphas, alphas, locations, _one_hot(locations, alphas.detach()), memory.expected, memory)
+
+
+class GumbelAttention(StochasticAttention):
+    """The control that needs no REINFORCE: straight-through Gumbel-softmax (Jang et al. 2017; Maddison et al. 2017).
+
+    The context is that of one drawn location, as in ``HardAttention``; its gradient is that of the relaxed sample
+    softmax((log alpha + g) / temperature) with Gumbel noise g. It is biased, less so the lower the temperature, and
+    its variance grows as the temperature falls.
+
+    Args:
+        score: gives the logits that alphas are the softmax of.
+        temperature: at the first training batch.
+        final_temperature: reached after ``anneal`` batches, along an exponential.
+        anneal: training batches.
+        sample_probability, ramp, per_batch, inference: as in ``StochasticAttention``; here every image is drawn.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        *,
+        temperature: float = 1.0,
+        final_temperature: float = 0.5,
+        anneal: int = 1000,
+        sample_probability: float = 1.0,
+        ramp: tuple[int, int] = (0, 0),
+        per_batch: bool = False,
+        inference: str = "expected",
+    ) -> None:
+        super().__init__(
+            score, sample_probability=sample_probability, ramp=ramp, per_batch=per_batch, inference=inference
+        )
+        for name, value in (("temperature", temperature), ("final_temperature", final_temperature)):
+            if value <= 0:
+                raise InputError(f"{name} must be positive, got {value}; hard draws are the limit 0")
+        if anneal < 1:
+            raise InputError(f"anneal must be at least 1 training batch, got {anneal}")
+        self.first_temperature = temperature
+        self.final_temperature = final_temperature
+        self.anneal = anneal
+
+    @property
+    def temperature(self) -> Tensor:
+        """Of the current training batch, a scalar."""
+        progress = (self.batches / self.anneal).clamp(max=1.0)
+        return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+
+    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
+        alphas = log_alphas.exp()
+        gumbel = -torch.empty_like(alphas).exponential_().log()
+        relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
+        locations = relaxed.argmax(dim=-1)
+        one_hot = _one_hot(locations, alphas.detach())
+        weights = one_hot + (relaxed - relaxed.detach())  # one-hot in value, relaxed in gradient
+        expected = memory.expected
+        if expected is None:
+            expected = torch.zeros(len(alphas), dtype=torch.bool, device=alphas.device)
+        return _mixture(log_alphas, alphas, locations, weights, expected, memory)
+
+
+def draw(alphas: Tensor) -> Tensor:
+    """Return one location per row of probabilities (.., L), as indices (..); one of probability 0 is never drawn."""
+    # A race of exponential clocks: location i rings first with probability alpha_i. torch.multinomial does the same,
+    # and waits for the device to check its input.
+    return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
+
+
+def _one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
+    """Return 1 at the locations (B, R) and 0 elsewhere, (B, R, L)."""
+    return torch.zeros_like(alphas).scatter_(-1, locations.unsqueeze(-1), 1.0)
+
+
+def _expectation(log_alphas: Tensor, memory: Memory) -> AttentionOutput:
+    """Attend with log_alphas (B, R, L) by Eq. 13."""
+    alphas = log_alphas.exp()
+    context = expected_context(alphas, memory.annotations)
+    alphas, log_alphas = alphas.flatten(0, 1), log_alphas.flatten(0, 1)
+    return AttentionOutput(context, alphas, alphas, log_alphas, torch.zeros_like(alphas[:, 0]))
+
+
+def _one_location(log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
+    """Attend with log_alphas (B, R, L) to one location per row, (B, R): nothing is summed over L."""
+    images = torch.arange(len(locations), device=locations.device).unsqueeze(1)
+    alphas = log_alphas.exp()
+    return AttentionOutput(
+        context=memory.annotations[images, locations].flatten(0, 1),  # (N, D)
+        alphas=alphas.flatten(0, 1),
+        weights=_one_hot(locations, alphas.detach()).flatten(0, 1),
+        log_alphas=log_alphas.flatten(0, 1),
+        log_prob=_log_prob(log_alphas, locations),
+    )
+
+
+def _mixture(
+    log_alphas: Tensor, alphas: Tensor, locations: Tensor, drawn: Tensor, expected: Tensor, memory: Memory
+) -> AttentionOutput:
+    """Attend with the weights ``drawn`` (B, R, L) to the images that are not ``expected`` (B,), by Eq. 13 to others."""
+    weights = torch.where(expected.view(-1, 1, 1), alphas, drawn)
+    log_prob = _log_prob(log_alphas, locations).masked_fill(expected.repeat_interleave(alphas.shape[1]), 0.0)
+    return AttentionOutput(
+        context=expected_context(weights, memory.annotations),
+        alphas=alphas.flatten(0, 1),
+        weights=weights.flatten(0, 1),
+        log_alphas=log_alphas.flatten(0, 1),
+        log_prob=log_prob,
+    )
+
+
+def _log_prob(log_alphas: Tensor, locations: Tensor) -> Tensor:
+    """Return the log-probability of each row's location, (N,) in nats."""
+    return log_alphas.gather(-1, locations.unsqueeze(-1)).flatten()

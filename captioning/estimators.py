@@ -1,0 +1,204 @@
+"""Estimators of the gradient that reaches alphas through drawn locations (Eq. 11-12), one small class each.
+
+REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is the mean over draws of
+
+    sum_t (R_t - b_t) * d log p(s_t | a)
+
+with R_t the log-probability of the words that s_t can influence and b_t anything that does not depend on s_t. The
+choice of R_t and b_t changes the variance alone. Names follow reinforcement learning where the paper has none: the
+*reward* of a step is the log-probability of its word, the *return* R_t is a sum of rewards, the *advantage* R_t - b_t.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from captioning.component import Component
+from captioning.errors import InputError
+
+
+class Signal(NamedTuple):
+    """What REINFORCE multiplies d log p(s_t | a) with. All (N, T), without gradient, in nats.
+
+    Attributes:
+        returns: R_t.
+        baseline: b_t.
+        advantages: R_t - b_t, 0 where a step does not exist or its location was not drawn.
+        drawn: bool, True where a step exists and its location was drawn.
+    """
+
+    returns: Tensor
+    baseline: Tensor
+    advantages: Tensor
+    drawn: Tensor
+
+
+class _Played(NamedTuple):
+    """What was drawn for and what it earned, as ``Estimator.forward`` takes it; all (N, T), without gradient."""
+
+    rewards: Tensor
+    mask: Tensor
+    drawn: Tensor
+    greedy: Tensor | None
+
+
+class Estimator(Component):
+    """What is credited to a draw, and the baseline that is subtracted from it.
+
+    Attributes:
+        samples: rows drawn for every caption, adjacent in N.
+        needs_greedy: whether ``forward`` wants the rewards of the most probable locations beside those of the draws.
+        to_go: R_t sums the rewards from step t on, which s_t can influence; otherwise all of the caption's.
+    """
+
+    samples: int = 1
+    needs_greedy = False
+    to_go = False
+
+    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor, greedy: Tensor | None = None) -> Signal:
+        """Return the learning signal of one training batch.
+
+        Args:
+            rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
+            mask: (N, T) bool, True where a step exists.
+            sampled: (N,) bool, False for rows whose context is the expectation.
+            greedy: (N, T), rewards where attention takes the most probable location at every step.
+        """
+        drawn = mask & sampled.unsqueeze(1)
+        played = _Played(rewards.detach() * mask, mask, drawn, None if greedy is None else greedy.detach() * mask)
+        returns = self.returns(played.rewards, mask)
+        baseline = self.baseline(played, returns)
+        return Signal(returns, baseline, (returns - baseline) * drawn, drawn)
+
+    def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
+        """Return R_t of rewards (N, T)."""
+        if self.to_go:
+            return rewards.flip(1).cumsum(dim=1).flip(1)
+        return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
+
+    @abstractmethod
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        """Return b_t (N, T) for returns (N, T)."""
+
+
+class NoBaseline(Estimator):
+    """R_t as it is: what the others are measured against."""
+
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        return torch.zeros_like(returns)
+
+
+class MovingAverage(Estimator):
+    """b_k = decay b_{k-1} + (1 - decay) mean log p(y | s_k, a), one number for all captions and steps (Sec. 4.1).
+
+    Args:
+        decay: share of the old baseline that is kept at each training batch.
+        initial: b_0; by default the mean of the first batch.
+        per_word: a caption's return is the mean over its words instead of their sum, as in the authors' code.
+    """
+
+    average: Tensor
+
+    def __init__(self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False) -> None:
+        super().__init__()
+        _check_decay(decay)
+        self.decay = decay
+        self.per_word = per_word
+        self.register_buffer("average", torch.tensor(float("nan") if initial is None else initial))
+
+    def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
+        returns = super().returns(rewards, mask)
+        return returns / mask.sum(dim=1, keepdim=True) if self.per_word else returns
+
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        captions = played.drawn[:, 0]  # a caption counts once, however long it is
+        self.average, before = _follow(self.average, (returns[:, 0] * captions).sum(), captions.sum(), self.decay)
+        return before.expand_as(returns)
+
+
+class RewardToGo(Estimator):
+    """R_t from step t on, and an average reward for each step of its own: b_t sums those of the steps from t on.
+
+    Args:
+        decay: share of the old averages that is kept at each training batch.
+        max_steps: longest caption with averages for each step; later steps share the last one.
+    """
+
+    to_go = True
+    averages: Tensor
+
+    def __init__(self, decay: float = 0.9, *, max_steps: int = 50) -> None:
+        super().__init__()
+        _check_decay(decay)
+        self.decay = decay
+        self.register_buffer("averages", torch.full((max_steps,), float("nan")))
+
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        step = torch.arange(returns.shape[1], device=returns.device).clamp(max=len(self.averages) - 1)
+        nothing = torch.zeros_like(self.averages)
+        total = nothing.index_add(0, step, (played.rewards * played.drawn).sum(dim=0).to(nothing.dtype))
+        count = nothing.index_add(0, step, played.drawn.sum(dim=0).to(nothing.dtype))
+        self.averages, before = _follow(self.averages, total, count, self.decay)
+        return self.returns(before[step] * played.mask, played.mask)
+
+
+class LeaveOneOut(Estimator):
+    """b_t is the mean return of the same caption's other draws, which knows how hard the caption is (Kool et al. 2019).
+
+    Args:
+        samples: draws of every caption, at least 2; the decoder runs over all of them.
+        to_go: R_t sums the rewards from step t on instead of all of the caption's.
+    """
+
+    def __init__(self, samples: int = 4, *, to_go: bool = True) -> None:
+        super().__init__()
+        if samples < 2:
+            raise InputError(f"samples: LeaveOneOut compares at least 2 draws of a caption, got {samples}")
+        self.samples = samples
+        self.to_go = to_go
+
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        draws = returns.unflatten(0, (-1, self.samples))  # (captions, S, T)
+        return ((draws.sum(dim=1, keepdim=True) - draws) / (self.samples - 1)).flatten(0, 1)
+
+
+class SelfCritical(Estimator):
+    """b_t is the return of the most probable locations, which costs a second pass (after Rennie et al. 2017).
+
+    Args:
+        to_go: R_t sums the rewards from step t on instead of all of the caption's.
+    """
+
+    needs_greedy = True
+
+    def __init__(self, *, to_go: bool = True) -> None:
+        super().__init__()
+        self.to_go = to_go
+
+    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+        assert played.greedy is not None
+        return self.returns(played.greedy, played.mask)
+
+
+def _check_decay(decay: float) -> None:
+    if not 0 <= decay < 1:
+        raise InputError(f"decay must be in [0, 1), got {decay}")
+
+
+def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tuple[Tensor, Tensor]:
+    """Return the moving average after a batch, and the one that the batch itself is to be compared with.
+
+    An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are those of all processes,
+    so that all of them go on with the same number.
+    """
+    sums = torch.stack((total, count.to(total.dtype)))
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(sums)
+    total, count = sums
+    mean = total / count  # nan where nothing was drawn
+    before = torch.where(average.isnan(), mean, average)
+    return torch.where(count > 0, decay * before + (1 - decay) * mean, average), before.nan_to_num()

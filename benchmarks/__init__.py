@@ -1,0 +1,1 @@
+"""What ``scripts/benchmark.py`` measures, and what it compares with. Not part of the installed package."""

@@ -1,0 +1,152 @@
+"""Free-running decoding of cached features: batches of images, and one image at a time.
+
+Random weights would end captions at random, and a beam of them hardly ever. So <end> is made impossible before a given
+number of words and certain after it, for both sides alike, and the numbers are those of Flickr8k's captions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.common_port import port_beam_search
+from benchmarks.models import Data, natural_lengths, our_module, port_model
+from benchmarks.report import Report, Row
+from benchmarks.timing import Timing, interleave
+from benchmarks.work import Probe, Sizes, decoder_flops, decoding_bytes
+from captioning import decoding
+from captioning.decoding import Hypothesis, ImageStepFunction, State, Step
+from captioning.model import Captioner
+from captioning.vocabulary import END
+
+STRATEGIES = {"greedy": 1, "beam3": 3, "beam5": 5}
+_MAX_LENGTH = 30
+
+
+class Case(NamedTuple):
+    """Sizes of decoding.
+
+    Attributes:
+        sizes: of one batch of images.
+        batches: how many of them make a measurement.
+        alone: images in a measurement of one at a time.
+    """
+
+    sizes: Sizes
+    batches: int
+    alone: int
+
+
+def cases(quick: bool) -> dict[str, Case]:
+    if quick:
+        tiny = Sizes(4, natural_lengths(4), 4, 6, 5, 7, 8, 23)
+        return {"512": Case(tiny, 2, 2), "2048": Case(tiny._replace(annotation_dim=12), 1, 1)}
+    vgg = Sizes(100, natural_lengths(100), 196, 512, 512, 512, 512, 2539)
+    resnet = Sizes(50, natural_lengths(50), 196, 2048, 512, 512, 512, 9490)
+    return {"512": Case(vgg, 2, 10), "2048": Case(resnet, 1, 5)}
+
+
+class Timed:
+    """A step function whose images end after a given number of words each, whatever the model says.
+
+    Args:
+        step: of the model.
+        words: (B,) int64.
+    """
+
+    def __init__(self, step: ImageStepFunction, words: Tensor, done: int = 0) -> None:
+        self.step, self.words, self.done = step, words, done
+        self.images = step.images
+
+    def __call__(self, tokens: Tensor, state: State) -> Step:
+        out = self.step(tokens, state)
+        ends = (self.words <= self.done).repeat_interleave(len(tokens) // self.images)
+        self.done += 1
+        out.log_probs[:, END] = torch.where(ends, 0.0, float("-inf"))
+        return out
+
+    def select(self, images: Tensor) -> Timed:
+        return Timed(self.step.select(images), self.words[images], self.done)
+
+
+@torch.inference_mode()
+def decode(captioner: Captioner, annotations: Tensor, words: Tensor, *, beam_size: int) -> list[list[Hypothesis]]:
+    """Return the captions of annotations (B, L, D); they have the given numbers of words, (B,)."""
+    memory = captioner.remember(annotations=annotations)
+    step, state = Timed(captioner.stepper(memory), words), tuple(captioner.decoder.init_state(memory))
+    if beam_size == 1:
+        return [[best] for best in decoding.greedy(step, state, max_length=_MAX_LENGTH)]
+    return decoding.beam_search(step, state, beam_size=beam_size, max_length=_MAX_LENGTH)
+
+
+def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
+    """Time every strategy at every size; seconds are per image."""
+    report = Report()
+    for name, case in cases(quick).items():
+        report.extend(_measure_case(name, case, device, Probe.sized(device, quick=quick), rounds))
+    return report
+
+
+def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rounds: int) -> Report:
+    sizes = case.sizes
+    data = Data.make(sizes, device)
+    words = data.lengths - 1
+    captioner = our_module(sizes, device).eval().captioner
+    assert captioner is not None
+    port = port_model(sizes, device).eval()
+    full = data.annotations[: case.alone].float()
+    batch = len(words)
+
+    subjects: dict[str, Callable[[], Any]] = {}
+    images: dict[str, int] = {}
+    for strategy, K in STRATEGIES.items():
+
+        def ours(beam_size: int = K) -> None:
+            for _ in range(case.batches):
+                decode(captioner, data.annotations, words, beam_size=beam_size)
+
+        def alone(beam_size: int = K) -> None:
+            for image in range(case.alone):
+                decode(captioner, data.annotations[image : image + 1], words[image : image + 1], beam_size=beam_size)
+
+        def theirs(beam_size: int = K) -> None:
+            for image in range(case.alone):
+                port_beam_search(port, full[image : image + 1], beam_size=beam_size, ends_after=int(words[image]))
+
+        subjects |= {strategy: ours, f"{strategy} alone": alone, f"{strategy} port": theirs}
+        images |= {strategy: case.batches * batch, f"{strategy} alone": case.alone, f"{strategy} port": case.alone}
+
+    timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
+    machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
+    each = {key: Timing(tuple(s / count for s in timings[key].seconds)) for key, count in images.items()}
+    report = Report(machine=machine.to_dict())
+    for strategy, K in STRATEGIES.items():
+        what = f"{strategy}, fp32, features; L={sizes.locations} D={sizes.annotation_dim} V={sizes.vocabulary}"
+        report.rows += [
+            Row(
+                f"{strategy}_{name}",
+                f"{what}; {batch} images at a time, {sizes.steps / batch:.1f} steps",
+                each[strategy],
+                each[f"{strategy} port"],
+                _limit(sizes, K, machine.seconds),
+                images=1,
+            ),
+            Row(
+                f"{strategy}_{name}_one_at_a_time",
+                f"{what}; one image at a time",
+                each[f"{strategy} alone"],
+                each[f"{strategy} port"],
+                images=1,
+            ),
+        ]
+    return report
+
+
+def _limit(sizes: Sizes, beam_size: int, seconds: Callable[[float, float, torch.dtype], float]) -> float:
+    """Return seconds per image: K live beams at every step but the first, which has one."""
+    rows = tuple(1 + beam_size * (length - 1) for length in sizes.lengths)
+    flops = decoder_flops(sizes._replace(lengths=rows), backward=False)
+    return seconds(flops, decoding_bytes(sizes, torch.float32), torch.float32) / sizes.images

@@ -1,0 +1,125 @@
+"""What was measured, as one table and as one JSON file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from rich.table import Table
+
+from benchmarks.timing import Timing
+
+
+class Row(NamedTuple):
+    """One thing that was measured.
+
+    Attributes:
+        name: its key in the JSON file.
+        what: sizes and circumstances, for people.
+        ours: how long this project takes for it.
+        port: how long the common port takes for the same; None where it has nothing like it.
+        limit: seconds that the same work takes at the machine's measured speed; None where that says nothing.
+        images: how many images (of a training step: captions) the time is for; None where it is not for any.
+    """
+
+    name: str
+    what: str
+    ours: Timing
+    port: Timing | None = None
+    limit: float | None = None
+    images: int | None = None
+
+
+@dataclass
+class Report:
+    """Rows in the order of measuring, peak memory in bytes by name, and shares (0 to 1) by name."""
+
+    rows: list[Row] = field(default_factory=list)
+    peak_memory: dict[str, int] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+    machine: dict[str, float] = field(default_factory=dict)
+
+    def extend(self, other: Report) -> None:
+        self.rows += other.rows
+        self.peak_memory |= other.peak_memory
+        self.shares |= other.shares
+        self.machine |= other.machine
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data for JSON, numbers by row name.
+
+        ``seconds`` holds medians and ``spread`` their quartiles; ``vs_common_port`` says how many times as fast as the
+        port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take.
+        """
+        ours = {row.name: row for row in self.rows}
+        seconds = {name: row.ours.median for name, row in ours.items()}
+        spread = {name: list(row.ours.quartiles) for name, row in ours.items()}
+        for name, row in ours.items():
+            if row.port is not None:
+                seconds[f"{name}_common_port"] = row.port.median
+                spread[f"{name}_common_port"] = list(row.port.quartiles)
+            if row.limit is not None:
+                seconds[f"{name}_limit"] = row.limit
+        memory = {
+            name: self.peak_memory[f"{name}_common_port"] / size
+            for name, size in self.peak_memory.items()
+            if f"{name}_common_port" in self.peak_memory
+        }
+        return {
+            "vs_common_port": {name: row.ours.ratio(row.port) for name, row in ours.items() if row.port is not None}
+            | {f"memory_{name}": ratio for name, ratio in memory.items()},
+            "vs_limit": {name: row.ours.median / row.limit for name, row in ours.items() if row.limit is not None},
+            "seconds": seconds,
+            "spread": spread,
+            "images_per_second": {
+                name: row.images / row.ours.median for name, row in ours.items() if row.images is not None
+            },
+            "peak_memory": self.peak_memory,
+            "shares": self.shares,
+            "machine": self.machine,
+            "sizes": {name: row.what for name, row in ours.items()},
+        }
+
+    def tables(self) -> Iterable[Table]:
+        """Return the table of times, and one of memory and shares where there are any."""
+        times = Table(title="time: median (quartiles); ratios compare within a round")
+        times.add_column("what", overflow="fold")
+        for column in ("ours", "per second", "common port", "times as fast", "limit", "times the limit"):
+            times.add_column(column, justify="right")
+        for row in self.rows:
+            times.add_row(
+                f"[bold]{row.name}[/bold]\n{row.what}",
+                _spread(row.ours),
+                "" if row.images is None else f"{row.images / row.ours.median:,.1f}",
+                "" if row.port is None else _spread(row.port),
+                "" if row.port is None else f"{row.ours.ratio(row.port):.2f}",
+                "" if row.limit is None else _seconds(row.limit),
+                "" if row.limit is None else f"{row.ours.median / row.limit:.2f}",
+            )
+        yield times
+        if self.peak_memory or self.shares:
+            rest = Table(title="memory and shares")
+            rest.add_column("what")
+            rest.add_column("value", justify="right")
+            for name, size in self.peak_memory.items():
+                rest.add_row(f"peak memory: {name}", f"{size / 2**20:,.0f} MiB")
+            for name, share in self.shares.items():
+                rest.add_row(name, f"{100 * share:.1f} %")
+            yield rest
+        if self.machine:
+            machine = Table(title="the machine, measured")
+            machine.add_column("what")
+            machine.add_column("per second", justify="right")
+            for name, rate in self.machine.items():
+                machine.add_row(name, f"{rate / 1e9:,.1f} G")
+            yield machine
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2f} s" if value >= 10 else f"{1000 * value:,.1f} ms"
+
+
+def _spread(timing: Timing) -> str:
+    low, high = timing.quartiles
+    return f"{_seconds(timing.median)} ({_seconds(low)} - {_seconds(high)})"

@@ -1,19 +1,34 @@
-"""What happens beside training: sample captions for the logger, unfreezing, throughput, safe checkpoint files."""
+"""What happens beside training: the wandb run, sample captions, unfreezing, throughput, safe checkpoint files."""
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.batch import CaptionBatch
-from captioning.training import CaptioningModule
+from captioning.files import write_json
+from captioning.metrics import bleu_counts, sentence_bleu
+from captioning.training import CaptioningModule, Sample
+
+# What a wandb summary keeps the best value of, beside the last.
+_BEST = {
+    **{f"val/bleu{n}": "max" for n in range(1, 5)},
+    "val/nll": "min",
+    "val/pointing_accuracy": "max",
+    "val/attention_correctness": "max",
+}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,10 +40,143 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         os.replace(temporary, path)
 
 
+class WandbRun(WandbLogger):
+    """Lightning's wandb logger as its users set it up by hand; the command line puts it in the place of that one.
+
+    The summary keeps the best of every validation score. The run goes on under its own id when training is resumed in
+    its folder (``wandb_run.json``), offline too. What is staged for upload lies in the run's folder, so that a later
+    ``wandb sync`` finds it. With ``log_model`` the best and the last checkpoint become versions of one artifact with
+    the aliases "best" and "last": at the end of the run, or, if it is "all", every time one is written. Lightning's
+    own logger calls the last one "best" too, and refuses the option offline.
+
+    Args:
+        log_model: False, True or "all".
+        offline: as ``WANDB_MODE=offline``.
+        **kwargs: of Lightning's logger, which passes on what ``wandb.init`` takes.
+    """
+
+    def __init__(self, *, log_model: Literal["all"] | bool = False, offline: bool = False, **kwargs: Any) -> None:
+        super().__init__(log_model=False, offline=offline, **kwargs)
+        self._log_model = log_model
+        self._saved: dict[str, float] = {}
+        # The command line passes every option, None where it is not set, and so undoes Lightning's default.
+        self._wandb_init["resume"] = self._wandb_init.get("resume") or "allow"
+        self._wandb_init.pop("anonymous", None)  # wandb warns of it whatever it is
+
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        if self._experiment is None:
+            self._start()
+        return self._experiment
+
+    def _start(self) -> None:
+        staged = self._folder / "wandb" / "data"
+        if "WANDB_DATA_DIR" not in os.environ:  # else it is the user's choice
+            os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
+        earlier = self._read()
+        if self._wandb_init.get("id") is None:
+            self._wandb_init["id"] = earlier.get("id")
+        run = super().experiment
+        for name, summary in _BEST.items():
+            run.define_metric(name, step_metric="trainer/global_step", summary=f"{summary},last")
+        if earlier.get("id") == run.id and run.offline:
+            run.log({}, step=earlier["step"])  # online, wandb asks its server how far the run has come
+        self._write()
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.save_dir or ".")
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return json.loads((self._folder / "wandb_run.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def _write(self) -> None:
+        run = self._experiment
+        if run is not None and not run.disabled:
+            content = {"id": run.id, "entity": run.entity, "project": run.project, "name": run.name, "step": run.step}
+            write_json(self._folder / "wandb_run.json", content)
+
+    @rank_zero_only
+    def save_file(self, path: Path, name: str) -> None:
+        """Keep a copy of a file with the run, under ``name``."""
+        run = self.experiment
+        if not run.disabled:
+            copy = Path(run.dir) / name  # where it lies already, wandb makes no link, which would break elsewhere
+            shutil.copyfile(path, copy)
+            run.save(str(copy), base_path=run.dir, policy="now")
+
+    @rank_zero_only
+    def log_samples(self, samples: list[Sample], overlays: list[Path], *, epoch: int, step: int) -> None:
+        """Log captioned images as one table, and every overlay under a key of its own.
+
+        Scores are sentence BLEU in percent. wandb wants the images of one key to be of one size.
+        """
+        import wandb
+
+        columns = ["epoch", "image_id", "overlay", "caption", "references", "bleu1", "bleu4", "log_prob"]
+        rows = []
+        for number, (sample, path) in enumerate(zip(samples, overlays, strict=True), 1):
+            caption = " ".join(sample.words)
+            self.log_image(f"val/sample_{number}", [str(path)], caption=[caption], step=step)
+            (counts,) = bleu_counts([sample.words], [sample.references])
+            scores = [round(float(sentence_bleu(counts, n)), 2) for n in (1, 4)]
+            references = "\n".join(" ".join(words) for words in sample.references)
+            rows.append([epoch, sample.image_id, wandb.Image(str(path)), caption, references, *scores, sample.score])
+        self.log_table("val/samples", columns=columns, data=rows, step=step)
+
+    def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None:
+        self._write()
+        if self._log_model:
+            self._checkpoint_callbacks[id(checkpoint_callback)] = checkpoint_callback
+        if self._log_model == "all":
+            self._log_checkpoint(checkpoint_callback, policy="mutable")  # a copy: the file will be written over
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Log the checkpoints, of an interrupted run too."""
+        if self._experiment is not None:
+            for checkpoint_callback in self._checkpoint_callbacks.values():
+                self._log_checkpoint(checkpoint_callback, policy="immutable")
+            self._write()
+
+    def _log_checkpoint(self, callback: ModelCheckpoint, *, policy: Literal["mutable", "immutable"]) -> None:
+        path = Path(callback.best_model_path)
+        if not path.is_file() or self._saved.get(str(path)) == path.stat().st_mtime:
+            return
+        import wandb
+
+        score = callback.current_score if callback.best_model_score is None else callback.best_model_score
+        metadata = {
+            "monitor": callback.monitor,
+            "mode": callback.mode,
+            "score": None if score is None else float(score),
+            "original_filename": path.name,
+        }
+        artifact = wandb.Artifact(name=f"model-{self.experiment.id}", type="model", metadata=metadata)
+        # An absolute path, since `wandb sync` may be run from elsewhere.
+        artifact.add_file(str(path.resolve()), name="model.ckpt", policy=policy)
+        self.experiment.log_artifact(artifact, aliases=["best" if callback.monitor else "last"])
+        self._saved[str(path)] = path.stat().st_mtime
+
+    @rank_zero_only
+    def finish(self) -> None:
+        """Close the run, so that the next one of this process is another."""
+        if self._experiment is not None:
+            self._write()
+            self._experiment.finish()
+            self._experiment = None
+            if os.environ.get("WANDB_DATA_DIR") == str((self._folder / "wandb" / "data").resolve()):
+                del os.environ["WANDB_DATA_DIR"]
+
+
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
-    They are written to ``samples/`` in the run's folder, and logged as images where the logger takes any (wandb).
+    They are written to ``samples/`` in the run's folder, and logged where the logger takes images (wandb).
 
     Args:
         images: how many.
@@ -46,15 +194,17 @@ class CaptionSamples(Callback):
         samples = pl_module.caption_samples(self.images)
         folder = Path(trainer.default_root_dir) / "samples"
         folder.mkdir(parents=True, exist_ok=True)
-        for number, sample in enumerate(samples, 1):
+        paths = []
+        for sample in samples:
             figure = attention_figure(
                 sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
             )
             path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
             figure.savefig(path, dpi=80)
-            for logger in trainer.loggers:  # a key each: wandb wants the images of one key to be of one size
-                if hasattr(logger, "log_image"):
-                    logger.log_image(f"val/sample_{number}", [str(path)], caption=[" ".join(sample.words)])
+            paths.append(path)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.log_samples(samples, paths, epoch=trainer.current_epoch, step=trainer.global_step)
 
 
 class LogLines(Callback):

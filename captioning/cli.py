@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -14,9 +15,10 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.callbacks import AtomicCheckpointIO, LogLines
+from captioning.callbacks import AtomicCheckpointIO, LogLines, WandbRun
 from captioning.data.datamodule import CaptionDataModule
 from captioning.errors import InputError
+from captioning.provenance import provenance
 from captioning.training import CaptioningModule
 
 
@@ -63,6 +65,9 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         path = Path(trainer.default_root_dir) / "config.yaml"
         self.parser.save(self.config, path, skip_none=False, overwrite=True)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.save_file(path, "run_config.yaml")  # wandb writes a config.yaml of its own
 
 
 class CaptioningCLI(LightningCLI):
@@ -128,7 +133,10 @@ class CaptioningCLI(LightningCLI):
         if fitting:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             print(f"run folder: {self.run_dir}", flush=True)
-            config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir)
+            if not checkpoint:
+                (self.run_dir / "wandb_run.json").unlink(missing_ok=True)  # of a run that ended before its first epoch
+            group = _config_name(config.get("config"))
+            config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
             if config.results:
                 config.trainer.default_root_dir = config.results
@@ -145,14 +153,17 @@ class CaptioningCLI(LightningCLI):
     def before_fit(self) -> None:
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
-            logger.log_hyperparams(self.config_dump)
+            logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
         if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
+        for logger in self.trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.finish()
         wandb_folder = self.run_dir / "wandb"
-        if os.environ.get("WANDB_MODE") == "offline" and wandb_folder.is_dir():
+        if any(wandb_folder.glob("offline-run-*")):
             print(f"wandb ran offline; to upload: wandb sync {wandb_folder}/offline-run-*")
 
 
@@ -186,8 +197,25 @@ def _free_name(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}-{number}")
 
 
-def _loggers(configured: Any, run_dir: Path) -> Any:
-    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process."""
+def _labels(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return what runs are told apart by under short names, and where the run comes from."""
+    decoder = settings["model"]["decoder"]["init_args"]
+    attention = decoder["attention"]
+    score = attention.get("init_args", {}).get("score") or {}
+    return {
+        "attention": attention["class_path"].rpartition(".")[2],
+        "score": score.get("class_path", "").rpartition(".")[2] or None,
+        "encoder": settings["model"]["encoder"]["class_path"].rpartition(".")[2],
+        "seed": settings["data"]["seed"],
+        "provenance": provenance(command=shlex.join(sys.argv), seed=settings["data"]["seed"]),
+    }
+
+
+def _loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
+    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process.
+
+    A wandb logger is named after the run; what its config leaves open gets the values that keep a project in order.
+    """
     from jsonargparse import Namespace
 
     if configured in (None, False, True):
@@ -196,8 +224,13 @@ def _loggers(configured: Any, run_dir: Path) -> Any:
     for logger in loggers:
         if "save_dir" in logger.init_args:
             logger.init_args.save_dir = str(run_dir)
-        if logger.class_path.endswith("WandbLogger"):
-            logger.init_args.name = logger.init_args.get("name") or run_dir.name
+        if logger.class_path.endswith(("WandbLogger", "WandbRun")):
+            logger.class_path = "captioning.callbacks.WandbRun"
+            logger.init_args.pop("experiment", None)  # an object, which no config can hold
+            project = os.environ.get("WANDB_PROJECT", "captioning")
+            defaults = {"name": run_dir.name, "project": project, "group": group, "job_type": "train"}
+            for name, value in defaults.items():
+                logger.init_args[name] = logger.init_args.get(name) or value
     csv = Namespace(
         class_path="pytorch_lightning.loggers.CSVLogger",
         init_args=Namespace(

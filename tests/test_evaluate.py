@@ -1,0 +1,137 @@
+"""Scoring a checkpoint on a data set that it was not trained on, and where attention looked there."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from test_cli import CONFIG
+from test_end_to_end import script
+
+from captioning.cli import main
+from captioning.errors import InputError
+from captioning.grounding import GroundedObject, noun_hits, object_cells
+from captioning.inference import load
+from captioning.vocabulary import END, START
+
+CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"
+# (file, (top, bottom, left, right) of a dog, captions)
+PICTURES = [
+    ("a.png", (0, 24, 0, 12), ["a dog and a puppy", "two dogs eat a hot dog"]),
+    ("b.png", (30, 48, 24, 48), ["a red circle beside a dog"]),
+]
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> Iterator[Path]:
+    """A run on shapes, and two pictures with captions and a mask in COCO's layout; entered."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["evaluate.py"])
+        prepare(folder)
+        yield folder
+
+
+def prepare(folder: Path) -> None:
+    source = {
+        "class_path": "captioning.data.shapes.ShapesSource",
+        "init_args": {"root": str(folder / "shapes"), "train": 4, "val": 2, "test": 2, "image_size": 48},
+    }
+    data = {"source": source, "batch_size": 10, "num_workers": 0, "limit_images": 1}
+    Path("tiny.yaml").write_text(yaml.safe_dump(CONFIG | {"data": data}))
+    main(["fit", "--config", "tiny.yaml"])
+    for name in ("coco/annotations", "coco/val2017"):
+        Path(name).mkdir(parents=True)
+    images, captions, objects = [], [], []
+    for number, (name, (top, bottom, left, right), texts) in enumerate(PICTURES):
+        pixels = np.random.default_rng(number).integers(0, 255, (48, 48, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(f"coco/val2017/{name}")
+        images.append({"id": number, "file_name": name, "height": 48, "width": 48})
+        outline = [left, top, right, top, right, bottom, left, bottom]
+        objects.append({"id": number, "image_id": number, "category_id": 18, "segmentation": [outline], "iscrowd": 0})
+        captions += [{"id": len(captions) + i, "image_id": number, "caption": text} for i, text in enumerate(texts)]
+    categories = [{"id": 18, "name": "dog"}]
+    for kind, entries in (("captions", captions), ("instances", objects)):
+        content = {"images": images, "annotations": entries, "categories": categories}
+        Path(f"coco/annotations/{kind}_val2017.json").write_text(json.dumps(content))
+        Path(f"coco/annotations/{kind}_train2017.json").write_text(json.dumps(content))
+    overlay = {"data": {"source": {"class_path": "captioning.data.coco.CocoSource", "init_args": {"root": "coco"}}}}
+    Path("pets.yaml").write_text(yaml.safe_dump(overlay | {"trainer": {"max_epochs": 99}}))
+
+
+def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdir, capsys):
+    main(["test", "--ckpt_path", CHECKPOINT])
+    own = Path("runs/tiny/test_metrics.json").read_bytes()
+    capsys.readouterr()
+    script("evaluate").main(
+        ["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml", "--measurement", "measured.json"]
+    )
+    printed = capsys.readouterr().out
+    assert "val split, 2 images" in printed and "correctness     uniform      centre" in printed
+    assert Path("runs/tiny/test_metrics.json").read_bytes() == own
+    captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
+    assert [caption["references"] for caption in captions] == [texts for _, _, texts in PICTURES]
+    written = json.loads(Path("measured.json").read_text())
+    assert written["grounded_nouns"] == {"generated": 0, "references": 4}  # a model of shapes never says dog
+    assert written["values"]["reference_correctness_uniform"] == pytest.approx(
+        100 * (3 * 24 * 12 + 18 * 24) / (4 * 48 * 48), abs=1e-3
+    )
+    assert written["settings"]["data"]["source"]["class_path"].endswith("CocoSource")
+    assert written["settings"]["data"]["vocabulary_file"] is None and written["settings"]["max_epochs"] == 1
+
+
+def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):
+    script("evaluate").main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
+    captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
+    model = load(CHECKPOINT)
+    for (name, (top, bottom, left, right), texts), entry in zip(PICTURES, captions, strict=True):
+        mask = np.zeros((48, 48), dtype=bool)
+        mask[top:bottom, left:right] = True
+        dog = GroundedObject("dog", frozenset({"dogs", "puppy"}), frozenset(), mask, frozenset({"hot dog"}))
+        cells = object_cells([dog], model.encoder.grid_size)
+        expected = []
+        for text in texts:
+            expected += noun_hits(text.split(), alphas_of(model, f"coco/val2017/{name}", text), cells)
+        found = entry["reference_hits"]
+        assert [(hit["step"], hit["noun"]) for hit in found] == [(hit.step, hit.noun) for hit in expected]
+        assert [hit["correctness"] for hit in found] == pytest.approx([h.correctness for h in expected], abs=1e-5)
+        assert [hit["noun"] for hit in found] in (["dog", "puppy", "dogs"], ["dog"])
+
+
+@torch.inference_mode()
+def alphas_of(model, path: str, text: str) -> np.ndarray:
+    """(T, L), one step of the decoder after the other."""
+    memory = model.captioner.remember(model.encoder.preprocessing(Image.open(path))[None])
+    step, state = model.captioner.stepper(memory), tuple(model.captioner.decoder.init_state(memory))
+    rows = []
+    for token in [START, *model.vocabulary.encode(text.split())]:
+        looked = step(torch.tensor([token]), state)
+        state = looked.state
+        rows.append(looked.alphas[0].numpy())
+    assert END not in model.vocabulary.encode(text.split())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer: {max_epochs: 1}", r"--data other.yaml: names no data.source"),
+        ("data: {batch_size: 1}", r"--data other.yaml: names no data.source"),
+        ("[unclosed", r"--data other.yaml: not a YAML file"),
+        (None, r"--data other.yaml: cannot be read \(No such file or directory\)"),
+    ],
+)
+def test_a_file_without_a_data_set_is_refused_by_name(tmp_path, monkeypatch, text, message):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        Path("other.yaml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        script("evaluate")._data_overlay(Path("other.yaml"), tmp_path)

@@ -54,10 +54,10 @@ def interleave(
         gc.disable()
         try:
             for name in list(subjects)[:: -1 if turn % 2 else 1]:
-                _wait_for(device)
+                wait_for(device)
                 start = time.perf_counter()
                 subjects[name]()
-                _wait_for(device)
+                wait_for(device)
                 seconds[name].append(time.perf_counter() - start)
         finally:
             if collecting:
@@ -65,6 +65,7 @@ def interleave(
     return {name: Timing(tuple(taken)) for name, taken in seconds.items()}
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Return when everything that was asked of the device is done."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

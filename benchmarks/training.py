@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from benchmarks.models import Data, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
+from captioning.batch import CaptionBatch
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,15 +49,14 @@ def cases(quick: bool) -> dict[str, Case]:
 
 
 def our_step(
-    sizes: Sizes, data: Data, device: torch.device, *, precision: torch.dtype = torch.float32, hard: bool = False
-) -> Callable[[], Any]:
-    """Return a function that does one training step of ours."""
+    sizes: Sizes, device: torch.device, *, precision: torch.dtype = torch.float32, hard: bool = False
+) -> Callable[[CaptionBatch], None]:
+    """Return a function that trains on a batch, as ``captioning fit`` does it."""
     module = our_module(sizes, device, hard=hard)
     optimizer = module.configure_optimizers()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    batch = data.batch()
 
-    def step() -> None:
+    def step(batch: CaptionBatch) -> None:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=precision == torch.bfloat16):
             loss = module.training_step(batch, 0)
         optimizer.zero_grad()
@@ -89,7 +90,8 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
     subjects: dict[str, Callable[[], Any]] = {}
     for kind in kinds:
         for precision, dtype in PRECISIONS.items():
-            subjects[f"{kind} {precision}"] = our_step(sizes, data, device, precision=dtype, hard=kind == "hard")
+            step = our_step(sizes, device, precision=dtype, hard=kind == "hard")
+            subjects[f"{kind} {precision}"] = partial(step, data.batch())
     subjects["port"] = port_step(sizes, data, device)
     timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
     machine = probe.machine({operation: timings[operation].median for operation in probe.operations})

@@ -1,0 +1,142 @@
+"""Loaders alone, and how long training waits for them."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.images import encoders, photograph_size, photographs
+from benchmarks.models import FeatureSource, natural_lengths
+from benchmarks.report import Report, Row
+from benchmarks.timing import interleave
+from benchmarks.training import PRECISIONS, cases, our_step
+from benchmarks.work import Probe
+from captioning.batch import CaptionBatch
+from captioning.data.datamodule import CaptionDataModule
+from captioning.data.features import FeatureWriter
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
+from captioning.encoders import ConvEncoder
+from captioning.vocabulary import SPECIALS
+
+
+class RandomCaptions(CaptionSource):
+    """Images of one folder with a random caption each, of Flickr8k's lengths.
+
+    Args:
+        folder: where the images are, or would be.
+        paths: of the images in it.
+        vocabulary: V, special tokens included.
+    """
+
+    def __init__(self, folder: Path, paths: list[str], vocabulary: int) -> None:
+        self.folder, self.paths, self.words = folder, paths, vocabulary - len(SPECIALS)
+
+    def prepare(self) -> None:
+        """Everything is there."""
+
+    def index(self, split: str) -> CaptionIndex:
+        draw = np.random.default_rng(0)
+        lengths = natural_lengths(len(self.paths))
+        entries = (
+            ImageEntry(number, path, [" ".join(f"w{word}" for word in draw.integers(self.words, size=length - 1))])
+            for number, (path, length) in enumerate(zip(self.paths, lengths, strict=True))
+        )
+        return CaptionIndex.build(self.folder, entries)
+
+
+class CachedEncoder(FeatureSource):
+    """Stands for a frozen encoder whose features are cached; nothing is ever encoded with it."""
+
+    preprocessing = ConvEncoder((4,), (4,), image_size=16).preprocessing
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"encoder": "none", "grid_size": list(self.grid_size), "annotation_dim": self.annotation_dim}
+
+
+def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionDataModule:
+    """Return a data module that is attached to an encoder, as a trainer does it."""
+    data = CaptionDataModule(source, **options)
+    module = types.SimpleNamespace(encoder=encoder)
+    data.trainer = types.SimpleNamespace(lightning_module=module, global_rank=0, world_size=1)  # type: ignore[assignment]
+    data.setup("fit")
+    return data
+
+
+def cached_features(folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int) -> Any:
+    """Return a data module of random features in a cache, as ``scripts/extract_features.py`` writes it."""
+    encoder = CachedEncoder(locations, dim)
+    paths = [f"{number}.jpg" for number in range(images)]
+    with FeatureWriter(
+        folder, "train", paths=paths, fingerprint=encoder.fingerprint(), shape=(locations, dim)
+    ) as writer:
+        while writer.done < images:
+            writer.write(torch.rand(min(50, images - writer.done), locations, dim))
+    source = RandomCaptions(folder, paths, vocabulary)
+    return data_module(source, encoder, batch_size=batch_size, features=str(folder))
+
+
+def endless(data: CaptionDataModule, device: torch.device) -> Iterator[CaptionBatch]:
+    """Yield training batches on the device, epoch after epoch."""
+    loader = data.train_dataloader()
+    while True:
+        for batch in loader:
+            yield batch.to(device, non_blocking=True)
+
+
+def waiting_share(batches: Iterator[CaptionBatch], step: Callable[[CaptionBatch], None], *, steps: int) -> float:
+    """Return the share of the time of training steps, 0 to 1, in which the next batch was waited for."""
+    step(next(batches))
+    waited = 0.0
+    start = time.perf_counter()
+    for _ in range(steps):
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        step(batch)
+    return waited / (time.perf_counter() - start)
+
+
+def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> Report:
+    """Time both kinds of loaders, and the share of training steps that is spent waiting for cached features."""
+    sizes = cases(quick)["512"].sizes
+    B, L, D, V = sizes.images, sizes.locations, sizes.annotation_dim, sizes.vocabulary
+    cached = cached_features(
+        folder / "features", images=B * (3 if quick else 10), locations=L, dim=D, batch_size=B, vocabulary=V
+    )
+    names = [path.name for path in photographs(folder / "jpegs", B, photograph_size(quick))]
+    network = encoders(quick)["conv" if quick else "mobilenet"]()
+    photos = data_module(RandomCaptions(folder / "jpegs", names, V), network, batch_size=B)
+    features, jpegs = endless(cached, device), endless(photos, device)
+
+    probe = Probe.sized(device, quick=quick)
+    subjects: dict[str, Callable[[], Any]] = {"features": lambda: next(features), "jpegs": lambda: next(jpegs)}
+    timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
+    machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
+    traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
+    width, height = photograph_size(quick)
+    report = Report(machine=machine.to_dict())
+    report.rows += [
+        Row(
+            "load_features",
+            f"a batch of {B} images' cached features, {L} x {D} fp16, asked for without a pause",
+            timings["features"],
+            limit=traffic / machine.bandwidth,
+            images=B,
+        ),
+        Row(
+            "load_jpegs",
+            f"a batch of {B} JPEGs of {width} x {height}, decoded and scaled to {network.preprocessing.size[0]} pixels",
+            timings["jpegs"],
+            images=B,
+        ),
+    ]
+    for precision, dtype in PRECISIONS.items():
+        share = waiting_share(features, our_step(sizes, device, precision=dtype), steps=2 if quick else 10)
+        report.shares[f"waiting_for_cached_features_{precision}"] = share
+    return report

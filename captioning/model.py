@@ -69,19 +69,15 @@ class Captioner(nn.Module):
         Args:
             samples: rows per caption, adjacent, which differ in what a stochastic attention draws for them.
         """
-        return self.teach(batch, self.remember_batch(batch), samples)
-
-    def remember_batch(self, batch: CaptionBatch) -> Memory:
-        """Return the memory that the captions of the batch are decoded from, each image's captions adjacent."""
         memory = self.remember(batch.images, batch.annotations, batch.annotation_mask)
-        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
-        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
-        if torch.equal(batch.image_index, each):
-            return memory
-        return memory.select(batch.image_index)  # images with different numbers of captions need a row for each
+        return self.teach(batch, memory, samples)
 
     def teach(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
-        """``forward`` over the memory of ``remember_batch``."""
+        """``forward`` over the memory of the batch's images."""
+        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
+        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
+        if not torch.equal(batch.image_index, each):  # images with different numbers of captions need a row for each
+            memory = memory.select(batch.image_index)
         captions, lengths = batch.captions, batch.lengths
         if samples > 1:
             captions, lengths = captions.repeat_interleave(samples, 0), lengths.repeat_interleave(samples, 0)

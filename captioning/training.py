@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,21 +12,24 @@ import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
 from pytorch_lightning.cli import OptimizerCallable
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning import losses
 from captioning.attention.base import Attention, Memory
 from captioning.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
+from captioning.diagnostics import CollapseWatch, attention_statistics
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.estimators import Estimator, MovingAverage, Signal
+from captioning.estimators import Estimator
 from captioning.files import write_json
 from captioning.grounding import NounHit, grounding_scores, noun_hits
 from captioning.metrics import corpus_bleu
 from captioning.model import CHECKPOINT_FORMAT, Captioner
+from captioning.objective import Objective, sampled_bounds
 from captioning.vocabulary import Vocabulary
 
 
@@ -74,6 +78,8 @@ class CaptioningModule(pl.LightningModule):
         label_smoothing: share of the target probability spread over the vocabulary, in training alone. Rewards are
             plain log-probabilities.
         search: how captions are made for ``val/*`` and ``test/*``.
+        bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
+            with, beside the NLL; 0 leaves them out.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class CaptioningModule(pl.LightningModule):
         reduction: losses.Reduction | None = None,
         label_smoothing: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
+        bound_samples: int = 8,
     ) -> None:
         super().__init__()
         # Recorded before build(), which is called when the vocabulary is known.
@@ -99,24 +106,34 @@ class CaptioningModule(pl.LightningModule):
         self.vocabulary: Vocabulary | None = None
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.attention_penalty = attention_penalty
-        self.estimator = _checked(estimator, decoder.attention)
-        self.reward_weight = reward_weight
-        self.entropy_weight = entropy_weight
-        self.reduction = reduction or losses.Reduction()
-        self.label_smoothing = label_smoothing
+        self.objective = Objective(
+            decoder.attention,
+            estimator=estimator,
+            reward_weight=reward_weight,
+            entropy_weight=entropy_weight,
+            attention_penalty=attention_penalty,
+            reduction=reduction,
+            label_smoothing=label_smoothing,
+        )
         self.search = search
+        self.bound_samples = bound_samples
+        self._watch = CollapseWatch()
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
         self._seen: list[CaptionedImage] = []
-        self._nll_sum = 0.0
-        self._nll_words = 0
+        self._sums: defaultdict[str, float] = defaultdict(float)
+        """Log-probabilities in nats, summed over the ``_words`` words evaluated so far."""
+        self._words = 0
         self._random_state: dict[str, Any] | None = None
 
     @property
     def encoder(self) -> Encoder:
         return self._parts[0]
+
+    @property
+    def attention(self) -> Attention:
+        return self._parts[1].attention
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data module's vocabulary. Called by the trainer; does nothing twice."""
@@ -134,50 +151,17 @@ class CaptioningModule(pl.LightningModule):
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
-        samples = self.estimator.samples if self.estimator is not None else 1
-        memory = self.captioner.remember_batch(batch)
-        output = self.captioner.teach(batch, memory, samples)
-        mask = None if memory.mask is None else memory.mask.repeat_interleave(len(output.mask) // len(memory.mask), 0)
-        stochastic = output.selection_log_probs is not None
-        nll = self.reduction.nll(output.logits, output.targets, output.mask, label_smoothing=self.label_smoothing)
-        penalty = self.reduction.penalty(output.alphas, mask, drawn=stochastic)
-        loss = nll + self.attention_penalty * penalty  # Eq. 14
-        if stochastic:
-            entropy = self.reduction.steps(losses.step_entropy(output.alphas), output.mask)
-            loss = loss - self.entropy_weight * entropy  # Eq. 11
-        self.log("train/loss", loss.detach(), prog_bar=True)  # without the next term: its gradient has a meaning alone
-        if self.estimator is not None:
-            assert output.selection_log_probs is not None
-            signal = self._signal(batch, memory, output)
-            reinforce = self.reduction.steps(signal.advantages * output.selection_log_probs, output.mask)
-            loss = loss - self.reward_weight * reinforce  # Eq. 12
-            self._log_signal(signal)
-        self.log("train/nll", nll.detach())
-        self.log("train/attention_penalty", penalty.detach())
-        self.log("train/attention_entropy", losses.attention_entropy(output.alphas.detach(), output.mask))
+        loss, terms, output = self.objective(self.captioner, batch)
+        statistics = attention_statistics(output.alphas, output.betas, output.mask)
+        mask = batch.annotation_mask
+        self._watch.update(statistics, output.alphas.shape[-1] if mask is None else mask.sum(dim=1))
+        for name, value in (terms | statistics | self.attention.schedule()).items():
+            self.log(f"train/{name}", value, prog_bar=name == "loss")
         return loss
 
-    @torch.no_grad()
-    def _signal(self, batch: CaptionBatch, memory: Memory, output: DecoderOutput) -> Signal:
-        """Return what the estimator makes of the draws that ``output`` was computed with."""
-        assert self.captioner is not None and self.estimator is not None
-        rewards = losses.step_log_probs(output.logits, output.targets, output.mask)
-        sampled = torch.ones_like(output.mask[:, 0])
-        if memory.expected is not None:
-            sampled = ~memory.expected.repeat_interleave(len(output.mask) // len(memory.expected))
-        greedy = None
-        if self.estimator.needs_greedy:
-            with self.captioner.decoder.attention.inferring("argmax"):
-                sure = self.captioner.teach(batch, memory)
-            greedy = losses.step_log_probs(sure.logits, sure.targets, sure.mask)
-        return self.estimator(rewards, output.mask, sampled, greedy)
-
-    def _log_signal(self, signal: Signal) -> None:
-        """Log means over the steps whose location was drawn, in nats; nan in a batch without any."""
-        returns, baseline, advantages = signal.returns[signal.drawn], signal.baseline[signal.drawn], signal.advantages
-        self.log("train/reward", returns.mean())
-        self.log("train/baseline", baseline.mean())
-        self.log("train/advantage_std", advantages[signal.drawn].std(correction=0))
+    def on_train_epoch_end(self) -> None:
+        if self.attention.score is not None and (cause := self._watch.cause()) is not None:
+            rank_zero_warn(f"attention has collapsed: {cause}")
 
     def configure_optimizers(self) -> Any:
         assert self.captioner is not None
@@ -195,7 +179,7 @@ class CaptioningModule(pl.LightningModule):
     # Evaluation
 
     def on_validation_epoch_start(self) -> None:
-        self._seen, self._nll_sum, self._nll_words = [], 0.0, 0
+        self._seen, self._sums, self._words = [], defaultdict(float), 0
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
         self._evaluate(batch)
@@ -221,9 +205,10 @@ class CaptioningModule(pl.LightningModule):
             for image_id, h in zip(batch.image_ids.tolist(), found, strict=True)
         ]
 
-    def _search(self, batch: CaptionBatch) -> list[Hypothesis]:
+    def _search(self, batch: CaptionBatch, memory: Memory | None = None) -> list[Hypothesis]:
         assert self.captioner is not None
-        memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
+        if memory is None:
+            memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
         return [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
 
     @torch.inference_mode()
@@ -248,13 +233,20 @@ class CaptioningModule(pl.LightningModule):
         assert self.captioner is not None and self.vocabulary is not None
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         index = datamodule.evaluated
+        memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
         reference_hits: dict[int, list[NounHit]] = {row: [] for row in batch.rows.tolist()}
         if len(batch.captions):
-            output = self.captioner(batch)
-            self._nll_sum -= float(losses.token_log_probs(output.logits, output.targets).sum())
-            self._nll_words += len(output.targets)
+            with self.attention.inferring("expected"):
+                output = self.captioner.teach(batch, memory)
+            self._words += len(output.targets)
+            self._sums["nll"] -= float(losses.token_log_probs(output.logits, output.targets).sum())
+            if self.trainer.state.fn != "fit" and self.bound_samples and "sample" in self.attention.inference_modes:
+                bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
+                self._sums["bound"] += bounds.bound
+                self._sums["iwae_bound"] += bounds.importance_weighted
             reference_hits = self._reference_hits(batch, output.alphas)
-        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
+        found = self._search(batch, memory)
+        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), found, strict=True):
             words = self.vocabulary.decode(best.ids)
             hits = noun_hits(words, best.alphas.numpy(), datamodule.objects(row))
             references = [reference.split() for reference in index.references(row)]
@@ -274,19 +266,20 @@ class CaptioningModule(pl.LightningModule):
         return hits
 
     def _finish_evaluation(self, stage: str) -> None:
-        seen, nll_sum, nll_words = self._seen, self._nll_sum, self._nll_words
+        seen, sums, words = self._seen, self._sums, self._words
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, (seen, nll_sum, nll_words))
+            torch.distributed.all_gather_object(parts, (seen, sums, words))
             seen = [image for part in parts for image in part[0]]
-            nll_sum, nll_words = sum(part[1] for part in parts), sum(part[2] for part in parts)
+            names = sorted({name for part in parts for name in part[1]})
+            sums = defaultdict(float, {name: sum(part[1][name] for part in parts) for name in names})
+            words = sum(part[2] for part in parts)
         self.results = sorted(seen, key=lambda image: image.row)
         if not self.results:
             return
         bleu = corpus_bleu([image.words for image in self.results], [image.references for image in self.results])
         scores = {f"{stage}/{name}": value for name, value in bleu.items()}
-        if nll_words:
-            scores[f"{stage}/nll"] = nll_sum / nll_words
+        scores |= {f"{stage}/{name}": total / words for name, total in sums.items()}
         hits = [hit for image in self.results for hit in image.hits]
         scores |= {f"{stage}/{name}": value for name, value in grounding_scores(hits).items()}
         hits = [hit for image in self.results for hit in image.reference_hits]
@@ -300,7 +293,9 @@ class CaptioningModule(pl.LightningModule):
     def _write_results(self, stage: str, scores: dict[str, float]) -> None:
         """Leave the scores and every caption beside the run, for comparisons that need them image by image."""
         folder = Path(self.trainer.default_root_dir)
-        search = {"search": vars(self.search) | {"inference": self._parts[1].attention.inference}}
+        search = {"search": vars(self.search) | {"inference": self.attention.inference}}
+        if f"{stage}/bound" in scores:
+            search["search"]["bound_samples"] = self.bound_samples
         captions = [
             {
                 "image_id": image.image_id,
@@ -350,11 +345,3 @@ class CaptioningModule(pl.LightningModule):
             if self.device.type == "cuda" and "cuda" in self._random_state:
                 torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
             self._random_state = None
-
-
-def _checked(estimator: Estimator | None, attention: Attention) -> Estimator | None:
-    """Return the estimator that the attention is trained with, None for one that needs none."""
-    name = type(attention).__name__
-    if estimator is not None and not attention.needs_estimator:
-        raise InputError(f"estimator: {name} passes its gradient on by itself; leave {type(estimator).__name__} out")
-    return MovingAverage() if estimator is None and attention.needs_estimator else estimator

@@ -30,6 +30,7 @@ ROOMS: dict[str, tuple[int, str]] = {
     "dropout": (0, ""),
     "attention": (0, "errors component schedules unroll"),
     "losses": (0, "errors"),
+    "diagnostics": (0, "losses"),
     "estimators": (0, "errors component schedules attention losses"),
     "metrics": (0, "errors vocabulary"),
     "statistics": (0, ""),
@@ -44,7 +45,8 @@ ROOMS: dict[str, tuple[int, str]] = {
     "decoder": (1, "errors component schedules vocabulary attention unroll dropout"),
     "model": (2, "errors component batch vocabulary attention decoding encoders decoder"),
     "data.datamodule": (3, "errors vocabulary batch grounding data data.transforms"),
-    "training": (3, f"{ASSEMBLED} batch files schedules losses estimators metrics grounding"),
+    "objective": (2, "errors component batch vocabulary attention losses estimators decoder model"),
+    "training": (3, f"{ASSEMBLED} batch files schedules losses estimators objective diagnostics metrics grounding"),
     "inference": (3, f"{ASSEMBLED} caption"),
     "callbacks": (
         4,

@@ -121,6 +121,10 @@ class Attention(Component):
             raise InputError(f"inference: {type(self).__name__} knows {known}, got {mode!r}")
         self._inference = mode
 
+    def schedule(self) -> dict[str, Tensor]:
+        """Return what changes by a schedule in training, by name: scalars."""
+        return {}
+
     @contextmanager
     def inferring(self, mode: str) -> Iterator[None]:
         """Form contexts by the inference mode ``mode`` for a while, whether the model is being trained or not."""

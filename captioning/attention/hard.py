@@ -61,6 +61,9 @@ class StochasticAttention(Attention):
         risen = ((self.batches - first) / max(1, last - first)).clamp(0.0, 1.0)
         return self.final_sample_probability * (risen if last else torch.ones_like(risen))
 
+    def schedule(self) -> dict[str, Tensor]:
+        return {"sample_probability": self.sample_probability}
+
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
         if not self.training:
@@ -154,6 +157,9 @@ class GumbelAttention(StochasticAttention):
         """Of the current training batch, a scalar."""
         progress = (self.batches / self.anneal).clamp(max=1.0)
         return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+
+    def schedule(self) -> dict[str, Tensor]:
+        return super().schedule() | {"temperature": self.temperature}
 
     def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         alphas = log_alphas.exp()

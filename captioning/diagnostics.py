@@ -1,0 +1,84 @@
+"""Whether attention still depends on the word, in numbers, and the cause where it does not."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from captioning.losses import step_entropy
+
+PATIENCE = 500
+"""Training batches before a judgement: at the start every attention is uniform."""
+MEMORY = 0.99
+"""Share of the old means that is kept at each batch; they look back over about 100."""
+STILL = 0.01
+"""Nats: alphas that move less from word to word do not depend on the word."""
+
+
+def attention_statistics(alphas: Tensor, betas: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """Return means over the steps that exist, as scalars.
+
+    Args:
+        alphas: (N, T, L), 0 at steps that do not exist.
+        betas: (N, T), likewise.
+        mask: (N, T) bool, True where a step exists.
+
+    Returns:
+        "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
+        nats, from one word to the next; "beta".
+    """
+    alphas = alphas.detach().float()
+    steps = mask.sum()
+    before, after = alphas[:, :-1], alphas[:, 1:]
+    tiny = torch.finfo(alphas.dtype).tiny
+    kl = (torch.special.xlogy(after, after) - after * before.clamp_min(tiny).log()).sum(dim=-1)  # (N, T-1)
+    return {
+        "attention_entropy": (step_entropy(alphas) * mask).sum() / steps,
+        "max_alpha": alphas.amax(dim=-1).sum() / steps,
+        "step_kl": (kl * mask[:, 1:]).sum() / mask[:, 1:].sum().clamp_min(1),
+        "beta": betas.detach().float().sum() / steps,
+    }
+
+
+class CollapseWatch:
+    """Follows the statistics of training batches and names the cause when alphas no longer depend on the word."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self.means: dict[str, Tensor] = {}
+
+    def update(self, statistics: dict[str, Tensor], locations: Tensor | int) -> None:
+        """Take in ``attention_statistics`` of a batch whose images have ``locations`` locations ((B,) or all)."""
+        self.batches += 1
+        limit = torch.as_tensor(locations, dtype=torch.float32).log().mean()
+        for name, value in (statistics | {"limit": limit}).items():
+            self.means[name] = MEMORY * self.means.get(name, value) + (1 - MEMORY) * value
+
+    def cause(self) -> str | None:
+        """Return what is wrong and what to do about it in one line, None where all is well or it is too early."""
+        if self.batches < PATIENCE:
+            return None
+        entropy, largest, kl, beta, limit = (
+            float(self.means[name]) for name in ("attention_entropy", "max_alpha", "step_kl", "beta", "limit")
+        )
+        if beta < 0.05:
+            return (
+                f"the gate is closed (mean beta {beta:.3f}): words are made without looking, and alphas learn nothing; "
+                "train with `gated: false`, or with fewer draws at first (`ramp`)"
+            )
+        if kl > STILL or not math.isfinite(kl):
+            return None
+        still = f"alphas do not depend on the word (KL from word to word {kl:.4f} nats)"
+        if entropy > 0.95 * limit:
+            return (
+                f"{still}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); raise `reward_weight`, lower "
+                "`entropy_weight` or `attention_penalty`, or draw later (`ramp`)"
+            )
+        if largest > 0.9:
+            return (
+                f"{still}: one location has it all (mean largest alpha {largest:.2f}); raise `entropy_weight`, lower "
+                "the learning rate, or draw later (`ramp`)"
+            )
+        return f"{still}: every word gets the same map; raise `attention_penalty` or `reward_weight`"

@@ -36,6 +36,9 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     _init_args: dict[str, Any]
 
+    def __init__(self) -> None:  # nn.Module's takes anything
+        super().__init__()
+
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
         cls = type(self)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from captioning.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory
 from captioning.component import Component
 from captioning.dropout import Dropout
@@ -85,6 +86,8 @@ class AttentionDecoder(Component):
         standardize_annotations: subtract the mean and divide by the standard deviation of every annotation channel,
             measured while training. Differs from the paper, which feeds the CNN's output as it is: frozen ReLU
             features have channels of very different scale.
+        annotation_lstm: a bidirectional LSTM that reads the (standardised) annotations first; what it returns is what
+            the decoder attends to.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class AttentionDecoder(Component):
         gated: bool = True,
         dropout: float = 0.5,
         standardize_annotations: bool = False,
+        annotation_lstm: AnnotationLSTM | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -106,15 +110,18 @@ class AttentionDecoder(Component):
         self.gated = gated
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
+        self.annotation_lstm = annotation_lstm
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters for V words and annotations of size D that lie on ``grid_size`` (rows, columns)."""
         E, H, D, p = self.embedding_dim, self.hidden_dim, annotation_dim, self.dropout_probability
         self.vocabulary_size = vocabulary_size
         self.annotation_dim = annotation_dim
-        self.attention.build(D, H, grid_size)
         # affine=False: only the scale of the input changes, the layers behind it learn the rest.
         self.standardize = nn.BatchNorm1d(D, affine=False) if self.standardize_annotations else None
+        if self.annotation_lstm is not None:
+            D = self.annotation_lstm.build(D)
+        self.attention.build(D, H, grid_size)
         self.init_h = _StateInitialiser(D, H, self.init_layers, p)
         self.init_c = _StateInitialiser(D, H, self.init_layers, p)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
@@ -152,6 +159,8 @@ class AttentionDecoder(Component):
         device = annotations.device.type
         if torch.is_autocast_enabled(device):  # once, not at every step
             annotations = annotations.to(torch.get_autocast_dtype(device))
+        if self.annotation_lstm is not None:
+            annotations = self.annotation_lstm(annotations, mask)
         return self.attention.prepare(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:

@@ -2,16 +2,23 @@
 
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score
 from captioning.attention.hard import GumbelAttention, HardAttention, StochasticAttention
-from captioning.attention.scores import AdditiveScore
+from captioning.attention.local import LocalScore
+from captioning.attention.multihead import MultiHeadAttention
+from captioning.attention.scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
 from captioning.attention.soft import SoftAttention, UniformAttention
 
 __all__ = [
     "AdditiveScore",
     "Attention",
     "AttentionOutput",
+    "DotScore",
+    "GeneralScore",
     "GumbelAttention",
     "HardAttention",
+    "LocalScore",
     "Memory",
+    "MultiHeadAttention",
+    "ScaledDotScore",
     "Score",
     "SoftAttention",
     "StochasticAttention",

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,8 @@ class Memory:
 
     Attributes:
         annotations: (B, L, D).
-        projected: (B, ...), usually (B, L, A): the score's projection of the annotations.
+        projected: the score's projection of the annotations, usually (B, L, A) or (B, A, L). May have several rows for
+            an image, adjacent.
         mask: (B, L) bool, True where a location exists; None when all do.
         expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
             (semi-sampling); None where that is not decided image by image.
@@ -58,7 +60,11 @@ class Memory:
 
     def select(self, images: Tensor) -> Memory:
         """Return the memory of the given images, (B',) indices."""
-        chosen = {name: None if tensor is None else tensor[images] for name, tensor in vars(self).items()}
+        parts = (len(self.annotations), -1)
+        chosen: dict[str, Any] = {
+            name: None if tensor is None else tensor.unflatten(0, parts)[images].flatten(0, 1)
+            for name, tensor in vars(self).items()
+        }
         return type(self)(**chosen)
 
 
@@ -153,17 +159,26 @@ class Attention(Component):
         Raises:
             ValueError: a mask of another shape, or an image without a single location.
         """
-        if mask is not None:
-            if mask.shape != annotations.shape[:2]:
-                raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
-            if not mask.any(dim=1).all():
-                raise ValueError("every image needs at least one location that is not masked")
+        check_mask(annotations, mask)
         projected = annotations if self.score is None else self.score.project(annotations)
         return Memory(annotations, projected, mask)
 
     @abstractmethod
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         """Attend with queries (N, H), N = B * R."""
+
+
+def check_mask(annotations: Tensor, mask: Tensor | None) -> None:
+    """Refuse a mask that does not fit annotations (B, L, D).
+
+    Raises:
+        ValueError: a mask of another shape, or an image without a single location.
+    """
+    if mask is not None:
+        if mask.shape != annotations.shape[:2]:
+            raise ValueError(f"annotation mask must be {tuple(annotations.shape[:2])}, got {tuple(mask.shape)}")
+        if not mask.any(dim=1).all():
+            raise ValueError("every image needs at least one location that is not masked")
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from captioning.attention.additive import additive_logits, plain_additive_logits
 from captioning.attention.base import Score
-from captioning.unroll import StepLinear
+from captioning.errors import InputError
+from captioning.unroll import StepLinear, matmul
 
 
 class AdditiveScore(Score):
@@ -34,3 +35,72 @@ class AdditiveScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
         return self._logits(projected, self.query_projection(query), self.output.weight[0])
+
+
+class DotScore(Score):
+    """e_ti = a_i^T h_{t-1} (Luong et al. 2015): nothing to learn, so annotations and queries must be of one size."""
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        _check_sizes(self, annotation_dim, query_dim)
+
+    def project(self, annotations: Tensor) -> Tensor:
+        return annotations.mT  # (B, D, L)
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        return matmul(query.to(projected.dtype), projected)
+
+
+class GeneralScore(Score):
+    """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W does not depend on the query: a step is one dot product."""
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
+
+    def project(self, annotations: Tensor) -> Tensor:
+        return self.annotation_projection(annotations).mT  # (B, H, L)
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        return matmul(query.to(projected.dtype), projected)
+
+
+class ScaledDotScore(Score):
+    """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
+
+    The root keeps the logits' spread from growing with the size d, which would let the softmax saturate.
+
+    Args:
+        attention_dim: A, the size d of both projections; None for no projections, where annotations and queries must be
+            of one size.
+    """
+
+    def __init__(self, attention_dim: int | None = None) -> None:
+        super().__init__()
+        self.attention_dim = attention_dim
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        if self.attention_dim is None:
+            _check_sizes(self, annotation_dim, query_dim)
+            self.annotation_projection, self.query_projection = None, None
+        else:
+            self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
+            self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
+
+    def project(self, annotations: Tensor) -> Tensor:
+        if self.annotation_projection is not None:
+            annotations = self.annotation_projection(annotations)
+        size = annotations.shape[-1]
+        return (annotations * size**-0.5).mT  # (B, A, L); scaled here, once
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        if self.query_projection is not None:
+            query = self.query_projection(query)
+        return matmul(query.to(projected.dtype), projected)
+
+
+def _check_sizes(score: Score, annotation_dim: int, query_dim: int) -> None:
+    if annotation_dim != query_dim:
+        raise InputError(
+            f"{type(score).__name__} needs annotations (size {annotation_dim}) and hidden state (hidden_dim {query_dim}) "
+            f"of one size; set the decoder's hidden_dim to {annotation_dim}, or choose a score with a projection: "
+            "GeneralScore, or ScaledDotScore with attention_dim"
+        )

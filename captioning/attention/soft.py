@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
+from captioning.dropout import Dropout
 
 
 class SoftAttention(Attention):
@@ -13,11 +14,14 @@ class SoftAttention(Attention):
 
     Args:
         score: gives the logits that alphas are the softmax of.
+        dropout: probability of dropping a location's weight in training; those that stay are divided by 1 - dropout
+            (Vaswani et al. 2017). The alphas that are reported, and penalised, are those before dropping.
     """
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.score = score
+        self.dropout = Dropout(dropout)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         assert self.score is not None
@@ -26,9 +30,9 @@ class SoftAttention(Attention):
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         log_alphas = masked_log_softmax(logits, mask)
         alphas = log_alphas.exp()
-        context = expected_context(alphas, memory.annotations)
-        alphas = alphas.flatten(0, 1)
-        return AttentionOutput(context, alphas, alphas, log_alphas.flatten(0, 1))
+        weights = self.dropout(alphas)
+        context = expected_context(weights, memory.annotations)
+        return AttentionOutput(context, alphas.flatten(0, 1), weights.flatten(0, 1), log_alphas.flatten(0, 1))
 
 
 class UniformAttention(Attention):

@@ -1,0 +1,97 @@
+"""Local attention over the image plane: a score that looks into a window around a predicted position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioning.attention.base import Score
+from captioning.errors import InputError
+from captioning.unroll import StepLinear
+
+_OUTSIDE = -1e3
+"""Added to logits outside the window. Their weight underflows to exactly 0 in float32 and float64, but where the window
+holds no location that exists, the softmax still has something to choose from."""
+
+
+class LocalScore(Score):
+    """Luong et al. 2015's predictive local attention (local-p) in two dimensions, around any score e_ti.
+
+    At every step a position p_t = (rows, columns) * sigmoid(V tanh(W h_{t-1})) is predicted, and
+
+        alpha_ti ~ exp(e_ti) exp(-(r_i - p_r)^2 / (2 s_r^2) - (c_i - p_c)^2 / (2 s_c^2))
+
+    for the locations i within ``window`` of it, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
+    logits, so that every selection works with it, and a gradient reaches the position through it. Positions are
+    measured in locations from the upper left corner; r_i and c_i are the centres of cells (the first is at 0.5), so
+    that p_t covers the image evenly.
+
+    Differs from the paper, which multiplies the softmax with the Gaussian and leaves the product's sum below 1: here
+    alphas are probabilities, the same product divided by its sum.
+
+    Args:
+        score: gives the logits within the window.
+        window: (rows, columns), half the window's height and width in locations; Luong's D.
+        position_dim: size of the hidden layer that predicts the position; None for the query's own, as in the paper.
+
+    Raises:
+        InputError: a window that may lie between all locations.
+    """
+
+    centres: Tensor
+    size: Tensor
+    reach: Tensor
+
+    def __init__(
+        self, score: Score, *, window: tuple[float, float] = (3.0, 3.0), position_dim: int | None = None
+    ) -> None:
+        super().__init__()
+        if len(window) != 2 or min(window) < 0.5:
+            raise InputError(f"window must be (rows, columns), each at least 0.5 locations, got {window}")
+        self.score = score
+        self.window = tuple(window)
+        self.position_dim = position_dim
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters.
+
+        Raises:
+            InputError: the locations form no grid.
+        """
+        if grid_size is None:
+            raise InputError(
+                "LocalScore needs locations on a grid, and the encoder's grid_size is None; use its inner score alone"
+            )
+        self.score.build(annotation_dim, query_dim, grid_size)
+        hidden_dim = self.position_dim or query_dim
+        self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)
+        self.position_output = StepLinear(hidden_dim, 2, bias=False)
+        rows, columns = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
+        centres = torch.stack([rows.flatten(), columns.flatten()])  # (2, L)
+        # In the state, so that a checkpoint of another grid is refused.
+        self.register_buffer("centres", centres)
+        self.register_buffer("size", torch.tensor(grid_size, dtype=centres.dtype), persistent=False)
+        self.register_buffer("reach", torch.tensor(self.window, dtype=centres.dtype).unsqueeze(-1), persistent=False)
+
+    def position(self, query: Tensor) -> Tensor:
+        """Return p_t (..., 2) of queries (..., H): row and column, in locations from the upper left corner."""
+        hidden = torch.tanh(self.position_hidden(query))
+        return self.size * torch.sigmoid(self.position_output(hidden).to(self.size.dtype))
+
+    def project(self, annotations: Tensor) -> Tensor:
+        """Return the inner score's projection.
+
+        Raises:
+            ValueError: another number of locations than the grid has.
+        """
+        if annotations.shape[1] != self.centres.shape[1]:
+            rows, columns = (int(size) for size in self.size)
+            raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
+        return self.score.project(annotations)
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        logits = self.score(query, projected)  # (B, R, L)
+        offset = (self.centres - self.position(query).unsqueeze(-1)) / self.reach  # (B, R, 2, L), in windows
+        gaussian = -2 * offset.square().sum(dim=-2)  # its logarithm: s is half a window
+        outside = (offset.abs() > 1).any(dim=-2)
+        return logits + gaussian.masked_fill(outside, _OUTSIDE)

@@ -1,0 +1,110 @@
+"""Multi-head attention (Vaswani et al. 2017): a step looks at several places at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention.base import (
+    Attention,
+    AttentionOutput,
+    Memory,
+    Score,
+    check_mask,
+    expected_context,
+    masked_log_softmax,
+)
+from captioning.dropout import Dropout
+from captioning.errors import InputError
+from captioning.unroll import StepLinear, share
+
+
+@dataclass(frozen=True)
+class MultiHeadMemory(Memory):
+    """A memory of B images with what each of h heads sees of them; ``projected`` has a row for each head, too.
+
+    Attributes:
+        values: (B * h, L, d / h), what the heads' contexts are sums of; the heads of an image adjacent.
+    """
+
+    values: Tensor = field(kw_only=True)
+
+    def shared(self) -> MultiHeadMemory:
+        memory = super().shared()
+        assert isinstance(memory, MultiHeadMemory)
+        return replace(memory, values=share(self.values))
+
+
+class MultiHeadAttention(Attention):
+    """z_t = W_o [z_t1 .. z_th]: the soft contexts of h heads, concatenated and projected (Vaswani et al. 2017).
+
+    Head k attends with its own projections of the query, the annotations as keys and the annotations as values, each of
+    size d / h; keys and values are computed once per image. All heads are rows of one batch: the score sees B * h
+    images and knows nothing of heads, so any will do. Its own parameters, if it has any, are the same for all heads.
+
+    Alphas and weights are means over the heads, so that alphas are probabilities again. A mean hides which head looked
+    where; and the doubly stochastic penalty asks of all heads together, not of each, that they visit every location.
+
+    Args:
+        score: gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
+        heads: h.
+        dim: d, the heads' sizes together; None for the annotations' size D.
+        dropout: probability of dropping a weight in training, as in ``SoftAttention``, head by head.
+
+    Raises:
+        InputError: d cannot be divided among the heads.
+    """
+
+    def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
+        super().__init__()
+        if heads < 1:
+            raise InputError(f"heads must be at least 1, got {heads}")
+        self.score: Score = score
+        self.heads = heads
+        self.dim = dim
+        self.dropout = Dropout(dropout)
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        dim = annotation_dim if self.dim is None else self.dim
+        if dim % self.heads:
+            raise InputError(f"MultiHeadAttention: {self.heads} heads cannot share dim {dim} evenly; choose a multiple")
+        self.score.build(dim // self.heads, dim // self.heads, grid_size)
+        self.query_projection = StepLinear(query_dim, dim)
+        self.key_projection = nn.Linear(annotation_dim, dim)
+        self.value_projection = nn.Linear(annotation_dim, dim)
+        self.output = StepLinear(dim, annotation_dim)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Return (B * h, .., d / h) of (B, .., d), the heads of an image adjacent."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
+
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> MultiHeadMemory:
+        check_mask(annotations, mask)
+        projected = self.score.project(self._split(self.key_projection(annotations)))
+        values = self._split(self.value_projection(annotations))
+        return MultiHeadMemory(annotations, projected, mask, values=values)
+
+    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+        assert isinstance(memory, MultiHeadMemory)
+        images, heads = len(memory.annotations), self.heads
+        queries = self._split(self.query_projection(query).unflatten(0, (images, -1)))  # (B * h, R, d / h)
+        logits = self.score(queries, memory.projected)  # (B * h, R, L)
+        mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0).unsqueeze(1)
+        alphas = masked_log_softmax(logits, mask).exp()
+        weights = self.dropout(alphas)
+        contexts = expected_context(weights, memory.values)  # (B * h * R, d / h)
+        contexts = contexts.view(images, heads, len(query) // images, -1).transpose(1, 2)  # (B, R, h, d / h)
+        alphas, weights = self._mean(alphas), self._mean(weights)
+        return AttentionOutput(self.output(contexts.flatten(0, 1).flatten(1)), alphas, weights, _log(alphas))
+
+    def _mean(self, weights: Tensor) -> Tensor:
+        """Return the mean over heads (N, L) of (B * h, R, L)."""
+        return weights.unflatten(0, (-1, self.heads)).mean(dim=1).flatten(0, 1)
+
+
+def _log(alphas: Tensor) -> Tensor:
+    """Return the logarithm, -inf with the gradient 0 where alphas are 0."""
+    tiny = torch.finfo(alphas.dtype).tiny
+    return alphas.clamp_min(tiny).log().masked_fill(alphas == 0, float("-inf"))

@@ -142,15 +142,20 @@ def test_a_page_without_images_is_no_error():
     assert content(explorer_page([]))["images"] == []
 
 
-def test_the_view_is_what_the_model_saw():
-    drawing = Image.new("RGB", (64, 48), "teal")
+def large_drawing() -> Image.Image:
+    drawing = Image.new("RGB", (320, 240), "teal")
     drawing.paste("orange", (10, 12, 30, 40))
+    return drawing
+
+
+@pytest.mark.parametrize("drawing", [large_drawing(), random_view()], ids=["drawing", "small"])
+def test_a_drawing_or_a_small_view_is_exactly_what_the_model_saw(drawing):
     image = content(explorer_page([explored(view=drawing)]))["images"][0]
     kind, _, text = image["view"].partition(";base64,")
     assert kind == "data:image/png"
     with Image.open(io.BytesIO(base64.b64decode(text))) as back:
         np.testing.assert_array_equal(np.asarray(back.convert("RGB")), np.asarray(drawing))
-    assert (image["width"], image["height"]) == (64, 48)
+    assert (image["width"], image["height"]) == drawing.size
 
 
 def test_a_photograph_is_a_jpeg_no_larger_than_a_screen_needs():

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 from PIL import Image
-from test_explorer import explored, look
+from test_explorer import explored, look, random_alphas
 
 from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
 from captioning.views.overlays import attention_figure, smooth_alphas
@@ -99,7 +100,7 @@ def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
             lambda request: None if request.url.startswith((file.as_uri(), "data:")) else problems.append(request.url),
         )
         page.goto(file.as_uri())
-        page.wait_for_function("[...document.querySelectorAll('.stage canvas')].every((canvas) => canvas.width >= 448)")
+        page.wait_for_function("[...document.querySelectorAll('.stage canvas')].every((canvas) => canvas.width >= 336)")
         return page
 
     yield visit
@@ -129,6 +130,11 @@ def pixels(page, run: str) -> np.ndarray:
     uri = panel(page, run).locator(".stage canvas").evaluate("(canvas) => canvas.toDataURL('image/png')")
     with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
         return np.asarray(picture.convert("RGB"))
+
+
+def colors(page) -> np.ndarray:
+    """The different colours of the soft run's picture."""
+    return np.unique(pixels(page, "soft").astype(int) @ [1, 256, 65536])
 
 
 def brightest(page, run: str) -> int:
@@ -249,13 +255,13 @@ def test_the_map_is_smoothed_as_in_overlays(visit, grid, size):
 
 def test_cells_are_drawn_flat(visit):
     page = visit()
-    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) > 50
+    assert len(colors(page)) > 50
     page.locator('.style[data-style="cells"]').click()
     assert page.locator('.style[data-style="cells"]').get_attribute("aria-pressed") == "true"
-    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) == 2
+    assert len(colors(page)) == 2
     assert brightest(page, "soft") == 0
     page.keyboard.press("s")
-    assert len(np.unique(pixels(page, "soft").reshape(-1, 3), axis=0)) > 50
+    assert len(colors(page)) > 50
 
 
 def test_the_chosen_cell_is_framed_where_it_was_chosen(visit):
@@ -533,10 +539,19 @@ def test_a_phone_shows_one_run_and_a_tap_pins(visit):
 
 
 def test_runs_stand_side_by_side_on_a_wide_screen(visit):
-    page = visit()
-    left, right = (panel(page, run).bounding_box() for run in ("soft", "hard"))
-    assert left["y"] == right["y"]
-    assert left["x"] + left["width"] <= right["x"]
+    long = look("a run of a name that needs several lines " * 3, alphas=random_alphas(3), numbers={"score": 1.0})
+    page = visit(explorer_page([explored(*looks(), long)]), width=1400)
+    boxes = [stage.bounding_box() for stage in page.locator(".stage").all()]
+    assert len({box["y"] for box in boxes}) == 1
+    assert all(one["x"] + one["width"] <= other["x"] for one, other in itertools.pairwise(boxes))
+
+
+@pytest.mark.parametrize("size", [(40, 120), (120, 40)])
+def test_a_picture_of_any_shape_leaves_room_for_its_words(visit, size):
+    page = visit(explorer_page([explored(*looks(), view=grey(*size))]))
+    box = panel(page, "soft").locator(".stage").bounding_box()
+    assert box["width"] / box["height"] == pytest.approx(size[0] / size[1], rel=0.02)
+    assert word(page, "soft", "two").bounding_box()["y"] < 900
 
 
 def contrast(one: str, other: str) -> float:

@@ -1,359 +1,8 @@
-// The explorer: a list of images, and for the image shown a panel per run. Text reaches the page as text nodes alone.
+// The explorer: a list of images, and for the image shown a panel per run.
 
-const SHORTEST_SIDE = 448; // pixels of a drawn map; smaller views are enlarged so that cells have sharp edges
 const PLAY_INTERVAL = 800; // ms per word
+const SHORTEST_SIDE = 336; // pixels of a drawn map at least, so that cells of the usual grids (7, 8, 14) have sharp edges
 const WIDE = "(min-width: 900px)"; // where runs stand side by side from the start
-
-/** An element with attributes ("onclick" and the like are listeners; null and false are left out) and children. */
-function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
-  }
-  made.append(...children.filter((child) => child !== null));
-  return made;
-}
-
-function button(attributes, ...children) {
-  return element("button", { type: "button", ...attributes }, ...children);
-}
-
-/** "1" of many, for numbers that have long tails. */
-function short(value, digits = 2) {
-  return value === null ? "–" : Number(value).toFixed(digits).replace("-", "−");
-}
-
-/** The index in 0..count-1 of a pointer along one side of an element. */
-function along(position, start, length, count) {
-  return Math.max(0, Math.min(count - 1, Math.floor(((position - start) / length) * count)));
-}
-
-/** One run's caption of the image shown: picture, words, other captions of its beam, alignment matrix. */
-class Panel {
-  constructor(explorer, image, look) {
-    this.explorer = explorer;
-    this.image = image;
-    this.look = look;
-    this.locations = look.rows * look.columns;
-    this.place = explorer.placeOf(look);
-    this.canvas = element("canvas", { role: "img" });
-    this.chosenFrame = element("div", { class: "frame chosen", hidden: true });
-    this.hereFrame = element("div", { class: "frame here", hidden: true });
-    this.stage = element(
-      "div",
-      {
-        class: "stage",
-        onpointermove: (event) => this.#pointAtPicture(event),
-        onpointerdown: (event) => this.#pointAtPicture(event),
-        onpointerleave: (event) => this.#leaveLocation(event),
-      },
-      this.canvas,
-      this.chosenFrame,
-      this.hereFrame,
-    );
-    this.words = element("div", {
-      class: "words",
-      role: "toolbar",
-      "aria-label": `Words of the caption by ${look.run}`,
-      onpointerover: (event) => this.#overWord(event),
-      onpointerleave: () => this.rest(),
-      onfocusin: (event) => this.#overWord(event),
-      onclick: (event) => this.#clickWord(event),
-    });
-    this.details = element("p", { class: "details" });
-    this.beam = element("ol", { class: "beam", "aria-label": `Captions of the beam of ${look.run}, best first` });
-    this.labels = element("div", { class: "labels", "aria-hidden": "true" });
-    this.matrix = element("canvas", {
-      class: "matrix",
-      role: "img",
-      tabindex: "0",
-      onkeydown: (event) => this.#matrixKey(event),
-      onpointermove: (event) => this.#pointAtMatrix(event),
-      onpointerdown: (event) => this.#pointAtMatrix(event),
-      onpointerleave: (event) => this.#leaveMatrix(event),
-      onclick: () => this.pin(),
-    });
-    this.rowMark = element("div", { class: "mark row" });
-    this.columnMark = element("div", { class: "mark column", hidden: true });
-    const numbers = Object.entries(look.numbers).map(([name, value]) =>
-      element("span", { class: "number" }, `${name} `, element("b", {}, typeof value === "string" ? value : short(value, 3))),
-    );
-    this.root = element(
-      "article",
-      { class: "panel", "data-run": look.run, onpointerenter: () => explorer.activate(this), onfocusin: () => explorer.activate(this) },
-      element("header", {}, element("h3", {}, look.run), ...numbers),
-      element(
-        "div",
-        { class: "body" },
-        this.stage,
-        element(
-          "div",
-          { class: "reading" },
-          this.words,
-          this.details,
-          element("h4", {}, "Beam, with scores"),
-          this.beam,
-          element("h4", {}, "Words × locations"),
-          element(
-            "div",
-            { class: "alignment" },
-            this.labels,
-            element("div", { class: "grid" }, this.matrix, element("div", { class: "lines" }), this.rowMark, this.columnMark),
-            element("div", { class: "axis" }, element("span", {}, "top of the image"), element("span", {}, "bottom")),
-          ),
-        ),
-      ),
-    );
-    this.#fillBeam();
-    this.showCaption(this.place.caption, { ...this.place, lead: false });
-  }
-
-  get caption() {
-    return this.look.captions[this.place.caption];
-  }
-
-  /** (T x L) as bytes, decoded once. */
-  get levels() {
-    return (this.caption.decoded ??= bytes(this.caption.levels));
-  }
-
-  /** Alphas of one word, (L). */
-  alphas(word) {
-    const peak = this.caption.peaks[word] / 255;
-    const levels = this.levels.subarray(word * this.locations, (word + 1) * this.locations);
-    return Float32Array.from(levels, (level) => level * peak);
-  }
-
-  #fillBeam() {
-    const alone = this.look.captions.length === 1;
-    this.beam.hidden = alone;
-    this.beam.previousSibling.hidden = alone;
-    this.beam.replaceChildren(
-      ...this.look.captions.map((caption, rank) =>
-        element(
-          "li",
-          {},
-          button(
-            { class: "told", "data-rank": rank, onclick: () => this.showCaption(rank) },
-            element("span", {}, caption.words.join(" ") || "(no words)"),
-            element("span", { class: "score" }, caption.score === null ? "" : short(caption.score)),
-          ),
-        ),
-      ),
-    );
-  }
-
-  /** Show another caption of the beam, from its first word unless told where it was left. */
-  showCaption(rank, { word = 0, pinned = null, lead = true } = {}) {
-    Object.assign(this.place, { caption: rank, word, pinned });
-    const { words, betas } = this.caption;
-    this.beam.querySelectorAll(".told").forEach((told, k) => told.setAttribute("aria-pressed", String(k === rank)));
-    this.words.replaceChildren(
-      ...words.map((text, step) =>
-        button(
-          { class: "word", "data-step": step, tabindex: "-1" },
-          element("span", { class: "text" }, text),
-          betas === null
-            ? null
-            : element("span", { class: "gate", title: `β ${short(betas[step])}` }, element("span", { style: `width:${100 * (betas[step] ?? 0)}%` })),
-        ),
-      ),
-    );
-    this.labels.replaceChildren(...words.map((text) => element("span", {}, text)));
-    const alignment = this.root.querySelector(".alignment");
-    alignment.style.setProperty("--words", words.length);
-    alignment.style.setProperty("--rows", this.look.rows);
-    this.#drawMatrix();
-    this.show(Math.min(word, words.length - 1), { lead });
-  }
-
-  /** Show where one word looked; the other runs follow to their own such word. */
-  show(word, { lead = true } = {}) {
-    this.place.word = Math.max(0, word);
-    this.words.querySelectorAll(".word").forEach((item, step) => {
-      const shown = step === this.place.word;
-      item.setAttribute("aria-pressed", String(step === this.place.pinned));
-      if (shown) item.setAttribute("aria-current", "true");
-      else item.removeAttribute("aria-current");
-      item.tabIndex = shown ? 0 : -1;
-    });
-    this.labels.querySelectorAll("span").forEach((label, step) => label.classList.toggle("shown", step === this.place.word));
-    this.rowMark.style.setProperty("--row", this.place.word);
-    this.rowMark.hidden = this.caption.words.length === 0;
-    this.draw();
-    this.#describe();
-    if (lead) this.explorer.follow(this);
-  }
-
-  move(steps) {
-    const last = this.caption.words.length - 1;
-    this.show(Math.max(0, Math.min(last, this.place.word + steps)));
-    if (this.words.contains(document.activeElement)) this.words.children[this.place.word]?.focus();
-  }
-
-  /** Hold the word that is shown, or let it go when it is held already. */
-  pin() {
-    if (this.caption.words.length === 0) return;
-    this.place.pinned = this.place.pinned === this.place.word ? null : this.place.word;
-    this.show(this.place.word);
-  }
-
-  unpin() {
-    this.place.pinned = null;
-    this.show(this.place.word);
-  }
-
-  /** Back to the word that is held, if one is. */
-  rest() {
-    if (this.place.pinned !== null && this.place.pinned !== this.place.word) this.show(this.place.pinned);
-  }
-
-  draw() {
-    const { width, height, pixels } = this.image;
-    if (!pixels) return; // the picture is still being decoded, and draws when it is there
-    const { map, style, opacity } = this.explorer;
-    const { rows, columns } = this.look;
-    const word = this.caption.words[this.place.word];
-    this.canvas.width = width;
-    this.canvas.height = height;
-    const drawing = this.canvas.getContext("2d", { willReadFrequently: true }); // written pixel by pixel: not the GPU's work
-    const chosen = word === undefined ? null : this.caption.chosen[this.place.word];
-    if (word === undefined) {
-      drawing.putImageData(pixels, 0, 0);
-    } else {
-      const alpha = this.alphas(this.place.word);
-      const spread = style === "cells" ? map.cells(alpha, rows, columns, height, width) : map.smooth(alpha, rows, columns, height, width);
-      const dim = chosen === null ? 1 : map.constants.dimChosen;
-      const strength = map.strengths(spread, this.locations).map((value) => dim * value);
-      drawing.putImageData(new ImageData(map.lit(pixels.data, strength, opacity), width, height), 0, 0);
-    }
-    this.#frame(this.chosenFrame, chosen);
-    this.canvas.setAttribute(
-      "aria-label",
-      word === undefined ? this.image.name : `${this.image.name}: where ${this.look.run} looked at “${word}”`,
-    );
-  }
-
-  #frame(frame, location) {
-    frame.hidden = location === null;
-    if (location === null) return;
-    const { rows, columns } = this.look;
-    frame.style.left = `${(100 * (location % columns)) / columns}%`;
-    frame.style.top = `${(100 * Math.floor(location / columns)) / rows}%`;
-    frame.style.width = `${100 / columns}%`;
-    frame.style.height = `${100 / rows}%`;
-    frame.dataset.location = location;
-  }
-
-  #drawMatrix() {
-    const steps = this.caption.words.length;
-    this.matrix.width = this.locations;
-    this.matrix.height = Math.max(1, steps);
-    this.matrix.setAttribute(
-      "aria-label",
-      `Alignment of ${steps} words with ${this.locations} locations, row by row of the image. Arrow keys move through it.`,
-    );
-    const drawing = this.matrix.getContext("2d");
-    for (let step = 0; step < steps; step++) {
-      const strength = this.explorer.map.strengths(this.alphas(step), this.locations);
-      const chosen = this.caption.chosen[step];
-      const colored = this.explorer.map.colored(chosen === null ? strength : strength.map((s) => s * this.explorer.map.constants.dimChosen));
-      if (chosen !== null) colored.fill(255, 4 * chosen, 4 * chosen + 4);
-      drawing.putImageData(new ImageData(colored, this.locations, 1), 0, step);
-    }
-  }
-
-  /** Mark a location in picture and matrix, and shade the words by how much they looked there; null ends that. */
-  mark(location) {
-    this.#frame(this.hereFrame, location);
-    this.columnMark.hidden = location === null;
-    if (location !== null) {
-      this.columnMark.style.left = `${(100 * location) / this.locations}%`;
-      this.columnMark.style.width = `${100 / this.locations}%`;
-    }
-    this.words.classList.toggle("by-location", location !== null);
-    this.words.querySelectorAll(".word").forEach((item, step) => {
-      const share = location === null ? 0 : this.levels[step * this.locations + location] / 255;
-      item.style.setProperty("--here", share.toFixed(3));
-    });
-    this.#describe(location);
-  }
-
-  #describe(location = null) {
-    const { words, betas, logProbs, chosen } = this.caption;
-    const step = this.place.word;
-    if (words.length === 0) {
-      this.details.textContent = "This caption has no words.";
-      return;
-    }
-    const { columns } = this.look;
-    const where = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
-    const alpha = this.alphas(step);
-    const total = alpha.reduce((sum, value) => sum + value, 0) || 1;
-    const entropy = alpha.reduce((sum, value) => (value > 0 ? sum - (value / total) * Math.log(value / total) : sum), 0);
-    const strongest = alpha.indexOf(alpha.reduce((most, value) => Math.max(most, value), 0));
-    const parts = [`“${words[step]}”, word ${step + 1} of ${words.length}`];
-    if (this.place.pinned === step) parts.push("pinned");
-    if (logProbs !== null && logProbs[step] !== null) parts.push(`probability ${short(Math.exp(logProbs[step]))}`);
-    if (betas !== null) parts.push(`β ${short(betas[step])}`);
-    if (location !== null) parts.push(`α ${short(alpha[location], 4)} in ${where(location)}`);
-    else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${short(alpha[chosen[step]], 3)}`);
-    else parts.push(`strongest in ${where(strongest)}`);
-    parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
-    this.details.textContent = parts.join(" · ");
-    if (this.explorer.active === this) this.explorer.say(`${this.look.run}: ${this.details.textContent}`);
-  }
-
-  #overWord(event) {
-    const word = event.target.closest(".word");
-    if (word) this.show(Number(word.dataset.step));
-  }
-
-  #clickWord(event) {
-    const word = event.target.closest(".word");
-    if (!word) return;
-    this.show(Number(word.dataset.step));
-    this.pin();
-  }
-
-  #pointAtPicture(event) {
-    const box = this.stage.getBoundingClientRect();
-    const { rows, columns } = this.look;
-    const row = along(event.clientY, box.top, box.height, rows);
-    const column = along(event.clientX, box.left, box.width, columns);
-    this.explorer.locate(this, row * columns + column);
-  }
-
-  #pointAtMatrix(event) {
-    if (this.caption.words.length === 0) return;
-    const box = this.matrix.getBoundingClientRect();
-    this.show(along(event.clientY, box.top, box.height, this.caption.words.length));
-    this.explorer.locate(this, along(event.clientX, box.left, box.width, this.locations));
-  }
-
-  #leaveLocation(event) {
-    if (event.pointerType !== "touch") this.explorer.locate(this, null); // a finger that lifts has not lost interest
-  }
-
-  #leaveMatrix(event) {
-    this.#leaveLocation(event);
-    this.rest();
-  }
-
-  #matrixKey(event) {
-    const moves = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
-    if (event.key === "Enter") this.pin();
-    else if (event.key in moves && !event.altKey && !event.ctrlKey && !event.metaKey) {
-      const [words, locations] = moves[event.key];
-      this.move(words);
-      const location = (this.explorer.location ?? 0) + locations;
-      this.explorer.locate(this, Math.max(0, Math.min(this.locations - 1, location)));
-    } else return;
-    event.preventDefault();
-    event.stopPropagation();
-  }
-}
 
 class Explorer {
   constructor(root, data) {
@@ -399,7 +48,14 @@ class Explorer {
     this.items = images.map((image, index) =>
       element(
         "li",
-        { role: "option", class: "item", tabindex: "-1", title: image.name, "data-index": index, onclick: () => this.open(index) },
+        {
+          role: "option",
+          class: "item",
+          tabindex: "-1",
+          title: image.name,
+          "data-index": index,
+          onclick: () => this.open(index),
+        },
         element("img", { src: image.view, alt: "", decoding: "async", width: image.width, height: image.height }),
         element("span", {}, image.looks[0]?.captions[0].words.join(" ") || image.name),
       ),
@@ -411,16 +67,32 @@ class Explorer {
     );
     this.position = element("span", { class: "position" });
     this.name = element("h2", {});
-    const previous = button({ class: "previous", "aria-label": "Previous image", title: "Previous image (P)", onclick: () => this.step(-1) }, "‹");
-    const next = button({ class: "next", "aria-label": "Next image", title: "Next image (N)", onclick: () => this.step(1) }, "›");
+    const turn = (direction, name, key, sign) =>
+      button(
+        {
+          class: name.toLowerCase(),
+          "aria-label": `${name} image`,
+          title: `${name} image (${key})`,
+          onclick: () => this.step(direction),
+        },
+        sign,
+      );
     this.runButtons = [null, ...runs.keys()].map((run) =>
       button(
-        { class: "run", "data-run": run ?? "all", title: run === null ? "All runs side by side (0)" : `${runs[run]} (${run + 1})`, onclick: () => this.showRun(run) },
+        {
+          class: "run",
+          "data-run": run ?? "all",
+          title: run === null ? "All runs side by side (0)" : `${runs[run]} (${run + 1})`,
+          onclick: () => this.showRun(run),
+        },
         run === null ? "All runs" : runs[run],
       ),
     );
     this.styleButtons = ["smooth", "cells"].map((style) =>
-      button({ class: "style", "data-style": style, title: "Smooth map or cells (S)", onclick: () => this.setStyle(style) }, style === "smooth" ? "Smooth" : "Cells"),
+      button(
+        { class: "style", "data-style": style, title: "Smooth map or cells (S)", onclick: () => this.setStyle(style) },
+        style === "smooth" ? "Smooth" : "Cells",
+      ),
     );
     this.slider = element("input", {
       type: "range",
@@ -433,12 +105,19 @@ class Explorer {
         this.panels.forEach((panel) => panel.draw());
       },
     });
-    this.playButton = button({ class: "play", "aria-pressed": "false", title: "Play through the words (space)", onclick: () => this.play() });
+    this.playButton = button({ class: "play", title: "Play through the words (space)", onclick: () => this.play() });
     this.panelBox = element("div", { class: "panels" });
     this.references = element("ul", {});
-    this.referenceBox = element("details", { class: "references", open: true }, element("summary", {}, "References"), this.references);
+    this.referenceBox = element(
+      "details",
+      { class: "references", open: true },
+      element("summary", {}, "References"),
+      this.references,
+    );
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     const several = runs.length > 1;
+    const group = (name, label, items) =>
+      element("div", { class: `group ${name}`, role: "group", "aria-label": label }, ...items);
     const keys = [
       ["← →", "words"],
       ["Enter", "pin a word"],
@@ -455,19 +134,28 @@ class Explorer {
       element(
         "div",
         { class: "main" },
-        element("div", { class: "heading" }, element("div", { class: "turn" }, previous, this.position, next), this.name),
+        element(
+          "div",
+          { class: "heading" },
+          element("div", { class: "turn" }, turn(-1, "Previous", "P", "‹"), this.position, turn(1, "Next", "N", "›")),
+          this.name,
+        ),
         element(
           "div",
           { class: "controls" },
-          several ? element("div", { class: "group runs", role: "group", "aria-label": "Runs" }, ...this.runButtons) : null,
-          element("div", { class: "group", role: "group", "aria-label": "Map" }, ...this.styleButtons),
+          several ? group("runs", "Runs", this.runButtons) : null,
+          group("styles", "Map", this.styleButtons),
           element("label", { class: "opacity" }, "Map ", this.slider),
           this.playButton,
         ),
         this.panelBox,
         this.referenceBox,
         element("p", { class: "note" }, "The bar under a word is β: how far the gate let in what was seen."),
-        element("p", { class: "keys" }, ...keys.map(([key, what]) => element("span", {}, element("kbd", {}, key), ` ${what}`))),
+        element(
+          "p",
+          { class: "keys" },
+          ...keys.map(([key, what]) => element("span", {}, element("kbd", {}, key), ` ${what}`)),
+        ),
         this.status,
       ),
     );
@@ -485,7 +173,7 @@ class Explorer {
       item.setAttribute("aria-selected", String(k === index));
       item.tabIndex = k === index ? 0 : -1;
     });
-    this.#reveal(this.items[index]);
+    this.#reveal(this.items[index], this.list);
     this.#count();
     this.references.replaceChildren(...image.references.map((text) => element("li", {}, text)));
     this.referenceBox.hidden = image.references.length === 0;
@@ -495,12 +183,11 @@ class Explorer {
     this.panels.forEach((panel) => panel.draw());
   }
 
-  /** Scroll the list alone: scrollIntoView would move the page too. */
-  #reveal(item) {
-    const { list } = this;
-    const [box, outer] = [item.getBoundingClientRect(), list.getBoundingClientRect()];
-    list.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
-    list.scrollLeft += Math.min(0, box.left - outer.left) + Math.max(0, box.right - outer.right);
+  /** Scroll the place around an item alone: scrollIntoView would move the page too. */
+  #reveal(item, around) {
+    const [box, outer] = [item.getBoundingClientRect(), around.getBoundingClientRect()];
+    around.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
+    around.scrollLeft += Math.min(0, box.left - outer.left) + Math.max(0, box.right - outer.right);
   }
 
   async #pixels(image) {
@@ -529,9 +216,15 @@ class Explorer {
     const wanted = image.looks.filter((look) => this.run === null || look.run === this.data.runs[this.run]);
     this.panels = wanted.map((look) => new Panel(this, image, look));
     this.panelBox.replaceChildren(...this.panels.map((panel) => panel.root));
-    if (!wanted.length) this.panelBox.append(element("p", {}, `${this.data.runs[this.run]} has no caption of this image.`));
+    if (!wanted.length) {
+      this.panelBox.append(element("p", {}, `${this.data.runs[this.run] ?? "No run"} has no caption of this image.`));
+    }
     this.panelBox.style.setProperty("--panels", Math.max(1, this.panels.length));
-    this.runButtons.forEach((item, k) => item.setAttribute("aria-pressed", String(this.run === (k ? k - 1 : null))));
+    this.runButtons.forEach((item, k) => {
+      const shown = this.run === (k ? k - 1 : null);
+      item.setAttribute("aria-pressed", String(shown));
+      if (shown && item.parentElement) this.#reveal(item, item.parentElement);
+    });
     this.active = null;
     if (this.panels.length) this.activate(this.panels[0]);
   }
@@ -626,7 +319,8 @@ class Explorer {
   #count() {
     const { images } = this.data;
     const all = this.matching.length === images.length;
-    this.count.textContent = all ? `${images.length} image${images.length === 1 ? "" : "s"}` : `${this.matching.length} of ${images.length}`;
+    const plural = images.length === 1 ? "image" : "images";
+    this.count.textContent = all ? `${images.length} ${plural}` : `${this.matching.length} of ${images.length}`;
     const place = this.matching.indexOf(this.current);
     this.position.textContent = `${place < 0 ? "–" : place + 1} / ${this.matching.length}`;
   }
@@ -661,28 +355,27 @@ class Explorer {
     if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented) return;
     if (target !== document.body && !this.root.contains(target)) return;
     if (target.matches("input, select, textarea")) return;
-    const onButton = target.matches("button, summary, a");
-    const done = this.#act(key, onButton);
-    if (done) event.preventDefault();
+    if (this.#act(key.toLowerCase(), target.matches("button, summary, a"))) event.preventDefault();
   }
 
   /** Do what a key stands for; returns whether it stands for anything. */
   #act(key, onButton) {
     const panel = this.active;
-    if (/^[0-9]$/.test(key)) this.showRun(key === "0" ? (this.data.runs.length > 1 ? null : this.run) : Number(key) - 1);
+    if (/^[1-9]$/.test(key)) this.showRun(Number(key) - 1);
+    else if (key === "0" && this.data.runs.length > 1) this.showRun(null);
     else if (key === "/") this.search.focus();
-    else if (key === "n" || key === "N") this.step(1);
-    else if (key === "p" || key === "P") this.step(-1);
-    else if (key === "s" || key === "S") this.setStyle(this.style === "smooth" ? "cells" : "smooth");
+    else if (key === "n") this.step(1);
+    else if (key === "p") this.step(-1);
+    else if (key === "s") this.setStyle(this.style === "smooth" ? "cells" : "smooth");
     else if (key === " " && !onButton) this.play();
     else if (!panel) return false;
-    else if (key === "ArrowRight") panel.move(1);
-    else if (key === "ArrowLeft") panel.move(-1);
-    else if (key === "Home") panel.move(-Infinity);
-    else if (key === "End") panel.move(Infinity);
-    else if (key === "Enter" && !onButton) panel.pin();
-    else if (key === "Escape") panel.unpin();
-    else if (key === "b" || key === "B") panel.showCaption((panel.place.caption + 1) % panel.look.captions.length);
+    else if (key === "arrowright") panel.move(1);
+    else if (key === "arrowleft") panel.move(-1);
+    else if (key === "home") panel.move(-Infinity);
+    else if (key === "end") panel.move(Infinity);
+    else if (key === "enter" && !onButton) panel.pin();
+    else if (key === "escape") panel.unpin();
+    else if (key === "b") panel.showCaption((panel.place.caption + 1) % panel.look.captions.length);
     else return false;
     return true;
   }

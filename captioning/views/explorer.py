@@ -1,6 +1,7 @@
 """The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
 
-The page is explorer.html around explorer.css, explorer_map.js (a map's pixels) and explorer.js (everything one does).
+The page is explorer.html around explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js
+(one run's caption) and explorer.js (images, runs and keys).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from PIL import Image
 from captioning.views import overlays
 
 _LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
+_LOSSLESS_SIDE = 128  # pixels; what is that small is shown so large that a JPEG's errors would be seen
 _JPEG_QUALITY = 90
 
 
@@ -109,7 +111,7 @@ def explorer_fragment(images: Sequence[ExploredImage]) -> str:
     Raises:
         ValueError: the shapes of a look contradict each other.
     """
-    script = _asset("explorer_map.js") + _asset("explorer.js")
+    script = "".join(_asset(f"explorer{part}.js") for part in ("_map", "_panel", ""))
     return (
         '<section class="explorer" aria-label="Attention explorer">\n'
         f"<style>\n{_asset('explorer.css')}</style>\n"
@@ -212,9 +214,10 @@ def _base64(content: bytes) -> str:
 
 
 def _data_uri(view: Image.Image) -> str:
-    """PNG where that is no larger (drawings), JPEG for photographs."""
+    """PNG where it is no larger (drawings) or the view is small, JPEG for photographs."""
     png, jpeg = io.BytesIO(), io.BytesIO()
     view.save(png, "PNG", optimize=True)
     view.save(jpeg, "JPEG", quality=_JPEG_QUALITY)
-    kind, content = ("png", png) if png.tell() <= jpeg.tell() else ("jpeg", jpeg)
+    lossless = png.tell() <= jpeg.tell() or max(view.size) <= _LOSSLESS_SIDE
+    kind, content = ("png", png) if lossless else ("jpeg", jpeg)
     return f"data:image/{kind};base64,{_base64(content.getvalue())}"

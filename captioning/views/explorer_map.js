@@ -81,11 +81,17 @@ class AttentionMap {
     return flat;
   }
 
-  /** Values as strengths in 0..1: of their maximum, or of three times even attention over L locations if more. */
-  strengths(values, locations) {
+  /**
+   * Values as strengths in 0..1: of their maximum, or of three times even attention over L locations if that is more.
+   * @param dimmed whether a cell was chosen from them, which is to stand out.
+   */
+  strengths(values, locations, dimmed) {
     let most = this.constants.dimBelow / locations;
     for (const value of values) if (value > most) most = value;
-    return values.map((value) => value / most);
+    const scale = (dimmed ? this.constants.dimChosen : 1) / most;
+    const strengths = new Float32Array(values.length);
+    for (let place = 0; place < values.length; place++) strengths[place] = scale * values[place];
+    return strengths;
   }
 
   /**
@@ -93,16 +99,17 @@ class AttentionMap {
    * @param opacity 0 leaves the view as it is, 1 gives the published figure: the map's colours on a darkened grey.
    */
   lit(view, strength, opacity) {
+    const { colors } = this;
     const lit = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
       const level = (0.299 * view[at] + 0.587 * view[at + 1] + 0.114 * view[at + 2]) / 255;
       const background = 0.12 + 0.55 * level;
       const share = 0.8 * strength[pixel];
+      const ground = 255 * background * (1 - share);
+      const shade = share * (0.72 + 0.5 * background); // the map takes on the picture's light and shade
       const color = 3 * Math.floor(strength[pixel] * 255);
       for (let channel = 0; channel < 3; channel++) {
-        // The colour takes on the picture's light and shade, so that what is looked at stays recognisable.
-        const map = (this.colors[color + channel] / 255) * (0.72 + 0.5 * background);
-        const figure = 255 * Math.min(1, background * (1 - share) + map * share);
+        const figure = Math.min(255, ground + colors[color + channel] * shade);
         lit[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
       }
       lit[at + 3] = 255;

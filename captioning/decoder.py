@@ -12,6 +12,7 @@ from captioning.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory
 from captioning.component import Component
 from captioning.dropout import Dropout
+from captioning.lstm import lstm_cell
 from captioning.unroll import StepLinear, unrolled
 from captioning.vocabulary import PAD
 
@@ -178,7 +179,7 @@ class AttentionDecoder(Component):
         else:
             exists = memory.mask.unsqueeze(-1).to(memory.annotations.dtype)
             mean = (memory.annotations * exists).sum(dim=1) / exists.sum(dim=1)
-        return DecoderState(self.init_h(mean), self.init_c(mean))
+        return DecoderState(self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, DecoderState, StepAttention]:
         """Read the previous word and predict the next.
@@ -206,10 +207,7 @@ class AttentionDecoder(Component):
         else:
             beta = torch.sigmoid(self.gate(state.h)).squeeze(-1)  # (N,)
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
-        gates = embedded_gates + self.hidden_to_gates(state.h) + self.context_to_gates(context)  # Eq. 1
-        i, f, o, g = gates.chunk(4, dim=-1)
-        c = torch.sigmoid(f) * state.c + torch.sigmoid(i) * torch.tanh(g)  # Eq. 2
-        h = torch.sigmoid(o) * torch.tanh(c)  # Eq. 3
+        h, c = lstm_cell(embedded_gates, self.hidden_to_gates(state.h), self.context_to_gates(context), state.c)
         return DecoderState(h, c), StepAttention(attention, beta), context
 
     def _deep_output(self, embedded: Tensor, h: Tensor, context: Tensor) -> Tensor:

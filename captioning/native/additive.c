@@ -1,19 +1,9 @@
 /* The additive score e = v . tanh(P + q), Eq. 4, and its gradients, without the (rows, L, A) hidden layer in memory.
 
    P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, e and its gradient g
-   (B, R, L). P is float or bfloat16, everything else float. Compiled by additive_cpu.py, which passes the OpenMP runtime
-   that PyTorch has loaded already: a second one would compete with it for the cores. */
+   (B, R, L). P is float or bfloat16, everything else float. */
 
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
-
-/* PyTorch's GOMP_parallel and omp_get_thread_num; NULL: one thread. */
-typedef struct {
-    void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
-    int (*thread)(void);
-    long threads;
-} Pool;
+#include "common.h"
 
 typedef struct {
     const Pool *pool;
@@ -27,66 +17,6 @@ typedef struct {
     long T, B, R, L, A;
 } Work;
 
-/* Rational approximation of tanh, odd 13 over even 6, as in Eigen; within 4e-7 of tanh. */
-static inline float tanh_float(float x) {
-    const float limit = 7.90531110763549805f;
-    x = x > limit ? limit : x;
-    x = x < -limit ? -limit : x;
-    const float s = x * x;
-    float p = -2.76076847742355e-16f;
-    p = p * s + 2.00018790482477e-13f;
-    p = p * s - 8.60467152213735e-11f;
-    p = p * s + 5.12229709037114e-08f;
-    p = p * s + 1.48572235717979e-05f;
-    p = p * s + 6.37261928875436e-04f;
-    p = p * s + 4.89352455891786e-03f;
-    float d = 1.19825839466702e-06f;
-    d = d * s + 1.18534705686654e-04f;
-    d = d * s + 2.26843463243900e-03f;
-    d = d * s + 4.89352518554385e-03f;
-    return x * p / d;
-}
-
-/* The same, odd 5 over even 4, fitted for the smallest largest error: within 2.1e-4 of tanh, where bfloat16 has steps of
-   3.9e-3 below 1. Half the operations. */
-static inline float tanh_bfloat16(float x) {
-    const float limit = 4.6f;
-    x = x > limit ? limit : x;
-    x = x < -limit ? -limit : x;
-    const float s = x * x;
-    const float p = (6.94759892e-04f * s + 1.03035903e-01f) * s + 9.99880773e-01f;
-    const float d = (1.303545e-02f * s + 4.3600016e-01f) * s + 1.0f;
-    return x * p / d;
-}
-
-static inline float load_float(float x) { return x; }
-static inline float store_float(float x) { return x; }
-static inline float load_bfloat16(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-static inline uint16_t store_bfloat16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16); /* to nearest even */
-}
-
-static void share(const Work *w, long *begin, long *end, long *thread) {
-    const long n = w->pool->threads;
-    *thread = n > 1 ? w->pool->thread() : 0;
-    *begin = w->B * *thread / n;
-    *end = w->B * (*thread + 1) / n;
-}
-
-static void run(void (*body)(void *), Work *w) {
-    if (w->pool->threads > 1)
-        w->pool->parallel(body, w, (unsigned)w->pool->threads, 0);
-    else
-        body(w);
-}
-
 #define CHUNK 64
 
 #define KERNELS(TYPE, type)                                                                                           \
@@ -94,8 +24,8 @@ static void run(void (*body)(void *), Work *w) {
         const Work *w = data;                                                                                         \
         const long R = w->R, L = w->L, A = w->A;                                                                      \
         const float *restrict v = w->v;                                                                               \
-        long begin, end, thread;                                                                                      \
-        share(w, &begin, &end, &thread);                                                                              \
+        long begin, end;                                                                                              \
+        share(w->pool, w->B, &begin, &end);                                                                           \
         for (long b = begin; b < end; b++)                                                                            \
             for (long l = 0; l < L; l++) {                                                                            \
                 const TYPE *restrict p = (const TYPE *)w->P + (b * L + l) * A;                                        \
@@ -111,8 +41,8 @@ static void run(void (*body)(void *), Work *w) {
         const Work *w = data;                                                                                         \
         const long R = w->R, L = w->L, A = w->A;                                                                      \
         const float *restrict v = w->v;                                                                               \
-        long begin, end, thread;                                                                                      \
-        share(w, &begin, &end, &thread);                                                                              \
+        long begin, end;                                                                                              \
+        const long thread = share(w->pool, w->B, &begin, &end);                                                       \
         float *restrict dv = w->dv + thread * A;                                                                      \
         memset(dv, 0, A * sizeof(float));                                                                             \
         memset(w->out + begin * R * A, 0, (end - begin) * R * A * sizeof(float));                                     \
@@ -137,8 +67,8 @@ static void run(void (*body)(void *), Work *w) {
     static void projected_##type(void *data) {                                                                        \
         const Work *w = data;                                                                                         \
         const long R = w->R, L = w->L, A = w->A;                                                                      \
-        long begin, end, thread;                                                                                      \
-        share(w, &begin, &end, &thread);                                                                              \
+        long begin, end;                                                                                              \
+        share(w->pool, w->B, &begin, &end);                                                                           \
         for (long b = begin; b < end; b++)                                                                            \
             for (long a0 = 0; a0 < A; a0 += CHUNK) {                                                                  \
                 const long n = A - a0 < CHUNK ? A - a0 : CHUNK;                                                       \
@@ -171,7 +101,7 @@ KERNELS(uint16_t, bfloat16)
 void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, float *e, long B,
                       long R, long L, long A) {
     Work w = {.pool = pool, .P = P, .q = &q, .v = v, .out = e, .T = 1, .B = B, .R = R, .L = L, .A = A};
-    run(bfloat16 ? forward_bfloat16 : forward_float, &w);
+    run(pool, bfloat16 ? forward_bfloat16 : forward_float, &w);
 }
 
 /* The gradients of one step: dq (B, R, A), dv (threads, A) to be summed by the caller. */
@@ -179,12 +109,12 @@ void additive_backward(const Pool *pool, int bfloat16, const void *P, const floa
                        float *dq, float *dv, long B, long R, long L, long A) {
     Work w = {.pool = pool, .P = P, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv,
               .T = 1, .B = B, .R = R, .L = L, .A = A};
-    run(bfloat16 ? backward_bfloat16 : backward_float, &w);
+    run(pool, bfloat16 ? backward_bfloat16 : backward_float, &w);
 }
 
 /* The gradient of P (B, L, A) over T steps at once: tanh is computed again, so that no step keeps (L, A) values. */
 void additive_backward_projected(const Pool *pool, int bfloat16, const void *P, const float *const *q, const float *v,
                                  const float *const *g, void *dP, long T, long B, long R, long L, long A) {
     Work w = {.pool = pool, .P = P, .q = q, .g = g, .v = v, .dP = dP, .T = T, .B = B, .R = R, .L = L, .A = A};
-    run(bfloat16 ? projected_bfloat16 : projected_float, &w);
+    run(pool, bfloat16 ? projected_bfloat16 : projected_float, &w);
 }

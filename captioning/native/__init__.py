@@ -1,0 +1,130 @@
+"""Kernels in C for the CPU, compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache.
+
+Where there is no compiler the callers fall back to PyTorch's operations, which give the same numbers more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_FOLDER = Path(__file__).parent
+# fast-math: sums may be added up in any order, which is what lets them be vectorised. Not when linking, where it would
+# change how the whole process rounds tiny numbers.
+_FLAGS = "-O3 -march=native -ffast-math -funroll-loops -fPIC".split()
+_WIDE = "-mprefer-vector-width=512"
+_TYPES = (torch.float32, torch.bfloat16)
+
+Pointer = ctypes.c_void_p
+_SIGNATURES = {  # function: number of pointers after the pool and the type, number of sizes
+    "additive_forward": (4, 4),
+    "additive_backward": (6, 4),
+    "additive_backward_projected": (5, 5),
+    "lstm_forward": (7, 3),
+    "lstm_backward": (7, 2),
+}
+
+_log = logging.getLogger(__name__)
+
+
+class _Pool(ctypes.Structure):
+    _fields_ = (("parallel", Pointer), ("thread", Pointer), ("threads", ctypes.c_long))
+
+
+def usable(tensor: Tensor) -> bool:
+    """Return whether the kernels take numbers of this tensor's device and type."""
+    return tensor.device.type == "cpu" and tensor.dtype in _TYPES and _library() is not None
+
+
+def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | int) -> None:
+    """Call a kernel: tensors (contiguous unless the kernel says otherwise) and arrays of pointers, then sizes."""
+    library = _library()
+    assert library is not None
+    plain = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]
+    getattr(library, function)(_pool(), int(dtype is torch.bfloat16), *plain)
+
+
+def threads() -> int:
+    """Return the number of threads that a kernel uses."""
+    return 1 if _openmp() is None else torch.get_num_threads()
+
+
+def pointers(tensors: tuple[Tensor, ...]) -> ctypes.Array:
+    """Return the addresses of several tensors as one argument."""
+    return (Pointer * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def _pool() -> _Pool:
+    return _Pool(*(_openmp() or (None, None)), threads())
+
+
+@functools.cache
+def _openmp() -> tuple[int, int] | None:
+    """Return the addresses of GOMP_parallel and omp_get_thread_num in the runtime that PyTorch itself uses."""
+    try:
+        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    except OSError:
+        loaded = {str(path) for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*")}
+    for path in sorted(loaded):
+        if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
+            library = ctypes.CDLL(path)
+            if hasattr(library, "GOMP_parallel"):  # LLVM's and Intel's runtimes have it too
+                functions = (library.GOMP_parallel, library.omp_get_thread_num)
+                first, second = (ctypes.cast(function, Pointer).value for function in functions)
+                if first and second:
+                    return first, second
+    return None
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | None:
+    """Return the compiled kernels; None, with one line that says why, where they cannot be compiled."""
+    compiler = os.environ.get("CC", "cc")
+    flags = [*_FLAGS, _WIDE] if platform.machine() in ("x86_64", "AMD64") else _FLAGS
+    sources = sorted(_FOLDER.glob("*.c"))
+    # The processor is part of the name: -march=native, and home folders that several machines share.
+    content = "\n".join([compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
+    path = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    try:
+        if not path.is_file():
+            _compile([compiler, *flags], sources, path)
+        library = ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = ((getattr(error, "stderr", None) or str(error)).strip().splitlines() or ["no reason given"])[-1]
+        _log.warning("no C kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)
+        return None
+    for name, (count, sizes) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype = None
+        function.argtypes = [ctypes.POINTER(_Pool), ctypes.c_int, *[Pointer] * count, *[ctypes.c_long] * sizes]
+    return library
+
+
+def _compile(command: list[str], sources: list[Path], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+        objects = [f"{temporary}/{source.stem}.o" for source in sources]
+        built = f"{temporary}/{path.name}"
+        steps = [[*command, "-c", str(source), "-o", o] for source, o in zip(sources, objects, strict=True)]
+        for arguments in (*steps, [command[0], "-shared", *objects, "-o", built]):
+            subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
+        os.replace(built, path)  # several processes may do this at once
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

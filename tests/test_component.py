@@ -13,7 +13,10 @@ def test_config_names_the_class_and_every_argument_also_the_defaults():
     assert config == {
         "class_path": "captioning.attention.soft.SoftAttention",
         "init_args": {
-            "score": {"class_path": "captioning.attention.scores.AdditiveScore", "init_args": {"attention_dim": 512}},
+            "score": {
+                "class_path": "captioning.attention.scores.AdditiveScore",
+                "init_args": {"attention_dim": 512, "fused": True},
+            },
             "dropout": 0.0,
         },
     }

@@ -40,6 +40,11 @@ class Difference:
     interval: Interval
     p_value: float
 
+    @property
+    def clear(self) -> bool:
+        """Whether it is more than chance, by the usual 5 %."""
+        return self.p_value < 0.05
+
 
 def bootstrap(counts: ArrayLike, score: Score, *, samples: int = 1000, seed: int = 0) -> Floats:
     """Return the scores of ``samples`` sets of as many images, drawn from the images with replacement.

@@ -1,0 +1,392 @@
+"""What distinguishes runs: scores on the same images with their uncertainty, curves, speed, size and settings.
+
+``compare`` takes ``runs.Run`` and returns ``views.comparison.Comparison``: rows of text for a terminal, a page or a
+report, and the numbers behind them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from captioning.metrics import bleu_counts, bleu_from_counts, sentence_bleu
+from captioning.runs import CaptionedImage, Curve, Run, flat
+from captioning.statistics import Difference, Floats, Interval, differences, intervals, share
+from captioning.views.comparison import METRICS, Cell, Comparison, Disagreement, Row, Table, metric_title
+
+# Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
+# are what attention that knows nothing of the caption would get at the same nouns.
+_GROUNDING = {
+    "Pointing accuracy": ("hit", True),
+    "by chance": ("chance", False),
+    "always the centre": ("centre_hit", False),
+    "Attention correctness": ("correctness", True),
+    "spread evenly": ("uniform", False),
+    "around the centre": ("centre", False),
+}
+_LOWER_IS_BETTER = ("nll", "loss")
+# Settings that say where a run lies, and what its wandb run repeats under short names.
+_ELSEWHERE = (
+    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
+    "_wandb attention score encoder seed provenance"
+).split()
+
+
+def compare(
+    runs: Sequence[Run], *, metric: str = "bleu4", samples: int = 1000, seed: int = 0, images: int = 12
+) -> Comparison:
+    """Compare runs with the first of them.
+
+    Args:
+        runs: two or more, with different names.
+        metric: one of ``METRICS``, for the verdict and for sentence scores.
+        samples: resamples of the images for every interval and every test.
+        seed: of the resampling.
+        images: how many disagreements to list.
+    """
+    result = Comparison([run.name for run in runs], metric)
+    tested = {run.name: run.captions for run in runs if run.captions}
+    for run in runs:
+        if not run.captions:
+            result.notices.append(_untested(run))
+    common = _common_images(tested, result)
+    _compare_captions(result, tested, common, samples=samples, seed=seed)
+    _compare_grounding(result, tested, common, samples=samples, seed=seed)
+    _add_training(result, runs)
+    _add_conditions(result, runs)
+    result.settings = _settings(runs)
+    result.curves = _curves(runs, metric)
+    if common and len(tested) > 1:
+        result.disagreements = _disagreements(tested, common, metric, images)
+    return result
+
+
+def _untested(run: Run) -> str:
+    if run.how_to_test:
+        return f"{run.name} has no captions of its test split; to make them: {run.how_to_test}"
+    return f"{run.name} has no captions of its test split, and its checkpoint is not at hand to make them with"
+
+
+def _common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparison) -> list[int]:
+    """Return the ids of the images that all tested runs captioned, and say so where that is not all there are."""
+    if not tested:
+        return []
+    first, *others = tested.values()
+    shared = sorted(set(first).intersection(*others))
+    # An id alone does not make an image: another data set has other references under the same number.
+    common = [i for i in shared if all(set(first[i].references) & set(run[i].references) for run in others)]
+    if any(len(run) != len(common) for run in tested.values()):
+        sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
+        if common:
+            result.notices.append(
+                f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
+            )
+        else:
+            result.notices.append(
+                f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
+            )
+    changed = sum(any(run[i].references != first[i].references for run in others) for i in common)
+    if changed:
+        result.notices.append(
+            f"The references of {changed} common images differ between the runs (another tokenisation?); "
+            "each run is scored with its own."
+        )
+    result.images = len(common)
+    return common
+
+
+def _compare_captions(
+    result: Comparison,
+    tested: dict[str, dict[int, CaptionedImage]],
+    common: list[int],
+    *,
+    samples: int,
+    seed: int,
+) -> None:
+    if not tested:
+        return
+    counts = {name: _bleu_counts(captions, common or sorted(captions)) for name, captions in tested.items()}
+    for name, of_images in counts.items():
+        drawn = intervals(of_images, bleu_from_counts, samples=samples, seed=seed)
+        result.bleu[name] = [Interval(*(float(value) for value in column)) for column in drawn.T]
+    first = next(iter(tested))
+    if common and first == result.runs[0]:
+        for name in list(tested)[1:]:
+            found = differences(counts[first], counts[name], bleu_from_counts, samples=samples, seed=seed)
+            result.tests[name] = dict(zip(METRICS, found, strict=True))
+            result.verdicts.append(_verdict(result, first, name))
+    rows = []
+    for n, metric in enumerate(METRICS):
+        cells = []
+        for run in result.runs:
+            interval = result.bleu[run][n] if run in result.bleu else None
+            cells.append(_measured(interval, result.tests.get(run, {}).get(metric)))
+        rows.append(Row(metric_title(metric), _with_best(cells, max) if common else cells))
+    lengths = [_length_ratio(counts[run]) if run in counts else None for run in result.runs]
+    rows.append(Row("Length, words per reference word", [_plain(value, "{:.3f}") for value in lengths]))
+    scored = f"{len(common)} images" if common else "each run's own images"
+    result.tables.append(
+        Table(
+            f"Captions of {scored}",
+            rows,
+            "Corpus BLEU with brevity penalty, percent. Below each score its 95 % interval (bootstrap over images) and "
+            "the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization "
+            f"test), {samples} resamples. They say how far the choice of images matters, not how far another training "
+            "seed would; p-values are not corrected for the number of comparisons.",
+        )
+    )
+
+
+def _verdict(result: Comparison, first: str, other: str) -> str:
+    n = METRICS.index(result.metric)
+    test, before, after = result.tests[other][result.metric], result.bleu[first][n].value, result.bleu[other][n].value
+    change, title = test.interval, metric_title(result.metric)
+    if change.value == 0 and test.p_value == 1:
+        return f"{other} and {first} have the same {title}, {after:.2f}, on {result.images} images."
+    than = "higher" if change.value > 0 else "lower"
+    sure = "a clear difference" if test.clear else "these images cannot tell the two apart"
+    return (
+        f"{other} scores {title} {after:.2f}, {abs(change.value):.2f} {than} than {first} ({before:.2f}) on "
+        f"{result.images} images: {sure} (95 % interval {_range(change, signed=True)}, {_p(test.p_value)})."
+    )
+
+
+def _compare_grounding(
+    result: Comparison,
+    tested: dict[str, dict[int, CaptionedImage]],
+    common: list[int],
+    *,
+    samples: int,
+    seed: int,
+) -> None:
+    """Of generated captions with intervals and tests, and of references, whose nouns are the same for all runs."""
+    rows = []
+    for where, of in (("", "hits"), (", reference captions", "reference_hits")):
+        for title, (column, scored) in _GROUNDING.items():
+            counts = {
+                name: found
+                for name, captions in tested.items()
+                if (found := _noun_counts(captions, common or sorted(captions), of, column)) is not None
+            }
+            if not counts:
+                continue
+            cells = []
+            for run in result.runs:
+                if run not in counts:
+                    cells.append(Cell(""))
+                elif scored:
+                    found = intervals(counts[run], share, samples=samples, seed=seed)
+                    interval = Interval(*(float(value) for value in found))
+                    test = None
+                    if common and run != result.runs[0] and result.runs[0] in counts:
+                        (test,) = differences(counts[result.runs[0]], counts[run], share, samples=samples, seed=seed)
+                        result.tests.setdefault(run, {})[_key(title + where)] = test
+                    nouns = int(counts[run][:, 1].sum())
+                    cells.append(_measured(interval, test, of=f"{nouns} nouns"))
+                else:
+                    cells.append(_plain(float(share(counts[run].sum(axis=0))), "{:.1f}"))
+            rows.append(
+                Row(
+                    title + (where if scored else ""),
+                    _with_best(cells, max) if scored and common else cells,
+                    not scored,
+                )
+            )
+    if rows:
+        note = (
+            "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
+            "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "
+            "that knows nothing of the caption gets at the same nouns."
+        )
+        result.tables.append(Table("Grounding", rows, note))
+
+
+def _bleu_counts(captions: dict[int, CaptionedImage], ids: Sequence[int]) -> Floats:
+    hypotheses = [captions[i].caption.split() for i in ids]
+    references = [[reference.split() for reference in captions[i].references] for i in ids]
+    return bleu_counts(hypotheses, references).astype(np.float64)
+
+
+def _noun_counts(captions: dict[int, CaptionedImage], ids: Sequence[int], of: str, column: str) -> Floats | None:
+    """(images, 2): the sum over an image's nouns, and how many there are; None if there are none, or not this one."""
+    judged = [getattr(captions[i], of) for i in ids]
+    if not any(judged) or any(column not in hit for hits in judged for hit in hits):
+        return None
+    return np.array([[sum(float(hit[column]) for hit in hits), len(hits)] for hits in judged], dtype=np.float64)
+
+
+def _length_ratio(counts: Floats) -> float:
+    hypothesis, reference = counts[:, -2:].sum(axis=0)
+    return float(hypothesis / reference) if reference else math.nan
+
+
+def _add_training(result: Comparison, runs: Sequence[Run]) -> None:
+    rows = []
+    for key in (f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"):
+        curves = [run.curves.get(key, []) for run in runs]
+        if not any(curves):
+            continue
+        choose = min if key.endswith(_LOWER_IS_BETTER) else max
+        best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
+        final = [curve[-1] if curve else None for curve in curves]
+        for which, points in (("best", best), ("final", final)):
+            cells = [
+                Cell("") if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
+                for point in points
+            ]
+            rows.append(Row(f"{key} {which}", _with_best(cells, choose)))
+    if rows:
+        result.tables.append(Table("Validation", rows, "In training, after the optimizer step that is named."))
+
+
+def _add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
+    speeds = [_plain(run.captions_per_second, "{:,.0f}") for run in runs]
+    rows = [
+        Row("Training, captions per second", _with_best(speeds, max)),
+        Row("Training, time", [_duration(run.seconds) for run in runs]),
+        *(
+            Row(f"Parameters, {part}", [_plain(_part(run, part), "{:,.0f}") for run in runs])
+            for part in ("decoder", "encoder")
+        ),
+        Row("Attention", [_attention(run) for run in runs]),
+        Row("Context in the test", [_plain(run.search.get("inference"), "{}") for run in runs]),
+        Row("Beam size in the test", [_plain(run.search.get("beam_size"), "{}") for run in runs]),
+    ]
+    rows = [row for row in rows if any(cell.text for cell in row.cells)]
+    if rows:
+        note = (
+            "Captions per second: the median of what training logged, per process. Context: the expectation over "
+            "locations (expected), the most probable one (argmax) or one drawn (sample)."
+        )
+        result.tables.append(Table("Speed, size and decoding", rows, note))
+
+
+def _part(run: Run, part: str) -> int | None:
+    return run.parameters.get(part) if run.parameters else None
+
+
+def _attention(run: Run) -> Cell:
+    settings = flat(run.settings)
+    attention, score = (settings.get(f"model.decoder.attention{end}") for end in ("", ".score"))
+    return Cell(str(attention or ""), detail=str(score or ""))
+
+
+def _settings(runs: Sequence[Run]) -> Table:
+    """The settings that differ among the runs whose settings are known."""
+    known = {run.name: flat(run.settings) for run in runs if run.settings}
+    keys = dict.fromkeys(key for settings in known.values() for key in settings)
+    rows = []
+    for key in keys:
+        if any(key == other or key.startswith(f"{other}.") for other in _ELSEWHERE):
+            continue
+        values = [settings.get(key) for settings in known.values()]
+        if any(value != values[0] for value in values):
+            cells = [Cell(_shown(known[run.name].get(key)) if run.name in known else "") for run in runs]
+            rows.append(Row(key, cells))
+    missing = [run.name for run in runs if run.name not in known]
+    note = f"The settings of {', '.join(missing)} are not known." if missing else ""
+    return Table("Settings that differ", rows, note)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
+    """By key, most interesting first."""
+    leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
+    keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
+    ordered = [key for key in leading if key in keys] + [key for key in keys if key not in leading]
+    found = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
+    return {key: curves for key, curves in found.items() if curves}
+
+
+def _disagreements(
+    tested: dict[str, dict[int, CaptionedImage]], common: list[int], metric: str, count: int
+) -> list[Disagreement]:
+    """The images of the largest difference between sentence scores; of equal ones, of captions that share least."""
+    n = METRICS.index(metric) + 1
+    scores = np.stack([sentence_bleu(_bleu_counts(captions, common), n) for captions in tested.values()])
+    spread = scores.max(axis=0) - scores.min(axis=0)
+    distance = [_distance([captions[i].caption for captions in tested.values()]) for i in common]
+    order = sorted(range(len(common)), key=lambda i: (-round(float(spread[i]), 9), -distance[i], common[i]))
+    found = []
+    for i in order[:count]:
+        if not distance[i]:
+            continue  # all say the same
+        told = {name: captions[common[i]] for name, captions in tested.items()}
+        found.append(
+            Disagreement(
+                image_id=common[i],
+                captions={name: image.caption for name, image in told.items()},
+                scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
+                references=next(iter(told.values())).references,
+            )
+        )
+    return found
+
+
+def _distance(captions: Iterable[str]) -> float:
+    """0 for equal captions, up to 1 for captions without a common word; order counts a little."""
+    captions = list(captions)
+    words = [set(caption.split()) for caption in captions]
+    union = set[str]().union(*words)
+    if not union:
+        return 0.0
+    apart = 1 - len(set.intersection(*words)) / len(union)
+    return apart or (0.0 if len(set(captions)) == 1 else 1e-3)
+
+
+def _measured(interval: Interval | None, test: Difference | None, *, of: str = "") -> Cell:
+    if interval is None:
+        return Cell("")
+    change, clear = "", False
+    if test is not None:
+        change = f"{test.interval.value:+.2f} ({_range(test.interval, signed=True)}), {_p(test.p_value)}"
+        clear = test.clear
+    detail = _range(interval) + (f", {of}" if of else "")
+    return Cell(
+        f"{interval.value:.2f}", detail, change, clear, value=interval.value, between=(interval.low, interval.high)
+    )
+
+
+def _plain(value: Any, shape: str) -> Cell:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return Cell("")
+    return Cell(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
+
+
+def _with_best(cells: list[Cell], choose: Callable[[list[float]], float]) -> list[Cell]:
+    """Mark the best as it is shown: what looks equal is not told apart. Nothing is best among equals or alone."""
+    shown = {cell.text for cell in cells if cell.value is not None}
+    if len(shown) < 2:
+        return cells
+    best = choose([cell.value for cell in cells if cell.value is not None])
+    text = next(cell.text for cell in cells if cell.value == best)
+    return [dataclasses.replace(cell, best=cell.text == text) for cell in cells]
+
+
+def _duration(seconds: float | None) -> Cell:
+    if seconds is None:
+        return Cell("")
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+    return Cell(text, value=float(seconds))
+
+
+def _range(interval: Interval, *, signed: bool = False) -> str:
+    shape = "{:+.2f} to {:+.2f}" if signed else "{:.1f} to {:.1f}"
+    return shape.format(interval.low, interval.high)
+
+
+def _p(value: float) -> str:
+    return f"p = {value:.3f}" if value >= 0.0005 else "p < 0.001"
+
+
+def _key(title: str) -> str:
+    return title.lower().replace(",", "").replace(" ", "_")

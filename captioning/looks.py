@@ -1,0 +1,138 @@
+"""Where runs look at the images they tell differently: their checkpoints caption them anew."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from captioning.caption import Caption
+from captioning.data.records import CaptionSource
+from captioning.errors import InputError
+from captioning.inference import ImageCaptioner, load
+from captioning.runs import Run
+from captioning.views.comparison import Comparison, metric_title
+from captioning.views.explorer import ExploredImage, explorer_fragment
+
+
+def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[str]]:
+    """Load the runs' best checkpoints, count parameters, and fill in settings that only the checkpoint has.
+
+    Returns:
+        The models by run, and a sentence for each that cannot be loaded.
+    """
+    models, troubles = {}, []
+    for run in runs:
+        if run.checkpoint is None:
+            continue
+        try:
+            model = load(run.checkpoint)
+        except InputError as error:
+            troubles.append(str(error))
+            continue
+        models[run.name] = model
+        parts = {"decoder": model.captioner.decoder, "encoder": model.captioner.encoder}
+        run.parameters = {part: sum(p.numel() for p in module.parameters()) for part, module in parts.items()}
+        run.settings = run.settings or model.settings
+    return models, troubles
+
+
+def explore(
+    runs: Sequence[Run], models: dict[str, ImageCaptioner], comparison: Comparison, *, seed: int
+) -> tuple[str, list[str]]:
+    """Caption the images of the disagreements with every model at hand, as its test did.
+
+    Returns:
+        The explorer as HTML, "" where there is none, and sentences on what is missing in it.
+
+    Raises:
+        InputError: an image file is damaged.
+    """
+    told = [run for run in runs if run.captions]
+    if not comparison.disagreements:
+        return "", []
+    notices = [f"No attention of {run.name}: its checkpoint is not at hand." for run in told if run.name not in models]
+    if len(notices) == len(told):
+        return "", notices
+    files, reason = _image_files(told, [item.image_id for item in comparison.disagreements])
+    items = [item for item in comparison.disagreements if item.image_id in files]
+    if not items:
+        return "", [*notices, f"The page shows no images: {reason}."]
+    images: dict[str, ExploredImage] = {}
+    framings: dict[float, str] = {}  # runs that cut their images in different ways have no view in common
+    made, changed = 0, 0
+    for run in told:
+        if run.name not in models:
+            continue
+        preprocessing = models[run.name].encoder.preprocessing
+        framing = (preprocessing.crop or 0) / preprocessing.resize
+        suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
+        captions = _caption(models[run.name], run, [files[item.image_id] for item in items], seed)
+        for item, caption in zip(items, captions, strict=True):
+            numbers: dict[str, float | str] = {metric_title(comparison.metric): item.scores[run.name]}
+            made += 1
+            if caption.text != item.captions[run.name]:
+                changed += 1
+                numbers["in the test"] = item.captions[run.name]
+            look = caption.look(run.name, references=item.references, numbers=numbers)
+            name = f"{item.image_id}{suffix}"
+            seen = images.get(name, ExploredImage(caption.view, name, []))
+            images[name] = ExploredImage(seen.view, name, [*seen.looks, look])
+    if changed:
+        notices.append(
+            f"{changed} of the {made} captions shown with their attention differ from the test's: they were made anew "
+            "from the image files (cached features are rounded, a sampled context is drawn anew)."
+        )
+    return explorer_fragment(list(images.values())), notices
+
+
+def _caption(model: ImageCaptioner, run: Run, paths: list[Path], seed: int) -> list[Caption]:
+    """Caption as the run's test did."""
+    torch.manual_seed(seed)  # of a context that is sampled
+    attention = model.captioner.decoder.attention
+    attention.inference = run.search.get("inference", attention.inference)
+    names = ("beam_size", "length_normalization", "max_length", "min_length")
+    return model.caption(paths, **{name: run.search[name] for name in names if name in run.search})
+
+
+def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], str]:
+    """Find the files of images in the data that a run was tested on; and why, where there are none."""
+    reason = "no run's data settings are known"
+    for run in runs:
+        data = run.settings.get("data") or {}
+        if not data.get("source"):
+            continue
+        try:
+            source = _source(data["source"])
+            files: dict[int, Path] = {}
+            for split in dict.fromkeys([data.get("test_split") or "test", "test", "val", "train"]):
+                index = source.index(split)
+                rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
+                files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}
+                if len(files) == len(ids):
+                    break
+        except (InputError, OSError) as error:
+            reason = str(error)
+            continue
+        there = {i: path for i, path in files.items() if path.is_file()}
+        if there:
+            return there, ""
+        reason = f"{next(iter(files.values()))} is not there" if files else f"{run.name}'s data do not have them"
+    return {}, reason
+
+
+def _source(config: dict[str, Any]) -> CaptionSource:
+    """Rebuild a data source from a run's settings; of this package alone, since settings may come from anybody."""
+    module, _, name = config["class_path"].rpartition(".")
+    if module.split(".")[0] != "captioning":
+        raise InputError(f"the data source {config['class_path']} is not of this project")
+    found = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, CaptionSource)):
+        raise InputError(f"{config['class_path']} is not a data source")
+    try:
+        return found(**(config.get("init_args") or {}))
+    except TypeError as error:
+        raise InputError(f"{config['class_path']}: {error}") from error

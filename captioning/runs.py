@@ -1,0 +1,220 @@
+"""A finished or running training run as plain data, read from the folder that ``captioning fit`` writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from captioning.errors import InputError
+
+Curve = list[tuple[int, float]]
+
+_SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any of them makes a folder a run
+
+
+@dataclass(frozen=True)
+class CaptionedImage:
+    """What a run said about an image of its test.
+
+    Attributes:
+        caption: its words, joined by spaces.
+        references: what people said, as ``caption``.
+        hits, reference_hits: ``grounding.NounHit`` of every noun that names an object, of the caption and of the
+            references, as plain data; of older runs some fields are missing.
+    """
+
+    caption: str
+    references: list[str]
+    hits: list[dict[str, Any]] = field(default_factory=list)
+    reference_hits: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class WandbPlace:
+    """Where wandb keeps a run: the parts of its address, and the local files of one that was logged offline."""
+
+    entity: str
+    project: str
+    run_id: str
+    offline: tuple[Path, ...] = ()
+
+
+@dataclass
+class Run:
+    """One run; what is not known is empty or None.
+
+    Attributes:
+        name: shown; unique among the runs that are compared.
+        source: what was asked for: a folder or an address.
+        folder: RUNS/NAME, where it is on this machine.
+        settings: the full configuration, nested.
+        curves: by log key, (optimizer step, value) in the order of the steps.
+        scores: of the test split, without their prefix ("bleu4": percent).
+        search: how the test's captions were made: beam_size, ..., inference (what the contexts were formed with).
+        captions: by image id; None if the run was not tested.
+        checkpoint: the best one.
+        parameters: numbers of "encoder" and "decoder".
+        seconds: wall-clock time of training.
+        wandb: where wandb has the run.
+        how_to_test: the command that makes ``captions``.
+    """
+
+    name: str
+    source: str
+    folder: Path | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+    search: dict[str, Any] = field(default_factory=dict)
+    captions: dict[int, CaptionedImage] | None = None
+    checkpoint: Path | None = None
+    parameters: dict[str, int] | None = None
+    seconds: float | None = None
+    wandb: WandbPlace | None = None
+    how_to_test: str = ""
+
+    @property
+    def captions_per_second(self) -> float | None:
+        """The median of what was logged in training, per process."""
+        values = sorted(value for _, value in self.curves.get("train/captions_per_second", []))
+        return values[len(values) // 2] if values else None
+
+
+def is_run_folder(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _SIGNS)
+
+
+def read_run(folder: Path) -> Run:
+    """Read RUNS/NAME: config.yaml, metrics/, the results of `captioning test` and the best checkpoint's settings.
+
+    Raises:
+        InputError: the folder is no run's, or a file in it is damaged.
+    """
+    if not is_run_folder(folder):
+        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
+        hint = f"give the runs in it: {', '.join(inside)}" if inside else f"it has none of {', '.join(_SIGNS)}"
+        raise InputError(f"{folder}: not a run; {hint}")
+    best = folder / "checkpoints" / "best.ckpt"
+    run = Run(folder.resolve().name, str(folder), folder, checkpoint=best if best.is_file() else None)
+    config = folder / "config.yaml"
+    if config.is_file():
+        run.settings = _read_yaml(config)
+    for path in sorted(folder.glob("metrics/*/metrics.csv"), key=_version):
+        for key, points in _read_csv(path).items():
+            run.curves.setdefault(key, []).extend(points)
+    run.curves = {key: merged(points) for key, points in run.curves.items()}
+    add_test(run, folder)
+    return run
+
+
+def add_test(run: Run, folder: Path) -> None:
+    """Add to ``run`` what `captioning test` left in its folder, or the command that leaves it there."""
+    scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
+    if scores.is_file():
+        content = _read_json(scores, dict)
+        run.search = content.pop("search", {})
+        run.scores = {key.removeprefix("test/"): value for key, value in content.items()}
+    if captions.is_file():
+        try:
+            run.captions = {
+                entry["image_id"]: CaptionedImage(
+                    entry["caption"], entry["references"], entry.get("hits", []), entry.get("reference_hits", [])
+                )
+                for entry in _read_json(captions, list)
+            }
+        except (KeyError, TypeError) as error:
+            raise InputError(f"{captions}: not what `captioning test` writes ({error!r}); run it again") from error
+    elif run.checkpoint is not None:
+        # Without its config.yaml only the evaluation script finds the settings, in the checkpoint.
+        script = "captioning test --ckpt_path" if (folder / "config.yaml").is_file() else _EVALUATE
+        run.how_to_test = f"{script} {run.checkpoint}"
+
+
+_EVALUATE = "python scripts/evaluate.py --checkpoint"
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class's short name.
+
+    Components of a list, such as callbacks, are told apart by their class in place of their position.
+    """
+    return dict(_flat("", settings))
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping) and isinstance(value.get("class_path"), str):
+        yield prefix, value["class_path"].rpartition(".")[2]
+        arguments = value.get("init_args") or {}
+        yield from _flat(prefix, arguments) if arguments else ()
+    elif isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for number, item in enumerate(value):
+            path = item.get("class_path") if isinstance(item, Mapping) else None
+            name = path.rpartition(".")[2] if isinstance(path, str) else str(number)
+            yield from _flat(f"{prefix}.{name}", item)
+    else:
+        yield prefix, value
+
+
+def merged(points: Curve) -> Curve:
+    """Return the points in the order of their steps; of a step logged twice, by a resumed run, the later value."""
+    return sorted(dict(points).items())
+
+
+def _read_csv(path: Path) -> dict[str, Curve]:
+    curves: dict[str, Curve] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            try:
+                step = int(float(row.pop("step", None) or "nan"))
+            except (TypeError, ValueError):
+                continue  # the last line of a killed run may be cut short
+            for key, text in row.items():
+                value = number(text)
+                if key is not None and value is not None:
+                    curves.setdefault(key, []).append((step, value))
+    return curves
+
+
+def number(value: Any) -> float | None:
+    """Return a finite number, None for anything else."""
+    try:
+        found = float(value)
+    except (TypeError, ValueError):
+        return None
+    return found if math.isfinite(found) and not isinstance(value, bool) else None
+
+
+def _version(path: Path) -> int:
+    """Of metrics/version_N/metrics.csv, which a resumed run continues in the next one."""
+    digits = path.parent.name.rpartition("_")[2]
+    return int(digits) if digits.isdigit() else -1
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: not a run's configuration")
+    return content
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(content, kind):
+        raise InputError(f"{path}: not what `captioning test` writes; run it again")
+    return content

@@ -1,0 +1,287 @@
+"""Runs side by side, in one HTML file that needs nothing else: verdict, scores, where they look, curves, settings.
+
+The page is comparison.html around comparison.css and comparison.js (reading values off the curves).
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+from captioning.statistics import Difference, Interval
+from captioning.views.charts import Curve, interval_bar, line_chart
+
+METRICS = ("bleu1", "bleu2", "bleu3", "bleu4")
+
+# Okabe and Ito's colours, told apart by colour-blind readers; further runs begin anew with a dashed line.
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+
+_OPEN_CHARTS = 6  # the others are folded away
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is shown.
+
+    Attributes:
+        text: the number; "" where there is none.
+        detail: what belongs to it, such as its interval or its step.
+        change: how it differs from the first run's.
+        clear: the change is more than chance.
+        best: no other run's is better.
+        value: the number itself; None for a text.
+        between: the ends of its 95 % interval.
+    """
+
+    text: str
+    detail: str = ""
+    change: str = ""
+    clear: bool = False
+    best: bool = False
+    value: float | None = None
+    between: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of all runs. A baseline belongs to the row before it."""
+
+    name: str
+    cells: list[Cell]
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: list[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """An image that the runs tell differently: by run its caption and its sentence score in percent."""
+
+    image_id: int
+    captions: dict[str, str]
+    scores: dict[str, float]
+    references: list[str]
+
+
+@dataclass
+class Comparison:
+    """What ``captioning.comparison.compare`` found.
+
+    Attributes:
+        runs: their names; the first is what the others are compared with.
+        metric: the score that verdicts and sentence scores are of.
+        verdicts: a sentence per further run.
+        notices: what a reader must know to read the numbers, a sentence each.
+        tables: in the order of interest.
+        settings: the settings that differ.
+        bleu: by run, the four intervals of BLEU-1..4.
+        tests: by run but the first, and by measure, its difference from the first.
+        curves: by log key, the curves of the runs that have it.
+        disagreements: the images where the runs differ most, first the largest difference of sentence scores.
+        images: how many images all scores are of; 0 if the runs have none in common.
+    """
+
+    runs: list[str]
+    metric: str
+    verdicts: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
+    bleu: dict[str, list[Interval]] = field(default_factory=dict)
+    tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    disagreements: list[Disagreement] = field(default_factory=list)
+    images: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain data for JSON."""
+        return {
+            "runs": self.runs,
+            "metric": self.metric,
+            "images": self.images,
+            "verdicts": self.verdicts,
+            "notices": self.notices,
+            "intervals": {
+                run: {name: vars(interval) for name, interval in zip(METRICS, found, strict=True)}
+                for run, found in self.bleu.items()
+            },
+            "differences": {
+                run: {name: {**vars(test.interval), "p_value": test.p_value} for name, test in tests.items()}
+                for run, tests in self.tests.items()
+            },
+            "tables": {
+                table.title: {
+                    row.name: {
+                        run: cell.text if cell.value is None else cell.value
+                        for run, cell in zip(self.runs, row.cells, strict=True)
+                    }
+                    for row in table.rows
+                }
+                for table in [*self.tables, self.settings]
+            },
+            "disagreements": [vars(item) for item in self.disagreements],
+        }
+
+
+def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
+    """Return a complete HTML document that opens from disk and asks nothing of a network.
+
+    Args:
+        comparison: what to show.
+        explorer: ``explorer_fragment`` of the images where the runs disagree; each image's name is its id. Without it
+            the captions stand there as text.
+        footer: lines about where the page comes from.
+    """
+    page = Template(_asset("comparison.html"))
+    sections = [
+        _section("Result", _verdicts(comparison) + _notices(comparison)),
+        *(_section(table.title, _table(table, comparison.runs)) for table in comparison.tables),
+        _disagreements(comparison, explorer),
+        _curves(comparison),
+        _section(comparison.settings.title, _settings(comparison.settings, comparison.runs)),
+    ]
+    return page.substitute(
+        title=html.escape(" · ".join(comparison.runs)),
+        style=_asset("comparison.css"),
+        runs=_legend(comparison.runs),
+        sections="\n".join(section for section in sections if section),
+        footer="".join(f"<p>{html.escape(line)}</p>" for line in footer),
+        script=_asset("comparison.js"),
+    )
+
+
+def color_of(number: int) -> str:
+    """Return the colour of the run at this place, from 0."""
+    return COLORS[number % len(COLORS)]
+
+
+def _asset(name: str) -> str:
+    return (files("captioning.views") / name).read_text(encoding="utf-8")
+
+
+def _section(title: str, content: str) -> str:
+    return f"<section>\n<h2>{html.escape(title)}</h2>\n{content}\n</section>" if content else ""
+
+
+def _chip(number: int, name: str) -> str:
+    return f'<span class="run" style="--run: {color_of(number)}">{html.escape(name)}</span>'
+
+
+def _legend(runs: Sequence[str]) -> str:
+    return "".join(_chip(number, name) for number, name in enumerate(runs))
+
+
+def _verdicts(comparison: Comparison) -> str:
+    lines = []
+    for verdict, (run, tests) in zip(comparison.verdicts, comparison.tests.items(), strict=False):
+        clear = "clear" if tests[comparison.metric].clear else "open"
+        lines.append(
+            f'<p class="verdict {clear}" style="--run: {color_of(comparison.runs.index(run))}">'
+            f"{html.escape(verdict)}</p>"
+        )
+    return "\n".join(lines)
+
+
+def _notices(comparison: Comparison) -> str:
+    return "\n".join(f'<p class="notice">{html.escape(notice)}</p>' for notice in comparison.notices)
+
+
+def _table(table: Table, runs: Sequence[str]) -> str:
+    header = "".join(f'<th scope="col">{_chip(number, name)}</th>' for number, name in enumerate(runs))
+    rows = []
+    for row in table.rows:
+        bounds = [end for cell in row.cells if cell.between is not None for end in cell.between]
+        cells = "".join(_cell(cell, bounds, color_of(number)) for number, cell in enumerate(row.cells))
+        kind = ' class="baseline"' if row.baseline else ""
+        rows.append(f'<tr{kind}><th scope="row">{html.escape(row.name)}</th>{cells}</tr>')
+    note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<div class="scroll" tabindex="0"><table><thead><tr><td></td>{header}</tr></thead>\n'
+        f"<tbody>{''.join(rows)}</tbody></table></div>{note}"
+    )
+
+
+def _cell(cell: Cell, bounds: Sequence[float], color: str) -> str:
+    if not cell.text:
+        return '<td class="none">&ndash;</td>'
+    parts = [f"<b>{html.escape(cell.text)}</b>" if cell.best else html.escape(cell.text)]
+    if cell.between is not None and cell.value is not None:
+        parts.append(interval_bar(cell.value, cell.between, (min(bounds), max(bounds)), color))
+    if cell.detail:
+        parts.append(f'<span class="detail">{html.escape(cell.detail)}</span>')
+    if cell.change:
+        parts.append(f'<span class="change{" clear" if cell.clear else ""}">{html.escape(cell.change)}</span>')
+    return f"<td>{''.join(parts)}</td>"
+
+
+def _settings(table: Table, runs: Sequence[str]) -> str:
+    if not table.rows:
+        return f'<p class="note">{html.escape(table.note or "None.")}</p>'
+    return _table(table, runs)
+
+
+def _curves(comparison: Comparison) -> str:
+    drawn = []
+    for key, curves in comparison.curves.items():
+        numbers = {name: comparison.runs.index(name) for name in curves}
+        chart = line_chart(
+            key,
+            curves,
+            colors={name: color_of(number) for name, number in numbers.items()},
+            dashed={name for name, number in numbers.items() if number >= len(COLORS)},
+        )
+        drawn.append(f"<figure><figcaption>{html.escape(key)}</figcaption>{chart}</figure>")
+    if not drawn:
+        return ""
+    content = f'<div class="charts">{"".join(drawn[:_OPEN_CHARTS])}</div>'
+    if rest := drawn[_OPEN_CHARTS:]:
+        content += f'<details><summary>{len(rest)} more</summary><div class="charts">{"".join(rest)}</div></details>'
+    return _section("Curves over optimizer steps", content)
+
+
+def _disagreements(comparison: Comparison, explorer: str) -> str:
+    if not comparison.disagreements:
+        return ""
+    note = (
+        f'<p class="note">The images with the largest difference of the sentence {metric_title(comparison.metric)} '
+        "(smoothed by adding one to the counts of longer n-grams).</p>"
+    )
+    cases = "".join(_case(item, comparison.runs, linked=bool(explorer)) for item in comparison.disagreements)
+    texts = f'<ol class="cases">{cases}</ol>'
+    if explorer:
+        texts = f"<details><summary>The same captions as text, with references</summary>{texts}</details>"
+    return _section("Where the runs disagree most", f"{note}{explorer}{texts}")
+
+
+def _case(item: Disagreement, runs: Sequence[str], *, linked: bool) -> str:
+    name = html.escape(str(item.image_id))
+    heading = f'<button type="button" data-explore="{name}">Image {name}</button>' if linked else f"Image {name}"
+    known = {word for reference in item.references for word in reference.split()}
+    told = "".join(
+        f'<p>{_chip(runs.index(run), run)} <span class="score">{item.scores[run]:.1f}</span> '
+        f"{_marked(caption.split(), known)}</p>"
+        for run, caption in item.captions.items()
+    )
+    references = "".join(f"<li>{html.escape(reference)}</li>" for reference in item.references)
+    return f"<li><h3>{heading}</h3>{told}<ul>{references}</ul></li>"
+
+
+def _marked(words: Iterable[str], known: set[str]) -> str:
+    """The caption, with a mark at words that nobody used for the image."""
+    return " ".join(
+        html.escape(word) if word in known else f'<span class="alone">{html.escape(word)}</span>' for word in words
+    )
+
+
+def metric_title(metric: str) -> str:
+    """Return BLEU-4 of bleu4."""
+    return f"BLEU-{metric[-1]}"

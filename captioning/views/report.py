@@ -1,0 +1,89 @@
+"""The comparison of runs as a W&B report. Its specification is built without a login; saving it needs one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from captioning.errors import InputError
+from captioning.views.comparison import Cell, Comparison, Table, color_of
+
+try:
+    import wandb_workspaces.reports.v2 as wr
+except ImportError as error:
+    raise InputError("a W&B report needs wandb-workspaces: pip install 'captioning[reports]'") from error
+
+PAGE_KEY = "comparison"  # under which the page is logged
+
+
+class Address(NamedTuple):
+    """Where a run is online."""
+
+    entity: str
+    project: str
+    run_id: str
+
+
+def build_report(comparison: Comparison, addresses: Mapping[str, Address], page: Address) -> Any:
+    """Return the report's specification, to belong to the page's project.
+
+    Args:
+        comparison: what to show.
+        addresses: by name, of the runs that are online; only these have curves.
+        page: of the run that logged the comparison's page, with both attentions, under ``PAGE_KEY``.
+    """
+    blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts, *comparison.notices]]
+    for table in [*comparison.tables, comparison.settings]:
+        if table.rows:
+            blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.runs))]
+    colors = {address.run_id: color_of(comparison.runs.index(name)) for name, address in addresses.items()}
+    curves = wr.PanelGrid(
+        runsets=[_runset(group, colors) for group in _by_project(addresses.values())],
+        panels=[wr.LinePlot(title=key, x="trainer/global_step", y=[key]) for key in comparison.curves],
+    )
+    looks = wr.PanelGrid(
+        runsets=[_runset([page], {})],
+        panels=[wr.MediaBrowser(media_keys=[PAGE_KEY], num_columns=1, layout=wr.Layout(w=24, h=24))],
+    )
+    return wr.Report(
+        entity=page.entity,
+        project=page.project,
+        title=f"Comparison: {', '.join(comparison.runs)}"[:128],
+        blocks=[*blocks, wr.H2("Curves"), curves, wr.H2("Where the runs look"), looks],
+        width="fluid",
+    )
+
+
+def markdown(table: Table, runs: Sequence[str]) -> str:
+    """Return the table as Markdown."""
+
+    def content(cell: Cell) -> str:
+        text = f"**{cell.text}**" if cell.best else cell.text or "-"
+        return ", ".join(_plain(part) for part in (text, cell.detail, cell.change) if part)
+
+    lines = [f"| | {' | '.join(_plain(name) for name in runs)} |", "|---" * (len(runs) + 1) + "|"]
+    lines += [f"| {_plain(row.name)} | {' | '.join(content(cell) for cell in row.cells)} |" for row in table.rows]
+    return "\n".join([*lines, "", table.note])
+
+
+def _plain(text: str) -> str:
+    """Text that cannot end the cell of a table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def _by_project(addresses: Any) -> list[list[Address]]:
+    groups: dict[tuple[str, str], list[Address]] = {}
+    for address in addresses:
+        groups.setdefault((address.entity, address.project), []).append(address)
+    return list(groups.values())
+
+
+def _runset(addresses: Sequence[Address], colors: Mapping[str, str]) -> Any:
+    """The runs at addresses in one project."""
+    ids = [address.run_id for address in addresses]
+    return wr.Runset(
+        entity=addresses[0].entity,
+        project=addresses[0].project,
+        filters=f"Metric('ID') in {ids!r}",
+        run_settings={run_id: wr.RunSettings(color=colors[run_id]) for run_id in ids if run_id in colors},
+    )

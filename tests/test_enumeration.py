@@ -1,0 +1,235 @@
+"""Monte-Carlo gradients of the objective against exact ones, summed over every attention path of a tiny decoder.
+
+Three locations and captions of three and two steps: 27 and 9 paths. 20,000 draws of each caption, in batches whose
+spread gives the standard error of every entry of the gradient.
+"""
+
+from __future__ import annotations
+
+import itertools
+from statistics import NormalDist
+
+import pytest
+import torch
+from torch import Tensor
+
+from captioning import losses
+from captioning.attention import AdditiveScore, HardAttention, hard
+from captioning.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.encoders import ConvEncoder
+from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.model import Captioner
+from captioning.objective import Objective, sampled_bounds
+
+L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
+CAPTIONS = ([4, 6], [5])
+DRAWS, BATCHES = 20_000, 200
+WORDS = sum(len(words) + 1 for words in CAPTIONS)
+
+
+def make_captioner(sample_probability: float = 1.0) -> Captioner:
+    """A captioner in double precision, far from uniform attention, without dropout."""
+    torch.manual_seed(2)
+    attention = HardAttention(AdditiveScore(A), sample_probability=sample_probability)
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
+    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.8)
+    return captioner.train()
+
+
+def make_batch(copies: int = 1, images: slice = slice(None)) -> CaptionBatch:
+    """Copies of two images, each with a caption of its own: a copy draws for itself."""
+    annotations = 2 * torch.randn(2, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(5))
+    captions, lengths = pad_captions(list(CAPTIONS[images]))
+    captions, lengths = captions.repeat(copies, 1), lengths.repeat(copies)
+    rows = torch.arange(len(captions))
+    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=annotations[images].repeat(copies, 1, 1))
+
+
+def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor, Tensor]:
+    """Return the output for all paths of one caption, log p(s | a) and log p(y | s, a) of each."""
+    batch = make_batch(images=slice(image, image + 1))
+    steps = int(batch.lengths)
+    paths = torch.tensor(list(itertools.product(range(L), repeat=steps)))  # (L^T, T)
+    step = itertools.count()
+    memory = captioner.remember(annotations=batch.annotations)
+    with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
+        patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
+        output = captioner.teach(batch, memory, samples=len(paths))
+    log_path = output.selection_log_probs.sum(dim=1)
+    torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))
+    return output, log_path, losses.step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
+
+
+def expectation(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor]:
+    batch = make_batch(images=slice(image, image + 1))
+    with captioner.decoder.attention.inferring("expected"):
+        output = captioner.teach(batch, captioner.remember(annotations=batch.annotations))
+    return output, losses.step_log_probs(output.logits, output.targets, output.mask).sum()
+
+
+def penalties(output: DecoderOutput) -> Tensor:
+    """Return the doubly stochastic penalty of every row, (N,)."""
+    return ((1 - output.alphas.sum(dim=1)) ** 2).mean(dim=1)
+
+
+def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float = 0.0, penalty: float = 0.0) -> Tensor:
+    """Differentiate -L_s per word (Eq. 10) as a sum over paths; an image is the expectation with 1 - ``sampled``.
+
+    Entropy and penalty are differentiated path by path, with the paths' probabilities held fixed: the learning rule's
+    d H[s] (below Eq. 12).
+    """
+    loss = torch.zeros((), dtype=torch.double)
+    for image in range(2):
+        output, log_path, log_caption = every_path(captioner, image)
+        path = log_path.exp()
+        bound = (path * log_caption).sum()
+        entropies = losses.step_entropy(output.alphas).sum(dim=1)
+        soft, soft_log_caption = expectation(captioner, image)
+        soft_entropy = losses.step_entropy(soft.alphas).sum()
+        loss = loss - (sampled * bound + (1 - sampled) * soft_log_caption) / WORDS
+        entropy_mean = sampled * (path.detach() * entropies).sum() + (1 - sampled) * soft_entropy
+        penalty_mean = sampled * (path.detach() * penalties(output)).sum() + (1 - sampled) * penalties(soft).sum()
+        loss = loss - entropy * entropy_mean / WORDS + penalty * penalty_mean / 2
+    return gradient(captioner, loss)
+
+
+def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
+    parameters = list(captioner.decoder.parameters())
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
+
+
+def sampled_gradients(captioner: Captioner, estimator: Estimator, **weights: float) -> Tensor:
+    """Return the gradient of each batch, (BATCHES, parameters)."""
+    options = {"reward_weight": 1.0, "entropy_weight": 0.0, "attention_penalty": 0.0} | weights
+    objective = Objective(captioner.decoder.attention, estimator=estimator, **options).double()
+    batch = make_batch(DRAWS // BATCHES // estimator.samples)
+    objective(captioner, batch)  # baselines start with the mean of a batch, which is not counted
+    return torch.stack([gradient(captioner, objective(captioner, batch)[0]) for _ in range(BATCHES)])
+
+
+def assert_agrees(gradients: Tensor, exact: Tensor) -> None:
+    """Judge the largest z-score as three standard errors are judged for one entry: 0.27 % of false alarms in all."""
+    mean = gradients.mean(dim=0)
+    error = gradients.std(dim=0) / len(gradients) ** 0.5
+    vary = error > 1e-12
+    torch.testing.assert_close(mean[~vary], exact[~vary], rtol=0, atol=1e-9)  # embeddings of words that do not occur
+    z = ((mean - exact)[vary] / error[vary]).abs()
+    assert len(z) > 150
+    bound = NormalDist().inv_cdf(1 - 0.0027 / 2 / len(z))
+    assert float(z.max()) < bound, f"largest of {len(z)} z-scores is {float(z.max()):.2f}, expected below {bound:.2f}"
+
+
+def test_no_baseline_gradient_matches_enumeration():
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, NoBaseline()), exact_gradient(captioner))
+
+
+def test_moving_average_gradient_matches_enumeration():
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, MovingAverage()), exact_gradient(captioner))
+
+
+def test_reward_to_go_gradient_matches_enumeration():
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, RewardToGo()), exact_gradient(captioner))
+
+
+@pytest.mark.parametrize("to_go", [False, True])
+def test_leave_one_out_gradient_matches_enumeration(to_go):
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, LeaveOneOut(2, to_go=to_go)), exact_gradient(captioner))
+
+
+@pytest.mark.parametrize("to_go", [False, True])
+def test_self_critical_gradient_matches_enumeration(to_go):
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, SelfCritical(to_go=to_go)), exact_gradient(captioner))
+
+
+def test_semi_sampling_gradient_matches_enumeration():
+    captioner = make_captioner(sample_probability=0.4)
+    assert_agrees(sampled_gradients(captioner, MovingAverage()), exact_gradient(captioner, sampled=0.4))
+
+
+def test_entropy_gradient_matches_enumeration():
+    captioner = make_captioner(sample_probability=0.6)
+    gradients = sampled_gradients(captioner, RewardToGo(), entropy_weight=0.7)
+    assert_agrees(gradients, exact_gradient(captioner, sampled=0.6, entropy=0.7))
+
+
+def test_penalty_gradient_matches_enumeration():
+    captioner = make_captioner(sample_probability=0.6)
+    gradients = sampled_gradients(captioner, LeaveOneOut(2), attention_penalty=0.9)
+    assert_agrees(gradients, exact_gradient(captioner, sampled=0.6, penalty=0.9))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "weights"),
+    [("the reward's sign flipped", {"reward_weight": -1.0}), ("REINFORCE left out", {"reward_weight": 0.0})],
+)
+def test_a_wrong_reward_is_noticed(wrong, weights):
+    captioner = make_captioner()
+    with pytest.raises(AssertionError, match=r"z-scores|not close"):
+        assert_agrees(sampled_gradients(captioner, LeaveOneOut(2), **weights), exact_gradient(captioner))
+
+
+def test_a_wrong_entropy_weight_is_noticed():
+    captioner = make_captioner()
+    gradients = sampled_gradients(captioner, LeaveOneOut(2), entropy_weight=-0.1)
+    with pytest.raises(AssertionError, match="z-scores"):
+        assert_agrees(gradients, exact_gradient(captioner, entropy=0.1))
+
+
+def test_enumerated_gradient_matches_finite_differences():
+    """The yardstick itself: autograd through the sum over paths against the bound at nearby parameters."""
+    captioner = make_captioner()
+
+    def bound() -> float:
+        with torch.no_grad():
+            return sum(float((path.exp() * caption).sum()) for _, path, caption in map(paths_of, range(2)))
+
+    def paths_of(image: int) -> tuple[DecoderOutput, Tensor, Tensor]:
+        return every_path(captioner, image)
+
+    exact = exact_gradient(captioner)
+    place = 0
+    for parameter in captioner.decoder.parameters():
+        flat = parameter.data.view(-1)
+        value = float(flat[0])
+        flat[0] = value + 1e-5
+        above = bound()
+        flat[0] = value - 1e-5
+        below = bound()
+        flat[0] = value
+        assert -(above - below) / 2e-5 / WORDS == pytest.approx(float(exact[place]), abs=1e-8)
+        place += flat.numel()
+
+
+def test_bounds_by_sampling_match_enumeration_and_are_in_order():
+    """L_s <= importance-weighted bound <= log p(y | a), each as the sum over paths has it."""
+    captioner = make_captioner()
+    copies = 4000
+    batch = make_batch(copies)
+    with torch.no_grad():
+        bounds = sampled_bounds(captioner, batch, captioner.remember(annotations=batch.annotations), 2)
+        exact = [every_path(captioner, image)[1:] for image in range(2)]
+    bound = sum(float((path.exp() * caption).sum()) for path, caption in exact)
+    pairs = sum(
+        float(
+            (
+                (path.unsqueeze(0) + path.unsqueeze(1)).exp()
+                * (torch.logaddexp(caption.unsqueeze(0), caption.unsqueeze(1)) - torch.tensor(2.0).log())
+            ).sum()
+        )
+        for path, caption in exact
+    )
+    marginal = sum(float((path + caption).logsumexp(0)) for path, caption in exact)
+    assert bounds.bound / copies == pytest.approx(bound, abs=0.05)
+    assert bounds.importance_weighted / copies == pytest.approx(pairs, abs=0.05)
+    assert bound + 0.2 < pairs < marginal - 0.1

@@ -100,7 +100,7 @@ class ScaledDotScore(Score):
 def _check_sizes(score: Score, annotation_dim: int, query_dim: int) -> None:
     if annotation_dim != query_dim:
         raise InputError(
-            f"{type(score).__name__} needs annotations and hidden state of one size, got {annotation_dim} and hidden_dim "
-            f"{query_dim}; set the decoder's hidden_dim to {annotation_dim}, or choose a score with a projection: "
-            "GeneralScore, or ScaledDotScore with attention_dim"
+            f"{type(score).__name__} needs annotations and hidden state of one size, got {annotation_dim} and "
+            f"hidden_dim {query_dim}; set the decoder's hidden_dim to {annotation_dim}, or choose a score with a "
+            "projection: GeneralScore, or ScaledDotScore with attention_dim"
         )

@@ -1,0 +1,153 @@
+"""Estimators against arithmetic by hand; that their gradients are right is shown in test_enumeration.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.multiprocessing
+
+from captioning.errors import InputError
+from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+
+N, T = 4, 3
+MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
+REWARDS = -torch.tensor([[1.0, 2, 3], [4, 5, 0], [6, 7, 8], [9, 0, 0]])
+TOTALS = torch.tensor([-6.0, -9, -21, -9])
+ALL = torch.ones(N, dtype=torch.bool)
+SOME = torch.tensor([True, True, False, False])
+
+ESTIMATORS = [NoBaseline(), MovingAverage(), RewardToGo(), LeaveOneOut(2), LeaveOneOut(2, to_go=False), SelfCritical()]
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+def test_advantages_are_detached_and_zero_where_nothing_was_drawn(estimator):
+    rewards = REWARDS.clone().requires_grad_()
+    signal = estimator(rewards, MASK, SOME, REWARDS)
+    assert not signal.advantages.requires_grad
+    drawn = MASK & SOME.unsqueeze(1)
+    assert torch.equal(signal.drawn, drawn)
+    assert (signal.advantages[~drawn] == 0).all()
+    torch.testing.assert_close(signal.advantages[drawn], (signal.returns - signal.baseline)[drawn])
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+def test_a_batch_without_draws_gives_finite_zeros_and_moves_no_baseline(estimator):
+    before = {name: value.clone() for name, value in estimator.state_dict().items()}
+    signal = estimator(REWARDS, MASK, torch.zeros(N, dtype=torch.bool), REWARDS)
+    assert (signal.advantages == 0).all()
+    for name, value in estimator.state_dict().items():
+        torch.testing.assert_close(value, before[name], equal_nan=True)
+
+
+def test_without_a_baseline_every_step_gets_the_captions_log_probability():
+    signal = NoBaseline()(REWARDS, MASK, ALL)
+    torch.testing.assert_close(signal.advantages, TOTALS.unsqueeze(1) * MASK)
+
+
+def test_moving_average_starts_with_the_first_batch_and_keeps_nine_tenths():
+    estimator = MovingAverage()
+    first = estimator(REWARDS, MASK, ALL)
+    mean = float(TOTALS.mean())
+    torch.testing.assert_close(first.baseline, torch.full((N, T), mean))
+    assert float(estimator.average) == pytest.approx(mean)
+    second = estimator(2 * REWARDS, MASK, SOME)
+    torch.testing.assert_close(second.baseline, torch.full((N, T), mean))  # b_{k-1}: it must not know the draws
+    assert float(estimator.average) == pytest.approx(0.9 * mean + 0.1 * 2 * float(TOTALS[SOME].mean()))
+
+
+def test_moving_average_of_the_authors_starts_at_zero_and_rewards_the_mean_word():
+    estimator = MovingAverage(initial=0.0, per_word=True)
+    signal = estimator(REWARDS, MASK, ALL)
+    means = TOTALS / MASK.sum(1)
+    torch.testing.assert_close(signal.advantages, means.unsqueeze(1) * MASK)
+    assert float(estimator.average) == pytest.approx(0.1 * float(means.mean()))
+
+
+def test_reward_to_go_leaves_out_what_was_said_before():
+    signal = RewardToGo()(REWARDS, MASK, ALL)
+    torch.testing.assert_close(signal.returns, -torch.tensor([[6.0, 5, 3], [9, 5, 0], [21, 15, 8], [9, 0, 0]]))
+    averages = -torch.tensor([20 / 4, 14 / 3, 11 / 2])
+    torch.testing.assert_close(signal.baseline[0], averages.flip(0).cumsum(0).flip(0))
+    torch.testing.assert_close(signal.baseline[3], torch.tensor([averages[0], 0, 0]))
+
+
+def test_reward_to_go_follows_each_step_by_itself():
+    estimator = RewardToGo(max_steps=2)  # the third step shares the second one's average
+    estimator(REWARDS, MASK, ALL)
+    torch.testing.assert_close(estimator.averages, -torch.tensor([20 / 4, 25 / 5]))
+    estimator(REWARDS, MASK & torch.tensor([True, False, False]), ALL)
+    torch.testing.assert_close(estimator.averages, -torch.tensor([20 / 4, 25 / 5]))
+    estimator(3 * REWARDS, MASK, SOME)
+    torch.testing.assert_close(estimator.averages, -torch.tensor([0.9 * 5 + 0.1 * 7.5, 0.9 * 5 + 0.1 * 30 / 3]))
+
+
+def test_leave_one_out_compares_with_the_other_draws_of_the_same_caption():
+    mask = torch.ones(6, 2, dtype=torch.bool)
+    rewards = torch.tensor([[1.0, 2], [3, 4], [5, 9], [10, 20], [30, 40], [50, 60]])
+    signal = LeaveOneOut(3, to_go=False)(rewards, mask, torch.ones(6, dtype=torch.bool))
+    totals = rewards.sum(1).tolist()
+    others = [(sum(totals[k - k % 3 : k - k % 3 + 3]) - totals[k]) / 2 for k in range(6)]
+    torch.testing.assert_close(signal.baseline[:, 0], torch.tensor(others))
+    to_go = LeaveOneOut(3)(rewards, mask, torch.ones(6, dtype=torch.bool))
+    torch.testing.assert_close(to_go.baseline[:, 1], torch.tensor([6.5, 5.5, 3.0, 50.0, 40.0, 30.0]))
+
+
+def test_advantages_of_a_captions_draws_sum_to_zero():
+    rewards = torch.randn(6, 4)
+    signal = LeaveOneOut(3)(rewards, torch.ones(6, 4, dtype=torch.bool), torch.ones(6, dtype=torch.bool))
+    torch.testing.assert_close(signal.advantages.view(2, 3, 4).sum(1), torch.zeros(2, 4))
+
+
+def test_self_critical_compares_with_the_most_probable_locations():
+    greedy = torch.randn(N, T)
+    torch.testing.assert_close(
+        SelfCritical(to_go=False)(REWARDS, MASK, ALL, greedy).advantages,
+        (TOTALS - (greedy * MASK).sum(1)).unsqueeze(1) * MASK,
+    )
+    assert SelfCritical()(REWARDS, MASK, ALL, REWARDS).advantages.abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: LeaveOneOut(1), "samples: LeaveOneOut compares at least 2 draws"),
+        (lambda: MovingAverage(1.0), r"decay must be in \[0, 1\)"),
+        (lambda: RewardToGo(-0.1), r"decay must be in \[0, 1\)"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
+def test_baselines_go_on_where_a_checkpoint_left_them(estimator):
+    estimator(REWARDS, MASK, ALL, REWARDS)
+    again = Estimator.from_config(estimator.to_config())
+    again.load_state_dict(estimator.state_dict())
+    torch.testing.assert_close(
+        again(REWARDS, MASK, SOME, REWARDS).advantages, estimator(REWARDS, MASK, SOME, REWARDS).advantages
+    )
+
+
+def follow(rank: int, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    half = slice(2 * rank, 2 * rank + 2)
+    for estimator in (MovingAverage(), RewardToGo()):
+        for factor in (1, 2):
+            signal = estimator(factor * REWARDS[half], MASK[half], ALL[half])
+        torch.save((estimator.state_dict(), signal.baseline), f"{folder}/{type(estimator).__name__}{rank}")
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_every_process_follows_the_mean_over_all_of_them(tmp_path):
+    torch.multiprocessing.spawn(follow, (str(tmp_path),), nprocs=2)
+    for whole in (MovingAverage(), RewardToGo()):
+        for factor in (1, 2):
+            signal = whole(factor * REWARDS, MASK, ALL)
+        for rank in range(2):
+            state, baseline = torch.load(tmp_path / f"{type(whole).__name__}{rank}")
+            for name, value in whole.state_dict().items():
+                torch.testing.assert_close(state[name], value, equal_nan=True)
+            torch.testing.assert_close(baseline, signal.baseline[2 * rank : 2 * rank + 2])

@@ -1,0 +1,255 @@
+"""Drawing locations: the right distribution, one location per step, semi-sampling, inference modes, schedules."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention.hard import draw
+from captioning.batch import pad_captions
+from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.errors import InputError
+from captioning.losses import step_entropy
+
+B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
+
+
+def make_decoder(attention: Attention) -> AttentionDecoder:
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
+    decoder.build(V, D)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return decoder
+
+
+def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, rows: int = 1) -> DecoderOutput:
+    captions, lengths = pad_captions([[5, 6, 7, 8], [5, 6], [9, 8, 7], [4]])
+    memory = decoder.remember(annotations, mask)
+    return decoder(captions.repeat_interleave(rows, 0), lengths.repeat_interleave(rows, 0), memory)
+
+
+def one_hot_steps(output: DecoderOutput) -> torch.Tensor:
+    """(N, T) bool, the steps whose context is one location."""
+    return (output.weights == 1).any(-1)
+
+
+@pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
+def test_every_step_looks_at_exactly_one_location(attention):
+    decoder = make_decoder(attention(AdditiveScore(A), sample_probability=1.0)).train()
+    output = decode(decoder, torch.randn(B, L, D))
+    assert torch.equal(one_hot_steps(output), output.mask)
+    torch.testing.assert_close(output.weights.sum(-1), output.mask.float())
+    assert ((output.weights > 0).sum(-1) == output.mask).all()
+
+
+def test_locations_are_drawn_as_often_as_alphas_say():
+    alphas = torch.tensor([0.5, 0.05, 0.0, 0.3, 0.15])
+    count = torch.bincount(draw(alphas.expand(20_000, 5)), minlength=5)
+    expected = alphas * 20_000
+    assert count[2] == 0
+    chi_squared = ((count - expected) ** 2 / expected)[alphas > 0].sum()
+    assert chi_squared < 16.3  # exceeded once in a thousand seeds, three degrees of freedom
+
+
+@pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
+def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
+    decoder = make_decoder(attention(AdditiveScore(A))).train()
+    mask = torch.ones(B, L, dtype=torch.bool)
+    mask[:, 2:] = False
+    output = decode(decoder, torch.randn(B, L, D), mask, rows=50)
+    assert (output.weights[..., 2:] == 0).all() and (output.weights[..., :2] == 1).any(0).any(0).all()
+    (output.selection_log_probs.sum() + output.logits.sum() + step_entropy(output.alphas).sum()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
+
+
+def test_context_is_the_annotation_of_the_drawn_location():
+    attention = HardAttention(AdditiveScore(A), sample_probability=1.0)
+    attention.build(D, H)
+    attention.train()
+    annotations = torch.randn(B, L, D)
+    out = attention(torch.randn(B * 3, H), attention.prepare(annotations))
+    chosen = out.weights.argmax(-1)
+    torch.testing.assert_close(out.context, annotations.repeat_interleave(3, 0)[torch.arange(B * 3), chosen])
+    torch.testing.assert_close(out.log_prob, out.log_alphas[torch.arange(B * 3), chosen])
+
+
+def test_log_probs_are_those_of_the_drawn_locations_and_zero_past_the_end():
+    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=1.0)).train()
+    output = decode(decoder, torch.randn(B, L, D))
+    drawn = (output.alphas * output.weights).sum(-1)
+    torch.testing.assert_close(output.selection_log_probs[output.mask], drawn[output.mask].log())
+    assert (output.selection_log_probs[~output.mask] == 0).all()
+
+
+def test_hard_contexts_pass_no_gradient_to_the_score_and_expected_ones_do():
+    for probability, reaches in ((1.0, False), (0.0, True)):
+        decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=probability)).train()
+        decode(decoder, torch.randn(B, L, D)).logits.sum().backward()
+        gradient = decoder.attention.score.output.weight.grad
+        assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
+
+
+def test_gumbel_contexts_pass_a_gradient_to_the_score():
+    decoder = make_decoder(GumbelAttention(AdditiveScore(A))).train()
+    decode(decoder, torch.randn(B, L, D)).logits.sum().backward()
+    assert decoder.attention.score.output.weight.grad.abs().sum() > 0
+
+
+def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
+    def jacobian(temperature: float) -> float:
+        attention = GumbelAttention(AdditiveScore(A), temperature=temperature, final_temperature=temperature)
+        attention.build(D, H)
+        logits = torch.randn(1, 2000, L, requires_grad=True)
+        torch.manual_seed(1)
+        attention.train()
+        memory = attention.prepare(torch.randn(1, L, D))
+        weights = attention._train(torch.log_softmax(logits, -1), memory).weights
+        (gradient,) = torch.autograd.grad(weights.square().sum(), logits)
+        return float((gradient.abs().sum(-1) < 1e-3).float().mean())
+
+    assert jacobian(0.05) > jacobian(0.5) + 0.2  # most relaxed samples are saturated where it is cold
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_semi_sampling_decides_image_by_image_for_all_steps_and_rows(rows):
+    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).train()
+    drawn_images = set()
+    for _ in range(20):
+        output = decode(decoder, torch.randn(B, L, D), rows=rows)
+        drawn = one_hot_steps(output).view(B, -1)
+        exists = output.mask.view(B, -1)
+        for image in range(B):
+            assert drawn[image, exists[image]].unique().numel() == 1
+        drawn_images.add(tuple(drawn.any(1).tolist()))
+    assert len(drawn_images) > 5  # not one decision for the batch
+
+
+def test_semi_sampling_per_batch_is_one_decision_for_all_images():
+    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5, per_batch=True)).train()
+    batches = {tuple(one_hot_steps(decode(decoder, torch.randn(B, L, D))).any(1).tolist()) for _ in range(30)}
+    assert batches == {(True,) * B, (False,) * B}
+
+
+def test_images_that_are_not_drawn_see_what_soft_attention_sees():
+    hard = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.0)).train()
+    soft = make_decoder(SoftAttention(AdditiveScore(A))).train()
+    soft.load_state_dict(hard.state_dict(), strict=False)
+    annotations = torch.randn(B, L, D)
+    output, reference = decode(hard, annotations), decode(soft, annotations)
+    torch.testing.assert_close(output.logits, reference.logits)
+    torch.testing.assert_close(output.weights, reference.alphas)
+    assert (output.selection_log_probs == 0).all() and reference.selection_log_probs is None
+
+
+def test_inference_modes_are_expectation_most_probable_location_and_draw():
+    decoder = make_decoder(HardAttention(AdditiveScore(A))).eval()
+    annotations = torch.randn(B, L, D)
+    expected = decode(decoder, annotations)
+    torch.testing.assert_close(expected.weights, expected.alphas)
+    decoder.attention.inference = "argmax"
+    sure = decode(decoder, annotations)
+    assert torch.equal(one_hot_steps(sure), sure.mask)
+    assert torch.equal(sure.weights[sure.mask].argmax(-1), sure.alphas[sure.mask].argmax(-1))
+    torch.testing.assert_close(decode(decoder, annotations).logits, sure.logits)
+    decoder.attention.inference = "sample"
+    draws = [decode(decoder, annotations) for _ in range(2)]
+    assert torch.equal(one_hot_steps(draws[0]), draws[0].mask)
+    assert not torch.equal(draws[0].weights, draws[1].weights)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_mode_lent_for_a_while_is_given_back(training):
+    attention = HardAttention(AdditiveScore(A), inference="argmax").train(training)
+
+    def fail_on_the_way() -> None:
+        with attention.inferring("sample"):
+            assert (attention.inference, attention.training) == ("sample", False)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        fail_on_the_way()
+    assert (attention.inference, attention.training) == ("argmax", training)
+
+
+def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
+    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).eval()
+    assert decoder.remember(torch.randn(B, L, D)).expected is None
+    assert int(decoder.attention.batches) == 0
+
+
+def test_modes_that_an_attention_does_not_know_are_refused_by_name():
+    with pytest.raises(InputError, match="inference: SoftAttention knows expected, got 'argmax'"):
+        SoftAttention(AdditiveScore(A)).inference = "argmax"
+    with pytest.raises(InputError, match="inference: HardAttention knows expected, argmax, sample, got 'mean'"):
+        HardAttention(AdditiveScore(A), inference="mean")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"sample_probability": 1.5}, "sample_probability must be in"),
+        ({"ramp": (20, 10)}, "ramp must be"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"anneal": 0}, "anneal must be at least 1"),
+    ],
+)
+def test_options_out_of_range_are_refused_by_name(option, message):
+    with pytest.raises(InputError, match=message):
+        GumbelAttention(AdditiveScore(A), **option)
+
+
+def test_ramp_raises_the_probability_linearly_between_its_batches():
+    attention = HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=(2, 6))
+    attention.build(D, H)
+    attention.train()
+    seen = []
+    for _ in range(8):
+        seen.append(float(attention.sample_probability))
+        memory = attention.prepare(torch.randn(50, L, D))
+    assert seen == pytest.approx([0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8])
+    assert memory.expected.float().mean() < 0.5
+    first = HardAttention(AdditiveScore(A), ramp=(2, 6))
+    first.build(D, H)
+    assert first.train().prepare(torch.randn(50, L, D)).expected.all()
+
+
+def test_temperature_falls_exponentially_to_its_final_value():
+    attention = GumbelAttention(AdditiveScore(A), temperature=2.0, final_temperature=0.5, anneal=4)
+    attention.build(D, H)
+    attention.train()
+    seen = []
+    for _ in range(6):
+        seen.append(float(attention.temperature))
+        attention.prepare(torch.randn(2, L, D))
+    assert seen == pytest.approx([2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5])
+
+
+def test_schedules_go_on_where_a_checkpoint_left_them():
+    attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
+    attention.build(D, H)
+    attention.train()
+    for _ in range(7):
+        attention.prepare(torch.randn(2, L, D))
+    again = HardAttention.from_config(attention.to_config())
+    again.build(D, H)
+    again.load_state_dict(attention.state_dict())
+    assert float(again.sample_probability) == float(attention.sample_probability) == pytest.approx(0.35)
+
+
+def test_draws_come_from_the_global_generator():
+    decoder = make_decoder(HardAttention(AdditiveScore(A), inference="sample")).eval()
+    annotations = torch.randn(B, L, D)
+    torch.manual_seed(4)
+    state = torch.get_rng_state()
+    first = decode(decoder, annotations)
+    torch.set_rng_state(state)
+    assert torch.equal(decode(decoder, annotations).weights, first.weights)
+
+
+def test_alphas_stay_probabilities_under_autocast():
+    decoder = make_decoder(HardAttention(AdditiveScore(A))).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        output = decode(decoder, torch.randn(B, L, D))
+    assert output.selection_log_probs.dtype == output.alphas.dtype == torch.float32
+    torch.testing.assert_close(output.alphas.sum(-1), output.mask.float())

@@ -176,6 +176,20 @@ class CaptioningModule(pl.LightningModule):
             "lr_scheduler": {"scheduler": self.scheduler(optimizer, steps), "interval": "step"},
         }
 
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients."""
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        by_norm = gradient_clip_algorithm in (None, "norm")
+        if gradient_clip_val and by_norm and not scaled and optimizer.defaults.get("fused"):
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        else:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
     # Evaluation
 
     def on_validation_epoch_start(self) -> None:

@@ -185,3 +185,19 @@ def test_crash_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         AtomicCheckpointIO().save_checkpoint({"a": 2}, path)
     assert torch.load(path, weights_only=True) == {"a": 1}
+
+
+def test_gradients_are_clipped_with_a_fused_optimizer_too(shapes, tmp_path):
+    norms = []
+
+    class Recorder(torch.optim.AdamW):
+        def step(self, closure=None):
+            loss = closure()
+            gradients = [p.grad.flatten() for group in self.param_groups for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.cat(gradients).norm()))
+            return loss
+
+    module = make_module()
+    module.optimizer = lambda parameters: Recorder(parameters, lr=1e-3, fused=True)
+    make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit(module, datamodule=make_data(shapes))
+    assert norms == [pytest.approx(0.01, rel=0.01)] * 2

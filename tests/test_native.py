@@ -1,0 +1,114 @@
+"""The C kernels against the formulas they replace, and what happens where they cannot be compiled."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from captioning import native
+from captioning.attention.additive import additive_logits, plain_additive_logits
+from captioning.lstm import lstm_cell, plain_lstm_cell
+from captioning.unroll import share
+
+B, R, L, N, H = 3, 2, 9, 5, 19
+
+needs_compiler = pytest.mark.skipif(not native.usable(torch.zeros(1)), reason="needs a C compiler")
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    return {"atol": 2e-5, "rtol": 2e-5} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("A", [7, 64, 150])
+def test_fused_additive_score_and_its_gradients_equal_the_formula(A, dtype, threads, monkeypatch):
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    P = (2 * torch.randn(B, L, A)).to(dtype).requires_grad_()
+    q, v = torch.randn(B, R, A).to(dtype).requires_grad_(), torch.randn(A, requires_grad=True)
+    P_, q_, v_ = (x.detach().float().requires_grad_() for x in (P, q, v))
+    e, e_ = additive_logits(P, q, v), plain_additive_logits(P_, q_, v_)
+    assert e.dtype == torch.float32 and e.grad_fn.name() == "_AdditiveLogitsBackward"
+    torch.testing.assert_close(e, e_, atol=2e-3 if dtype == torch.bfloat16 else 1e-5, rtol=1e-3)
+    g = torch.randn(B, R, L)
+    e.backward(g)
+    e_.backward(g)
+    for fused, plain in ((P, P_), (q, q_), (v, v_)):
+        torch.testing.assert_close(fused.grad.float(), plain.grad, **tolerance(dtype))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype):
+    P = torch.randn(B, L, 70).to(dtype).requires_grad_()
+    v = torch.randn(70)
+    steps = [(torch.randn(B, R, 70), torch.randn(B, R, L)) for _ in range(4)]
+    shared = share(P)
+    sum((additive_logits(shared, q, v) * g).sum() for q, g in steps).backward()
+    plain = P.detach().float().requires_grad_()
+    sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
+    torch.testing.assert_close(P.grad.float(), plain.grad, **tolerance(dtype))
+
+
+@needs_compiler
+def test_tanh_of_large_numbers_stays_within_one():
+    P = torch.tensor([-1e4, -20.0, 0.0, 20.0, 1e4]).view(1, 5, 1)
+    for dtype in (torch.float32, torch.bfloat16):
+        e = additive_logits(P.to(dtype), torch.zeros(1, 1, 1), torch.ones(1))
+        torch.testing.assert_close(e.flatten(), torch.tensor([-1.0, -1, 0, 1, 1]), atol=3e-4, rtol=0)
+
+
+@needs_compiler
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_lstm_cell_and_its_gradients_equal_the_formula(dtype, threads, monkeypatch):
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    every_step = torch.randn(N, 3, 4 * H).to(dtype)
+    parts = [every_step[:, 1], torch.randn(N, 4 * H).to(dtype), torch.randn(N, 4 * H).to(dtype)]
+    fused = [part.detach().requires_grad_() for part in parts]
+    assert not fused[0].is_contiguous()  # a step's part of all embedded words
+    plain = [part.float().detach().requires_grad_() for part in parts]
+    c, c_ = (torch.linspace(-2, 2, N * H).view(N, H).requires_grad_() for _ in range(2))
+    (h, c_new), (h_, c_new_) = lstm_cell(*fused, c), plain_lstm_cell(*plain, c_)
+    assert h.dtype == dtype and c_new.dtype == torch.float32
+    torch.testing.assert_close(h.float(), h_, **tolerance(dtype))
+    torch.testing.assert_close(c_new, c_new_, **tolerance(torch.float32))
+    for_h, for_c = torch.randn(N, H), torch.randn(N, H)
+    torch.autograd.backward([h, c_new], [for_h.to(dtype), for_c])
+    torch.autograd.backward([h_, c_new_], [for_h, for_c])
+    for one, other in zip([*fused, c], [*plain, c_], strict=True):
+        torch.testing.assert_close(one.grad.float(), other.grad, **tolerance(dtype))
+
+
+def test_without_a_compiler_the_formula_is_used_and_the_reason_said_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            P, q, v = torch.randn(B, L, 6), torch.randn(B, R, 6), torch.randn(6)
+            first, second = additive_logits(P, q, v), additive_logits(P, q, v)
+        torch.testing.assert_close(first, plain_additive_logits(P, q, v))
+        torch.testing.assert_close(first, second)
+        assert len(caplog.records) == 1 and "no-such-compiler" in caplog.text
+    finally:
+        native._library.cache_clear()
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, caplog):
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho 'disk full' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CC", str(broken))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    native._library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert not native.usable(torch.zeros(1))
+        assert "disk full" in caplog.text
+        assert not list((tmp_path / "captioning").iterdir())  # nothing half-built is left
+    finally:
+        native._library.cache_clear()

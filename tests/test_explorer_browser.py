@@ -92,7 +92,7 @@ def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
         context = browser.new_context(viewport={"width": width, "height": height}, **options)
         opened.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)  # a machine may be busy with other tests
         page.on("console", lambda message: problems.append(f"console {message.type}: {message.text}"))
         page.on("pageerror", lambda error: problems.append(f"error: {error}"))
         page.on(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
+from captioning.dropout import Dropout
 from captioning.errors import InputError
 
 
@@ -24,6 +25,9 @@ class StochasticAttention(Attention):
         ramp: training batches (first, last) between which that probability rises linearly from 0; (0, 0) for none.
             Differs from the paper: until alphas mean something, draws teach the decoder to ignore its context.
         per_batch: one decision for all images of a batch, as in the authors' code, instead of one for each.
+        dropout: probability of dropping a weight of a context that is the expectation, in training, as in
+            ``SoftAttention``. A drawn location is never dropped: without it the decoder would see nothing, and the
+            log-probability would not be that of what it saw.
         inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
 
     Raises:
@@ -40,6 +44,7 @@ class StochasticAttention(Attention):
         sample_probability: float = 0.5,
         ramp: tuple[int, int] = (0, 0),
         per_batch: bool = False,
+        dropout: float = 0.0,
         inference: str = "expected",
     ) -> None:
         super().__init__()
@@ -51,6 +56,7 @@ class StochasticAttention(Attention):
         self.final_sample_probability = sample_probability
         self.ramp = tuple(ramp)
         self.per_batch = per_batch
+        self.dropout = Dropout(dropout)
         self.inference = inference
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # seen in training; a resumed run goes on
 
@@ -107,7 +113,8 @@ class HardAttention(StochasticAttention):
         locations = draw(alphas.detach())
         if memory.expected is None:
             return _one_location(log_alphas, locations, memory)
-        return _mixture(log_alphas, alphas, locations, _one_hot(locations, alphas.detach()), memory.expected, memory)
+        expectation, one_hot = self.dropout(alphas), _one_hot(locations, alphas.detach())
+        return _mixture(log_alphas, locations, one_hot, expectation, memory.expected, memory)
 
 
 class GumbelAttention(StochasticAttention):
@@ -122,7 +129,8 @@ class GumbelAttention(StochasticAttention):
         temperature: at the first training batch.
         final_temperature: reached after ``anneal`` batches, along an exponential.
         anneal: training batches.
-        sample_probability, ramp, per_batch, inference: as in ``StochasticAttention``; here every image is drawn.
+        sample_probability, ramp, per_batch, dropout, inference: as in ``StochasticAttention``; here every image is
+            drawn.
 
     Raises:
         InputError: an option out of its range.
@@ -138,10 +146,16 @@ class GumbelAttention(StochasticAttention):
         sample_probability: float = 1.0,
         ramp: tuple[int, int] = (0, 0),
         per_batch: bool = False,
+        dropout: float = 0.0,
         inference: str = "expected",
     ) -> None:
         super().__init__(
-            score, sample_probability=sample_probability, ramp=ramp, per_batch=per_batch, inference=inference
+            score,
+            sample_probability=sample_probability,
+            ramp=ramp,
+            per_batch=per_batch,
+            dropout=dropout,
+            inference=inference,
         )
         for name, value in (("temperature", temperature), ("final_temperature", final_temperature)):
             if value <= 0:
@@ -171,7 +185,7 @@ class GumbelAttention(StochasticAttention):
         expected = memory.expected
         if expected is None:
             expected = torch.zeros(len(alphas), dtype=torch.bool, device=alphas.device)
-        return _mixture(log_alphas, alphas, locations, weights, expected, memory)
+        return _mixture(log_alphas, locations, weights, self.dropout(alphas), expected, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -208,10 +222,11 @@ def _one_location(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Atte
 
 
 def _mixture(
-    log_alphas: Tensor, alphas: Tensor, locations: Tensor, drawn: Tensor, expected: Tensor, memory: Memory
+    log_alphas: Tensor, locations: Tensor, drawn: Tensor, expectation: Tensor, expected: Tensor, memory: Memory
 ) -> AttentionOutput:
-    """Attend with the weights ``drawn`` (B, R, L) to the images that are not ``expected`` (B,), by Eq. 13 to others."""
-    weights = torch.where(expected.view(-1, 1, 1), alphas, drawn)
+    """Attend with weights ``expectation`` (B, R, L) to the images that are ``expected`` (B,), ``drawn`` to others."""
+    alphas = log_alphas.exp()
+    weights = torch.where(expected.view(-1, 1, 1), expectation, drawn)
     log_prob = _log_prob(log_alphas, locations).masked_fill(expected.repeat_interleave(alphas.shape[1]), 0.0)
     return AttentionOutput(
         context=expected_context(weights, memory.annotations),

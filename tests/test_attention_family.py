@@ -1,0 +1,269 @@
+"""Every score with every selection. Classes are discovered: one that ``captioning.attention`` exports is tested."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+import captioning.attention
+from captioning.attention import (
+    AdditiveScore,
+    Attention,
+    LocalScore,
+    MultiHeadAttention,
+    ScaledDotScore,
+    Score,
+    SoftAttention,
+    StochasticAttention,
+    UniformAttention,
+)
+from captioning.attention.base import expected_context
+from captioning.batch import pad_captions
+from captioning.decoder import AttentionDecoder, DecoderState
+from captioning.errors import InputError
+
+B, R, T, E, A, V = 2, 3, 4, 5, 6, 13
+GRID = (3, 5)
+L = GRID[0] * GRID[1]
+D = 8  # the hidden state has the same size, as the dot forms ask for
+
+
+def classes(kind: type) -> list[type]:
+    found = [value for value in vars(captioning.attention).values() if inspect.isclass(value)]
+    return [cls for cls in found if issubclass(cls, kind) and not inspect.isabstract(cls)]
+
+
+def score_of(cls: type[Score]) -> Score:
+    options = {"attention_dim": A, "score": AdditiveScore(A), "window": (1.0, 1.5), "fused": False}
+    return cls(**{name: options[name] for name in inspect.signature(cls.__init__).parameters if name in options})
+
+
+SCORES = {cls.__name__: lambda cls=cls: score_of(cls) for cls in classes(Score)}
+SCORES["ScaledDotScore without projections"] = ScaledDotScore
+SCORES["LocalScore around ScaledDotScore"] = lambda: LocalScore(ScaledDotScore(A), window=(1.0, 1.5))
+FAMILY = {
+    f"{selection.__name__}({name})": lambda selection=selection, score=score: selection(score())
+    for selection in classes(Attention)
+    if "score" in inspect.signature(selection.__init__).parameters
+    for name, score in SCORES.items()
+} | {"UniformAttention()": UniformAttention}
+
+STOCHASTIC = [cls for cls in classes(StochasticAttention) if cls is not StochasticAttention]
+
+every_pair = pytest.mark.parametrize("make", FAMILY.values(), ids=FAMILY)
+
+
+def built(make, dtype: torch.dtype = torch.float32) -> Attention:
+    attention = make()
+    attention.build(D, D, GRID)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return attention.to(dtype).eval()
+
+
+def make_mask() -> torch.Tensor:
+    mask = torch.rand(B, L) > 0.4
+    mask[:, 3] = True
+    return mask
+
+
+def test_the_family_is_what_the_package_exports():
+    names = {"AdditiveScore", "DotScore", "GeneralScore", "ScaledDotScore", "LocalScore"}
+    assert names <= {cls.__name__ for cls in classes(Score)}
+    names = {"SoftAttention", "UniformAttention", "MultiHeadAttention", "HardAttention", "GumbelAttention"}
+    assert names <= {cls.__name__ for cls in classes(Attention)}
+
+
+@every_pair
+@pytest.mark.parametrize("training", [False, True])
+def test_alphas_are_probabilities_and_exactly_zero_where_masked(make, training):
+    attention, mask = built(make).train(training), make_mask()
+    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D), mask))
+    masked = ~mask.repeat_interleave(R, 0)
+    assert out.context.shape == (B * R, D) and out.alphas.shape == out.weights.shape == (B * R, L)
+    torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
+    torch.testing.assert_close(out.weights.sum(-1), torch.ones(B * R))
+    torch.testing.assert_close(out.log_alphas.exp(), out.alphas)
+    assert (out.alphas[masked] == 0).all() and (out.weights[masked] == 0).all()
+    assert (out.log_alphas[masked] == -torch.inf).all()
+
+
+@every_pair
+def test_masked_locations_do_not_influence_anything(make):
+    attention, mask = built(make), make_mask()
+    annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
+    other = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+    out, same = (attention(query, attention.prepare(a, mask)) for a in (annotations, other))
+    torch.testing.assert_close(same.context, out.context)
+    torch.testing.assert_close(same.alphas, out.alphas)
+
+
+@every_pair
+def test_rows_that_share_an_image_see_what_a_copy_each_would_show_them(make):
+    attention, mask = built(make), make_mask()
+    annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
+    shared = attention(query, attention.prepare(annotations, mask))
+    copies = attention.prepare(annotations.repeat_interleave(R, 0), mask.repeat_interleave(R, 0))
+    torch.testing.assert_close(attention(query, copies).context, shared.context)
+    torch.testing.assert_close(attention(query, copies).alphas, shared.alphas)
+
+
+@every_pair
+def test_selected_memory_is_that_of_the_selected_images(make):
+    attention, mask, annotations = built(make), make_mask(), torch.randn(B, L, D)
+    images, query = torch.tensor([1, 1, 0]), torch.randn(3, D)
+    selected = attention.prepare(annotations, mask).select(images)
+    again = attention.prepare(annotations[images], mask[images])
+    torch.testing.assert_close(attention(query, selected).context, attention(query, again).context)
+    torch.testing.assert_close(attention(query, selected).alphas, attention(query, again).alphas)
+
+
+@every_pair
+def test_autocast_computes_probabilities_in_float32_and_stays_close(make):
+    attention, mask = built(make), make_mask()
+    annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
+    exact = attention(query, attention.prepare(annotations, mask))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = attention(query, attention.prepare(annotations.bfloat16(), mask))
+    assert out.alphas.dtype == out.log_alphas.dtype == torch.float32
+    torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
+    # A position may round across the edge of a window, where the Gaussian is exp(-2) = 0.14.
+    torch.testing.assert_close(out.alphas, exact.alphas, atol=0.15, rtol=0)
+    torch.testing.assert_close(out.context.float(), exact.context, atol=0.5, rtol=0)
+
+
+@every_pair
+def test_gradients_match_finite_differences(make):
+    attention, mask = built(make, torch.double), make_mask()
+
+    def attend(annotations, query):
+        out = attention(query, attention.prepare(annotations, mask))
+        return out.context, out.alphas
+
+    annotations = torch.randn(B, L, D, dtype=torch.double, requires_grad=True)
+    query = torch.randn(B * 2, D, dtype=torch.double, requires_grad=True)
+    torch.autograd.gradcheck(attend, (annotations, query), fast_mode=True)
+
+
+@every_pair
+def test_gradients_collected_over_the_steps_are_those_of_single_steps(make):
+    """The decoder's loop leaves weight gradients until after the last step; that must not change them."""
+    decoder = AttentionDecoder(make(), embedding_dim=E, hidden_dim=D, dropout=0.0)
+    decoder.build(V, D, GRID)
+    decoder = decoder.double().eval()
+    captions, lengths = pad_captions(torch.randint(4, V, (B * R, T - 1)).tolist())
+    annotations, target = torch.randn(B, L, D, dtype=torch.double), torch.randn(B * R, T, V, dtype=torch.double)
+
+    decoder(captions, lengths, decoder.remember(annotations)).logits.mul(target.flatten(0, 1)).sum().backward()
+    collected = {name: parameter.grad for name, parameter in decoder.named_parameters()}
+    decoder.zero_grad()
+
+    memory = decoder.remember(annotations)
+    state = DecoderState(*(part.repeat_interleave(R, 0) for part in decoder.init_state(memory)))
+    for t in range(T):
+        logits, state, _ = decoder.step(captions[:, t], state, memory)
+        (logits * target[:, t]).sum().backward(retain_graph=True)
+    for name, parameter in decoder.named_parameters():
+        torch.testing.assert_close(parameter.grad, collected[name], msg=name)
+
+
+@every_pair
+def test_config_rebuilds_what_the_weights_fit(make):
+    attention = built(make)
+    again = Attention.from_config(attention.to_config())
+    assert again.to_config() == attention.to_config()
+    again.build(D, D, GRID)
+    again.load_state_dict(attention.state_dict())
+    annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
+    outputs = [each.eval()(query, each.prepare(annotations)) for each in (attention, again)]
+    torch.testing.assert_close(outputs[0].context, outputs[1].context)
+
+
+# Dropout on the weights
+
+
+def dropping(cls: type[Attention], **options) -> Attention:
+    return built(lambda: cls(AdditiveScore(A), dropout=0.5, **options)).train()
+
+
+@pytest.mark.parametrize("cls", [SoftAttention, MultiHeadAttention])
+def test_dropout_changes_the_weights_in_training_and_not_the_alphas_that_are_reported(cls):
+    attention, annotations, query = dropping(cls), torch.randn(B, L, D), torch.randn(B * R, D)
+    trained = attention(query, attention.prepare(annotations))
+    evaluated = attention.eval()(query, attention.prepare(annotations))
+    torch.testing.assert_close(trained.alphas, evaluated.alphas)
+    torch.testing.assert_close(evaluated.weights, evaluated.alphas)
+    assert not torch.allclose(trained.weights, trained.alphas) and not torch.allclose(
+        trained.context, evaluated.context
+    )
+
+
+def test_weights_that_stay_are_scaled_up_and_form_the_context():
+    attention, annotations = dropping(SoftAttention), torch.randn(B, L, D)
+    out = attention(torch.randn(B * R, D), attention.prepare(annotations))
+    kept = out.weights > 0
+    assert kept.any() and not kept.all()
+    torch.testing.assert_close(out.weights[kept], 2 * out.alphas[kept])
+    torch.testing.assert_close(out.context, expected_context(out.weights.unflatten(0, (B, R)), annotations))
+
+
+@pytest.mark.parametrize("cls", STOCHASTIC)
+def test_dropout_leaves_a_drawn_location_alone(cls):
+    attention = dropping(cls, sample_probability=1.0)
+    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D)))
+    assert (out.weights.amax(-1) == 1).all() and (out.weights.sum(-1) == 1).all()
+    drawn = out.weights.argmax(-1, keepdim=True)
+    torch.testing.assert_close(out.log_prob, out.log_alphas.gather(-1, drawn).squeeze(-1))
+
+
+@pytest.mark.parametrize("cls", STOCHASTIC)
+def test_dropout_applies_to_the_expectations_of_semi_sampling(cls):
+    attention = dropping(cls, sample_probability=0.0)
+    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D)))
+    kept = out.weights > 0
+    assert not kept.all()
+    torch.testing.assert_close(out.weights[kept], 2 * out.alphas[kept])
+    torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
+
+
+# Multi-head
+
+
+def test_multi_head_attention_equals_a_loop_over_heads():
+    attention = built(lambda: MultiHeadAttention(ScaledDotScore(), heads=2, dim=6))
+    mask, annotations, query = make_mask(), torch.randn(B, L, D), torch.randn(B * R, D)
+    out = attention(query, attention.prepare(annotations, mask))
+    for row in range(B * R):
+        a, exists, contexts, alphas = annotations[row // R], mask[row // R], [], []
+        for head in range(2):
+            part = slice(3 * head, 3 * head + 3)
+            q, k, v = (
+                x @ layer.weight[part].T + layer.bias[part]
+                for x, layer in (
+                    (query[row], attention.query_projection),
+                    (a, attention.key_projection),
+                    (a, attention.value_projection),
+                )
+            )
+            alpha = (k @ q / 3**0.5).masked_fill(~exists, -torch.inf).softmax(-1)
+            alphas.append(alpha)
+            contexts.append(alpha @ v)
+        torch.testing.assert_close(out.context[row], attention.output(torch.cat(contexts)))
+        torch.testing.assert_close(out.alphas[row], (alphas[0] + alphas[1]) / 2)
+
+
+def test_heads_look_at_different_places():
+    attention = built(lambda: MultiHeadAttention(ScaledDotScore(), heads=4))
+    with torch.no_grad():
+        attention.key_projection.weight *= 20
+    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D)))
+    assert (out.alphas.topk(2).values[:, 1] > 0.2).any()  # each head is sure, the mean of them is not
+
+
+def test_heads_that_cannot_share_the_size_are_refused():
+    with pytest.raises(InputError, match="3 heads cannot share dim 8"):
+        MultiHeadAttention(ScaledDotScore(), heads=3).build(D, D)
+    with pytest.raises(InputError, match="heads must be at least 1, got 0"):
+        MultiHeadAttention(ScaledDotScore(), heads=0)

@@ -1,0 +1,133 @@
+"""Local attention: the window, the Gaussian, the position and how it learns."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, HardAttention, LocalScore, MultiHeadAttention, SoftAttention
+from captioning.errors import InputError
+
+B, R, D, A, H = 2, 3, 7, 6, 10
+GRID = (4, 6)
+L = GRID[0] * GRID[1]
+
+
+def local_attention(**options) -> SoftAttention:
+    attention = SoftAttention(LocalScore(AdditiveScore(A), **options))
+    attention.build(D, H, GRID)
+    torch.nn.init.normal_(attention.score.position_output.weight, std=1.0)
+    return attention
+
+
+def look_at(attention: SoftAttention, row: float, column: float) -> None:
+    """Make the score predict this position whatever the query is."""
+    score = attention.score
+    logit = [math.log(x / (size - x)) for x, size in ((row, GRID[0]), (column, GRID[1]))]
+    score.position = lambda query: score.size * torch.sigmoid(torch.tensor(logit).expand(*query.shape[:-1], 2))
+
+
+def test_alphas_are_the_scores_softmax_in_the_window_times_the_gaussian_normalised():
+    attention = local_attention(window=(1.5, 2.0))
+    annotations, query = torch.randn(B, L, D), torch.randn(B * R, H)
+    memory = attention.prepare(annotations)
+    alphas = attention(query, memory).alphas
+    score = attention.score
+    scores = score.score(query.view(B, R, H), memory.projected).flatten(0, 1)
+    hidden = torch.tanh(query @ score.position_hidden.weight.T)
+    position = torch.tensor(GRID) * torch.sigmoid(hidden @ score.position_output.weight.T)
+    for n in range(B * R):
+        expected = torch.zeros(L)
+        for i in range(L):
+            r, c = i // GRID[1] + 0.5 - position[n, 0], i % GRID[1] + 0.5 - position[n, 1]
+            if abs(r) <= 1.5 and abs(c) <= 2.0:
+                s_r, s_c = 1.5 / 2, 2.0 / 2
+                expected[i] = scores[n, i].exp() * torch.exp(-(r**2) / (2 * s_r**2) - c**2 / (2 * s_c**2))
+        torch.testing.assert_close(alphas[n], expected / expected.sum())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_locations_outside_the_window_get_exactly_zero(dtype):
+    attention = local_attention(window=(1.2, 2.2)).to(dtype)
+    look_at(attention, 1.5, 3.5)  # the centre of cell (1, 3)
+    memory = attention.prepare(torch.randn(B, L, D, dtype=dtype))
+    inside = attention(torch.randn(B * R, H, dtype=dtype), memory).alphas.unflatten(-1, GRID) > 0
+    expected = torch.zeros(GRID, dtype=torch.bool)
+    expected[0:3, 1:6] = True
+    assert (inside == expected).all()
+
+
+def test_position_covers_the_image_evenly_and_starts_in_the_middle():
+    score = local_attention().score
+    torch.nn.init.zeros_(score.position_output.weight)
+    torch.testing.assert_close(score.position(torch.randn(B, R, H)), torch.tensor([2.0, 3.0]).expand(B, R, 2))
+    torch.nn.init.normal_(score.position_output.weight, std=100.0)
+    positions = score.position(torch.randn(1, 500, H))[0]
+    assert positions.min() >= 0 and (positions <= torch.tensor(GRID)).all()
+    torch.testing.assert_close(positions.amin(0), torch.zeros(2), atol=0.01, rtol=0)
+    torch.testing.assert_close(positions.amax(0), torch.tensor([4.0, 6.0]), atol=0.01, rtol=0)
+
+
+def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
+    attention = local_attention(window=(0.5, 0.5))
+    look_at(attention, 0.5, 0.5)
+    mask = torch.zeros(B, L, dtype=torch.bool)
+    mask[:, [14, 15, 23]] = True
+    alphas = attention(torch.randn(B * R, H), attention.prepare(torch.randn(B, L, D), mask)).alphas
+    torch.testing.assert_close(alphas.sum(-1), torch.ones(B * R))
+    assert (alphas[:, [14, 15, 23]] > 0).all() and (alphas > 0).sum() == 3 * B * R
+
+
+def test_position_learns_to_find_what_the_context_needs():
+    """Annotations tell nothing of where they are; only the position can bring the context to the target."""
+    torch.manual_seed(0)
+    attention = local_attention(window=(2, 2))
+    annotations, query = torch.zeros(1, L, D), torch.randn(1, H)
+    annotations[0, 7, 0] = 1.0  # cell (1, 1)
+    optimizer = torch.optim.Adam(
+        [attention.score.position_hidden.weight, attention.score.position_output.weight], lr=0.05
+    )
+    torch.nn.init.zeros_(attention.score.position_output.weight)
+    for _ in range(100):
+        optimizer.zero_grad()
+        loss = -attention(query, attention.prepare(annotations)).alphas[0, 7].log()
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(attention.score.position(query)[0], torch.tensor([1.5, 1.5]), atol=0.3, rtol=0)
+
+
+def test_hard_attention_draws_within_the_window_alone():
+    attention = HardAttention(LocalScore(AdditiveScore(A), window=(1, 1)), sample_probability=1.0)
+    attention.build(D, H, GRID)
+    look_at(attention, 1.5, 3.5)
+    query, memory = torch.randn(B * 200, H), attention.prepare(torch.randn(B, L, D))
+    drawn = attention(query, memory).weights.sum(0).unflatten(-1, GRID)
+    assert drawn[0:3, 2:5].sum() == B * 200
+
+
+def test_every_head_has_a_window_of_its_own():
+    attention = MultiHeadAttention(LocalScore(AdditiveScore(A), window=(0.5, 0.5)), heads=2, dim=8)
+    attention.build(D, H, GRID)
+    torch.nn.init.normal_(attention.score.position_output.weight, std=20.0)
+    alphas = attention(torch.randn(B * 50, H), attention.prepare(torch.randn(B, L, D))).alphas
+    assert ((alphas - 0.5).abs() < 1e-6).sum() > B * 50  # most rows have two heads in two cells
+
+
+def test_what_does_not_fit_is_refused_by_name():
+    with pytest.raises(InputError, match=r"LocalScore needs locations on a grid.*grid_size is None"):
+        SoftAttention(LocalScore(AdditiveScore(A))).build(D, H)
+    with pytest.raises(InputError, match=r"window must be \(rows, columns\).*0.5.*got \(3, 0.2\)"):
+        LocalScore(AdditiveScore(A), window=(3, 0.2))
+    with pytest.raises(InputError, match="window must be"):
+        LocalScore(AdditiveScore(A), window=(3,))
+    with pytest.raises(ValueError, match="grid of 4 x 6 has 24 locations, got 23"):
+        local_attention().prepare(torch.randn(B, 23, D))
+
+
+def test_weights_trained_on_another_grid_are_refused():
+    other = SoftAttention(LocalScore(AdditiveScore(A)))
+    other.build(D, H, (5, 6))
+    with pytest.raises(RuntimeError, match=r"score\.centres"):
+        other.load_state_dict(local_attention().state_dict())

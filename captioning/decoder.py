@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.annotation_lstm import AnnotationLSTM
-from captioning.attention.base import Attention, AttentionOutput, Memory
+from captioning.attention.base import Attention, AttentionOutput, Memory, expected_context
 from captioning.component import Component
 from captioning.dropout import Dropout
 from captioning.lstm import lstm_cell
@@ -174,11 +174,9 @@ class AttentionDecoder(Component):
 
     def init_state(self, memory: Memory) -> DecoderState:
         """Return h_0 and c_0, (B, H) each, from the mean of the locations that exist."""
-        if memory.mask is None:
-            mean = memory.annotations.mean(dim=1)  # (B, D)
-        else:
-            exists = memory.mask.unsqueeze(-1).to(memory.annotations.dtype)
-            mean = (memory.annotations * exists).sum(dim=1) / exists.sum(dim=1)
+        exists = torch.ones_like(memory.annotations[:, :, 0]) if memory.mask is None else memory.mask
+        share = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
+        mean = expected_context(share.unsqueeze(1), memory.annotations)  # (B, D)
         return DecoderState(self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype))
 
     def step(self, tokens: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, DecoderState, StepAttention]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from captioning.cross_entropy import step_nll
+
 
 def _at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -12,8 +14,7 @@ def _at_least_float32(values: Tensor) -> Tensor:
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
     """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,)."""
-    logits = _at_least_float32(logits)
-    return logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(dim=-1)
+    return -step_nll(logits, targets)
 
 
 def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
@@ -32,7 +33,7 @@ def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
         targets: (M,) int64.
         label_smoothing: share of the target probability that is spread evenly over the vocabulary.
     """
-    return torch.nn.functional.cross_entropy(_at_least_float32(logits), targets, label_smoothing=label_smoothing)
+    return step_nll(logits, targets, label_smoothing).mean()
 
 
 def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:

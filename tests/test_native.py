@@ -9,6 +9,7 @@ import torch
 
 from captioning import native
 from captioning.attention.additive import additive_logits, plain_additive_logits
+from captioning.cross_entropy import plain_step_nll, step_nll
 from captioning.lstm import lstm_cell, plain_lstm_cell
 from captioning.unroll import share
 
@@ -112,3 +113,28 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, caplog):
         assert not list((tmp_path / "captioning").iterdir())  # nothing half-built is left
     finally:
         native._library.cache_clear()
+
+
+@needs_compiler
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_cross_entropy_and_its_gradient_equal_the_formula(dtype, smoothing):
+    M, V = 11, 133
+    logits = (8 * torch.randn(M, V)).to(dtype)
+    logits[0, 0], logits[1] = 300.0, -40.0  # certain, and even
+    targets = torch.randint(V, (M,))
+    fused, plain = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    nll, nll_ = step_nll(fused, targets, smoothing), plain_step_nll(plain, targets, smoothing)
+    torch.testing.assert_close(nll.double(), nll_, atol=2e-5, rtol=2e-6)
+    g = torch.rand(M)
+    nll.backward(g)
+    nll_.backward(g.double())
+    bound = 2e-7 if dtype == torch.float32 else 4e-3
+    torch.testing.assert_close(fused.grad.double(), plain.grad, atol=bound, rtol=8 * bound)
+
+
+@needs_compiler
+def test_a_word_outside_the_vocabulary_is_refused():
+    for word in (-1, 5):
+        with pytest.raises(IndexError, match="targets must be in"):
+            step_nll(torch.randn(1, 5), torch.tensor([word]))

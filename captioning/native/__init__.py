@@ -32,6 +32,8 @@ _SIGNATURES = {  # function: number of pointers after the pool and the type, num
     "additive_backward_projected": (5, 5),
     "lstm_forward": (7, 3),
     "lstm_backward": (7, 2),
+    "cross_entropy_forward": (5, 2),
+    "cross_entropy_backward": (6, 2),
 }
 
 _log = logging.getLogger(__name__)

@@ -1,5 +1,6 @@
 /* What the kernels share: threads, number formats and a tanh that compilers can vectorise. */
 
+#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

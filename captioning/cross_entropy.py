@@ -1,0 +1,52 @@
+"""Cross entropy of every step: PyTorch's, and one kernel that keeps no float32 copy of bfloat16 logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from captioning import native
+
+
+def plain_step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Return -log p of the target words in nats, (M,), at least float32. The reference.
+
+    Args:
+        logits: (M, V).
+        targets: (M,) int64, word ids below V.
+        label_smoothing: share of the target probability that is spread evenly over the vocabulary.
+    """
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
+
+
+def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Return what ``plain_step_nll`` does."""
+    if torch.compiler.is_compiling() or not len(targets) or not native.usable(logits):
+        return plain_step_nll(logits, targets, label_smoothing)
+    if int(targets.min()) < 0 or int(targets.max()) >= logits.shape[1]:
+        raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {int(targets.min())} to {int(targets.max())}")
+    return _StepNLL.apply(logits, targets, label_smoothing)
+
+
+class _StepNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+        logits, targets, smoothing = logits.contiguous(), targets.contiguous(), torch.tensor([label_smoothing])
+        M, V = logits.shape
+        nll, lse = torch.empty(M), torch.empty(M)
+        native.call("cross_entropy_forward", logits.dtype, logits, targets, smoothing, nll, lse, M, V)
+        ctx.save_for_backward(logits, targets, smoothing, lse)
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        logits, targets, smoothing, lse = ctx.saved_tensors
+        for_logits = torch.empty_like(logits)
+        arguments = (logits, targets, smoothing, lse, gradient.float().contiguous(), for_logits)
+        native.call("cross_entropy_backward", logits.dtype, *arguments, *logits.shape)
+        return for_logits, None, None

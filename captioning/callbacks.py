@@ -71,9 +71,9 @@ class WandbRun(WandbLogger):
         return self._experiment
 
     def _start(self) -> None:
-        staged = self._folder / "wandb" / "data"
-        if "WANDB_DATA_DIR" not in os.environ:  # else it is the user's choice
-            os.environ["WANDB_DATA_DIR"] = str(staged.resolve())
+        offline = self._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
+        if offline and "WANDB_DATA_DIR" not in os.environ:  # else it is the user's choice
+            os.environ["WANDB_DATA_DIR"] = self._staging
         earlier = self._read()
         if self._wandb_init.get("id") is None:
             self._wandb_init["id"] = earlier.get("id")
@@ -87,6 +87,10 @@ class WandbRun(WandbLogger):
     @property
     def _folder(self) -> Path:
         return Path(self.save_dir or ".")
+
+    @property
+    def _staging(self) -> str:
+        return str((self._folder / "wandb" / "data").resolve())
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -169,7 +173,7 @@ class WandbRun(WandbLogger):
             self._write()
             self._experiment.finish()
             self._experiment = None
-            if os.environ.get("WANDB_DATA_DIR") == str((self._folder / "wandb" / "data").resolve()):
+            if os.environ.get("WANDB_DATA_DIR") == self._staging:
                 del os.environ["WANDB_DATA_DIR"]
 
 

@@ -22,7 +22,8 @@ _SINGULAR = {
         "vendor, customer, shopper, tourist, traveler, hiker, student, teacher, doctor, nurse, soldier, officer, "
         "police officer, policeman, policewoman, cop, firefighter, fireman, businessman, businesswoman, cowboy, "
         "farmer, fisherman, spectator, bystander, onlooker, musician, guitarist, ball player, "
-        "frisbee player, kite surfer, kite boarder, train conductor, dog walker, crowd, family, couple, team"
+        "frisbee player, kite surfer, kite boarder, snow boarder, "
+        "skate boarder, climber, runner, dancer, performer, train conductor, dog walker, crowd, family, couple, team"
     ),
     "bicycle": "bike, cycle, mountain bike, tricycle, unicycle",
     "car": "automobile, sedan, suv, minivan, van, taxi, cab, taxi cab, taxicab, limousine, jeep, hatchback, police car",

@@ -1,0 +1,145 @@
+"""The wandb run without a wandb process; tests/test_wandb.py reads whole offline runs back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import wandb
+from PIL import Image
+
+from captioning.callbacks import WandbRun
+from captioning.training import Sample
+
+
+class FakeRun:
+    """Records what is logged."""
+
+    id, entity, project, name, step, disabled = "abc", "me", "captioning", "tiny", 12, False
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.artifacts: list[tuple[Any, list[str]]] = []
+
+    def log(self, content: dict[str, Any], step: int | None = None) -> None:
+        self.logged.append(content)
+
+    def log_artifact(self, artifact: Any, aliases: list[str]) -> None:
+        self.artifacts.append((artifact, aliases))
+
+
+def make_logger(folder: Path, **options: Any) -> tuple[WandbRun, FakeRun]:
+    logger, run = WandbRun(save_dir=folder, **options), FakeRun()
+    logger._experiment = run  # type: ignore[assignment]
+    return logger, run
+
+
+def saved(path: Path, *, monitor: str | None, score: float | None = None) -> Any:
+    """What a ModelCheckpoint knows after it has written ``path``."""
+    path.write_bytes(b"weights")
+    value = None if score is None else torch.tensor(score)
+    return SimpleNamespace(
+        best_model_path=str(path), monitor=monitor, mode="max", best_model_score=value, current_score=value
+    )
+
+
+def test_samples_become_one_table_and_an_image_each(tmp_path):
+    overlays = []
+    for name in ("a.png", "b.png"):
+        Image.new("RGB", (5, 4), "red").save(tmp_path / name)
+        overlays.append(tmp_path / name)
+    alphas, betas, view = torch.ones(2, 4) / 4, torch.ones(2), Image.new("RGB", (4, 4))
+    samples = [
+        Sample(31, ["a", "dog"], [["a", "dog"], ["two", "big", "dogs"]], -1.5, alphas, betas, view),
+        Sample(32, ["cats"], [["a", "bird"]], -2.5, alphas, betas, view),
+    ]
+    logger, run = make_logger(tmp_path)
+    logger.log_samples(samples, overlays, epoch=3, step=40)
+    assert [sorted(entry) for entry in run.logged] == [
+        [key, "trainer/global_step"] if key < "trainer" else ["trainer/global_step", key]
+        for key in ("val/sample_1", "val/sample_2", "val/samples")
+    ]
+    assert {entry["trainer/global_step"] for entry in run.logged} == {40}
+    rows = [
+        dict(zip(run.logged[2]["val/samples"].columns, row, strict=True)) for row in run.logged[2]["val/samples"].data
+    ]
+    assert [(row["epoch"], row["image_id"], row["caption"]) for row in rows] == [(3, 31, "a dog"), (3, 32, "cats")]
+    assert rows[0]["references"] == "a dog\ntwo big dogs"
+    assert rows[0]["bleu1"] == 100 and rows[1]["bleu1"] == 0
+    assert [row["log_prob"] for row in rows] == [-1.5, -2.5]
+
+
+def test_checkpoints_are_logged_once_at_the_end_with_their_aliases(tmp_path):
+    logger, run = make_logger(tmp_path, log_model=True)
+    best, last = (
+        saved(tmp_path / "best.ckpt", monitor="val/bleu4", score=21.5),
+        saved(tmp_path / "last.ckpt", monitor=None),
+    )
+    for _ in range(2):
+        logger.after_save_checkpoint(best)
+        logger.after_save_checkpoint(last)
+    assert not run.artifacts
+    logger.finalize("failed")  # an interrupted run has checkpoints too
+    logger.finalize("success")
+    assert [(artifact.name, aliases) for artifact, aliases in run.artifacts] == [
+        ("model-abc", ["best"]),
+        ("model-abc", ["last"]),
+    ]
+    assert [artifact.metadata["score"] for artifact, _ in run.artifacts] == [21.5, None]
+
+
+def test_every_checkpoint_is_logged_when_all_are_wanted(tmp_path):
+    logger, run = make_logger(tmp_path, log_model="all")
+    path = tmp_path / "best.ckpt"
+    for number in range(3):
+        callback = saved(path, monitor="val/bleu4", score=number)
+        os.utime(path, (number, number))
+        logger.after_save_checkpoint(callback)
+    assert [artifact.metadata["score"] for artifact, _ in run.artifacts] == [0, 1, 2]
+
+
+def test_no_checkpoint_is_logged_unless_it_is_asked_for(tmp_path):
+    logger, run = make_logger(tmp_path)
+    logger.after_save_checkpoint(saved(tmp_path / "best.ckpt", monitor="val/bleu4", score=1.0))
+    logger.finalize("success")
+    assert not run.artifacts
+
+
+def test_checkpoints_may_be_wanted_of_an_offline_run():
+    assert WandbRun(log_model=True, offline=True)._log_model is True
+
+
+def test_where_the_run_is_kept_stands_in_its_folder(tmp_path):
+    logger, _ = make_logger(tmp_path)
+    logger.after_save_checkpoint(saved(tmp_path / "last.ckpt", monitor=None))
+    assert json.loads((tmp_path / "wandb_run.json").read_text()) == {
+        "id": "abc",
+        "entity": "me",
+        "project": "captioning",
+        "name": "tiny",
+        "step": 12,
+    }
+
+
+@pytest.mark.parametrize("text", ["", "{", None])
+def test_a_damaged_note_of_the_run_is_as_good_as_none(tmp_path, text):
+    if text is not None:
+        (tmp_path / "wandb_run.json").write_text(text)
+    assert WandbRun(save_dir=tmp_path)._read() == {}
+
+
+def test_disabled_wandb_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    logger = WandbRun(save_dir=tmp_path)
+    (tmp_path / "config.yaml").write_text("a: 1")
+    logger.log_metrics({"val/nll": 1.0}, step=1)
+    logger.save_file(tmp_path / "config.yaml", "run_config.yaml")
+    logger.finalize("success")
+    logger.finish()
+    wandb.teardown()  # it remembers the mode, which belongs to this test alone
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]

@@ -1,0 +1,83 @@
+"""docs/attention.md: its tables are complete and its example does what it says."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import captioning.attention
+from captioning.attention import Attention, Score
+from captioning.attention.hard import StochasticAttention
+from captioning.batch import pad_captions
+from captioning.cli import CaptioningCLI
+from captioning.data.datamodule import CaptionDataModule
+from captioning.decoder import AttentionDecoder
+from captioning.training import CaptioningModule
+from captioning.vocabulary import Vocabulary
+
+ROOT = Path(__file__).parent.parent
+DOCUMENT = (ROOT / "docs" / "attention.md").read_text(encoding="utf-8")
+B, R, L, D, E, H, V = 2, 3, 9, 7, 5, 10, 13
+
+
+def block(language: str) -> str:
+    return re.search(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL).group(1)
+
+
+@pytest.fixture
+def my_attention(tmp_path, monkeypatch):
+    (tmp_path / "my_attention.py").write_text(block("python"))
+    (tmp_path / "my_attention.yaml").write_text(block("yaml"))
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("my_attention")
+    del sys.modules["my_attention"]
+
+
+def test_tables_have_every_score_and_selection_and_configs_that_exist():
+    for name, value in vars(captioning.attention).items():
+        if inspect.isclass(value) and issubclass(value, (Attention, Score)):
+            abstract = value in (Attention, Score, StochasticAttention)
+            assert abstract or f"\n| `{name}` |" in DOCUMENT, name
+    named = re.findall(r"`((?:shapes|coco)_\w+)`", DOCUMENT)
+    assert {"shapes_local", "shapes_multihead", "shapes_bilstm"} <= set(named)
+    assert all((ROOT / "configs" / f"{name}.yaml").is_file() for name in named)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked):
+    attention = my_attention.TopAttention(my_attention.CosineScore(), k=3)
+    attention = Attention.from_config(attention.to_config())
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
+    decoder.build(V, D)
+    mask = torch.ones(B, L, dtype=torch.bool)
+    mask[:, 1:8] = False  # two locations are left, fewer than k
+    captions, lengths = pad_captions(torch.randint(4, V, (B * R, 4)).tolist())
+    output = decoder(captions, lengths, decoder.remember(torch.randn(B, L, D), mask if masked else None))
+    torch.testing.assert_close(output.alphas.sum(-1), torch.ones(B * R, 5))
+    assert ((output.alphas > 0).sum(-1) == (2 if masked else 3)).all()
+    (output.logits.logsumexp(-1).sum() + output.alphas.square().sum()).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in decoder.parameters())
+    assert attention.score.scale.grad != 0
+
+
+def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+
+    class Instantiated(CaptioningCLI):
+        subcommand = None
+
+        def before_instantiate_classes(self) -> None:
+            """Make no run folder."""
+
+    configs = [ROOT / "configs" / "shapes_soft.yaml", tmp_path / "my_attention.yaml"]
+    args = [f"--config={path}" for path in configs] + ["--trainer.logger=false", "--trainer.accelerator=cpu"]
+    cli = Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
+    attention = cli.model.assemble(Vocabulary(["a", "dog"])).decoder.attention
+    assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
+    assert isinstance(attention.score, my_attention.CosineScore)

@@ -22,6 +22,7 @@ import torch
 from PIL import Image, ImageOps
 
 from captioning import decoding
+from captioning.attention.base import Memory
 from captioning.caption import Alternative, Caption
 from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
@@ -40,15 +41,18 @@ class DecodingOptions(BeamOptions):
 
     Attributes:
         method: beam search, the most probable word at every step, or words drawn at random.
+        inference: what hard attention forms its contexts with, "expected", "argmax" or "sample"; see
+            ``Attention.inference``. None takes the mode the model was configured with.
         temperature, top_k, top_p: of method "sample".
-        seed: of method "sample"; the same images in batches of the same size get the same captions. None draws from
-            torch's global generator.
+        seed: of method or inference "sample"; the same images in batches of the same size get the same captions. None
+            draws from torch's global generator.
 
     Raises:
         InputError: an unknown method, or an option of "sample" with another method.
     """
 
     method: Literal["beam", "greedy", "sample"] = "beam"
+    inference: Literal["expected", "argmax", "sample"] | None = None
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
@@ -57,7 +61,8 @@ class DecodingOptions(BeamOptions):
     def __post_init__(self) -> None:
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        for name in ("temperature", "top_k", "top_p", "seed"):
+        drawn = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
+        for name in drawn:
             if self.method != "sample" and getattr(self, name) != getattr(DecodingOptions, name):
                 raise InputError(
                     f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
@@ -100,6 +105,7 @@ class ImageCaptioner:
         images: ImageSource | Iterable[ImageSource],
         *,
         method: Literal["beam", "greedy", "sample"] = "beam",
+        inference: Literal["expected", "argmax", "sample"] | None = None,
         beam_size: int | None = None,
         length_normalization: float | None = None,
         max_length: int | None = None,
@@ -117,6 +123,7 @@ class ImageCaptioner:
         Args:
             images: one image or several.
             method: "beam", "greedy" or "sample".
+            inference: "expected", "argmax" or "sample": where hard attention looks; see ``DecodingOptions``.
             beam_size: K captions are kept at every step; its results beyond the best are ``alternatives``.
             length_normalization: 0 ranks captions by log-probability, 1 by its mean per step.
             max_length, min_length: words.
@@ -135,6 +142,7 @@ class ImageCaptioner:
         options = dataclasses.replace(
             self.options,
             method=method,
+            inference=inference,
             temperature=temperature,
             top_k=top_k,
             top_p=top_p,
@@ -235,25 +243,31 @@ class ImageCaptioner:
 
     @torch.inference_mode()
     def _decode(self, pixels: torch.Tensor, options: DecodingOptions, number: int) -> list[list[Hypothesis]]:
-        memory = self.captioner.remember(pixels)
+        attention = self.captioner.decoder.attention
+        devices = [self.device] if self.device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices, enabled=options.seed is not None),
+            attention.inferring(options.inference or attention.inference),
+        ):
+            if options.seed is not None:
+                torch.manual_seed(options.seed + number)  # every batch draws anew
+            return self._search(self.captioner.remember(pixels), options)
+
+    def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
         if options.method == "beam":
             return self.captioner.search(memory, options)
         step, state = self.captioner.stepper(memory), tuple(self.captioner.decoder.init_state(memory))
         lengths = {"max_length": options.max_length, "min_length": options.min_length}
         if options.method == "greedy":
             return [[hypothesis] for hypothesis in decoding.greedy(step, state, **lengths)]
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices, enabled=options.seed is not None):
-            if options.seed is not None:
-                torch.manual_seed(options.seed + number)  # every batch draws anew
-            drawn = decoding.sample(
-                step,
-                state,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                top_p=options.top_p,
-                **lengths,
-            )
+        drawn = decoding.sample(
+            step,
+            state,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            **lengths,
+        )
         return [[hypothesis] for hypothesis in drawn]
 
 

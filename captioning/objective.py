@@ -23,7 +23,7 @@ class Objective(nn.Module):
     ``CaptioningModule`` describes the arguments.
 
     Raises:
-        InputError: an estimator for attention that needs none.
+        InputError: an estimator or a weight for attention that it has no effect on.
     """
 
     def __init__(
@@ -41,6 +41,10 @@ class Objective(nn.Module):
         if estimator is not None and not attention.needs_estimator:
             given, name = type(estimator).__name__, type(attention).__name__
             raise InputError(f"estimator: {name} passes its gradient on by itself; leave {given} out")
+        if reward_weight != 1.0 and not attention.needs_estimator:
+            raise InputError(f"reward_weight: has no effect with {type(attention).__name__}; leave it out")
+        if entropy_weight != 0.002 and "sample" not in attention.inference_modes:
+            raise InputError(f"entropy_weight: has no effect with {type(attention).__name__}; leave it out")
         self.estimator = MovingAverage() if estimator is None and attention.needs_estimator else estimator
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight

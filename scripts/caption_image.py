@@ -116,6 +116,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     search.add_argument("--max_length", type=_positive, metavar="WORDS")
     search.add_argument("--min_length", type=int, metavar="WORDS")
+    search.add_argument(
+        "--inference",
+        choices=("expected", "argmax", "sample"),
+        help="where hard attention looks: everywhere as much as is probable, at the most probable location, or at a "
+        "location that is drawn (default: as in training's evaluation)",
+    )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
     sampling.add_argument("--temperature", type=float, help="below 1: more probable words more often (default: 1)")
@@ -127,7 +133,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(argv)
 
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
-    if given and not arguments.sample:
+    if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
         parser.error(f"{given[0]} has an effect only with --sample")
     for name in ("beam_size", "length_normalization"):
         if arguments.sample and getattr(arguments, name) is not None:
@@ -237,6 +243,7 @@ def _device(name: str) -> str:
 
 def _options(arguments: argparse.Namespace, captioner: ImageCaptioner) -> DecodingOptions:
     names = ("beam_size", "length_normalization", "max_length", "min_length", "temperature", "top_k", "top_p", "seed")
+    names += ("inference",)
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
 

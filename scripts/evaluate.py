@@ -42,6 +42,9 @@ def main(argv: list[str] | None = None) -> None:
     if not captioner.settings:
         raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
     settings = {name: captioner.settings[name] for name in ("seed_everything", "model", "data", "trainer")}
+    attention = captioner.captioner.decoder.attention
+    if args.inference is not None:
+        attention.inference = args.inference  # refuses a mode that this attention does not know
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, config = Path(folder) / "vocabulary.json", Path(folder) / "config.yaml"
         captioner.vocabulary.save(vocabulary)
@@ -57,19 +60,23 @@ def main(argv: list[str] | None = None) -> None:
         for name in ("beam_size", "length_normalization", "max_length", "min_length"):
             if getattr(args, name) is not None:
                 command += [f"--model.search.{name}", str(getattr(args, name))]
+        if args.inference is not None and len(attention.inference_modes) > 1:
+            command += ["--model.decoder.init_args.attention.init_args.inference", args.inference]
         cli = captioning(command + settings_changed)
     scores = {name.partition("/")[2]: round(float(v), 4) for name, v in cli.trainer.callback_metrics.items()}
-    search = vars(cli.model.search)
+    search = vars(cli.model.search) | {"inference": cli.model.attention.inference}
+    if "bound" in scores:
+        search["bound_samples"] = cli.model.bound_samples
     images = len(cli.model.results)
     nouns = {
         "generated": sum(len(image.hits) for image in cli.model.results),
         "references": sum(len(image.reference_hits) for image in cli.model.results),
     }
-    print(f"\n{args.split} split, {images} images; beam {search['beam_size']}, {_conditions(cli.config_dump)}")
+    print(f"\n{args.split} split, {images} images; beam {search['beam_size']}, {_conditions(cli)}")
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
-    for name in ("length_ratio", "nll"):
+    for name in ("length_ratio", "nll", "bound", "iwae_bound"):
         if name in scores:
             print(f"{name:20}{scores[name]:8.2f}")
     _print_grounding(scores)
@@ -77,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
         shown = f"python scripts/evaluate.py {shlex.join(argv)}"
         content = {
             "values": scores,
-            "unit": "percent; nll in nats per word; length_ratio and brevity_penalty are ratios",
+            "unit": "percent; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
             "split": args.split,
             "images": images,
             "grounded_nouns": nouns,
@@ -106,6 +113,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--length_normalization", type=float, help="exponent of the length (default: the checkpoint's)")
     parser.add_argument("--max_length", type=int, help="steps (default: the checkpoint's)")
     parser.add_argument("--min_length", type=int, help="words (default: the checkpoint's)")
+    parser.add_argument(
+        "--inference",
+        choices=("expected", "argmax", "sample"),
+        help="what hard attention forms its contexts with (default: the checkpoint's)",
+    )
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and where they come from")
     return parser
 
@@ -148,10 +160,10 @@ def _print_grounding(scores: dict[str, float]) -> None:
             print(f"{title:20}" + "".join(f"{v:10.2f}" for v in values[:3]) + "".join(f"{v:12.2f}" for v in values[3:]))
 
 
-def _conditions(settings: dict[str, Any]) -> str:
-    source = settings["data"]["source"]["class_path"].rpartition(".")[2]
+def _conditions(cli: Any) -> str:
+    source = cli.config_dump["data"]["source"]["class_path"].rpartition(".")[2]
     tokens = "the file's own tokens" if source == "KarpathySource" else "Penn Treebank tokens without punctuation"
-    return f"{tokens}, lower case, expected context, percent"
+    return f"{tokens}, lower case, {cli.model.attention.inference} context, percent"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,204 @@
+"""Hard attention through training, evaluation, checkpoints and the public API, on a handful of shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from PIL import Image
+
+from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
+from captioning.callbacks import AtomicCheckpointIO
+from captioning.data.datamodule import CaptionDataModule
+from captioning.data.shapes import ShapesSource
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
+from captioning.inference import load
+from captioning.training import CaptioningModule
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> ShapesSource:
+    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=2, test=3, image_size=48)
+    source.prepare()
+    return source
+
+
+def make_module(attention: Attention | None = None, **options) -> CaptioningModule:
+    torch.manual_seed(3)
+    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
+    decoder = AttentionDecoder(
+        attention or HardAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14, dropout=0.3
+    )
+    search = BeamOptions(beam_size=2, max_length=12)
+    return CaptioningModule(
+        encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=3e-3), search=search, **options
+    )
+
+
+def make_trainer(folder: Path, **options) -> pl.Trainer:
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "plugins": [AtomicCheckpointIO()],
+        "max_epochs": 1,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 1,
+    }
+    return pl.Trainer(default_root_dir=folder, **defaults | options)
+
+
+def make_data(source: ShapesSource) -> CaptionDataModule:
+    return CaptionDataModule(source, batch_size=8, eval_batch_size=3, num_workers=0)
+
+
+@pytest.fixture(scope="module")
+def trained(shapes, tmp_path_factory) -> Path:
+    """The checkpoint of a short run with hard attention."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer = make_trainer(folder, max_epochs=2)
+    trainer.fit(make_module(), datamodule=make_data(shapes))
+    trainer.save_checkpoint(folder / "x.ckpt")
+    return folder / "x.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("attention", "estimator", "keys"),
+    [
+        (HardAttention, None, {"reward", "baseline", "advantage_std", "sample_probability"}),
+        (HardAttention, RewardToGo, {"reward", "baseline", "advantage_std", "sample_probability"}),
+        (HardAttention, LeaveOneOut, {"reward", "baseline", "advantage_std", "sample_probability"}),
+        (HardAttention, SelfCritical, {"reward", "baseline", "advantage_std", "sample_probability"}),
+        (GumbelAttention, None, {"temperature", "sample_probability"}),
+        (SoftAttention, None, set()),
+    ],
+)
+def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
+    module = make_module(attention(AdditiveScore(10)), estimator=estimator() if estimator else None)
+    trainer = make_trainer(tmp_path, max_steps=2)
+    trainer.fit(module, datamodule=make_data(shapes))
+    logged = {name.removeprefix("train/"): float(v) for name, v in trainer.logged_metrics.items() if "train/" in name}
+    always = {"loss", "nll", "attention_penalty", "attention_entropy", "max_alpha", "step_kl", "beta"}
+    assert set(logged) == always | keys
+    assert all(math.isfinite(value) for value in logged.values())
+    objective = module.objective
+    expected = logged["nll"] + objective.attention_penalty * logged["attention_penalty"]
+    if attention is not SoftAttention:
+        expected -= objective.entropy_weight * logged["attention_entropy"]
+    assert logged["loss"] == pytest.approx(expected, rel=1e-5)  # REINFORCE's value means nothing and is left out
+
+
+def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
+    estimator = make_module().objective.estimator
+    assert isinstance(estimator, MovingAverage) and (estimator.decay, estimator.per_word) == (0.9, False)
+
+
+@pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])
+def test_an_estimator_is_refused_where_nothing_needs_one(attention):
+    with pytest.raises(InputError, match=f"estimator: {attention.__name__} passes its gradient on by itself"):
+        make_module(attention(AdditiveScore(10)), estimator=LeaveOneOut(2))
+
+
+@pytest.mark.parametrize("option", [{"reward_weight": 0.5}, {"entropy_weight": 0.1}])
+def test_a_weight_is_refused_where_it_has_no_effect(option):
+    with pytest.raises(InputError, match=f"{next(iter(option))}: has no effect with SoftAttention"):
+        make_module(SoftAttention(AdditiveScore(10)), **option)
+
+
+@pytest.mark.parametrize("estimator", [MovingAverage, RewardToGo])
+def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, estimator):
+    """Draws, baselines and the schedule all go on where the checkpoint left them."""
+
+    def make() -> CaptioningModule:
+        return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), estimator=estimator())
+
+    whole = make()
+    make_trainer(tmp_path, max_epochs=-1, max_steps=7).fit(whole, datamodule=make_data(shapes))
+    trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=5)
+    trainer.fit(make(), datamodule=make_data(shapes))
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed = make()
+    torch.manual_seed(99)
+    trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=7)
+    trainer.fit(resumed, datamodule=make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+    state = resumed.state_dict()
+    assert "captioner.decoder.attention.batches" in state and any("objective.estimator" in name for name in state)
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+@pytest.mark.parametrize("mode", ["expected", "argmax", "sample"])
+def test_test_reports_the_mode_and_the_bounds_beside_the_nll(shapes, tmp_path, trained, mode):
+    module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=5)
+    trainer = make_trainer(tmp_path)
+    trainer.test(module, datamodule=make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
+    written = json.loads((tmp_path / "test_metrics.json").read_text())
+    assert (written["search"]["inference"], written["search"]["bound_samples"]) == (mode, 5)
+    assert written["test/bound"] < written["test/iwae_bound"] < 0 < written["test/nll"]
+    assert written["test/iwae_bound"] == pytest.approx(-written["test/nll"], abs=0.2)
+
+
+def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, trained):
+    found = set()
+    for mode in ("expected", "argmax", "sample"):
+        module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=0)
+        trainer = make_trainer(tmp_path)
+        (scores,) = trainer.test(
+            module, datamodule=make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True
+        )
+        assert "test/bound" not in scores
+        found.add(scores["test/nll"])
+    assert len(found) == 1
+
+
+def test_bounds_are_left_out_while_training_and_for_deterministic_attention(shapes, tmp_path):
+    trainer = make_trainer(tmp_path, limit_train_batches=1, limit_val_batches=1)
+    trainer.fit(make_module(), datamodule=make_data(shapes))
+    assert "val/nll" in trainer.callback_metrics and "val/bound" not in trainer.callback_metrics
+    module = make_module(SoftAttention(AdditiveScore(10)))
+    module.assemble(make_module_vocabulary(shapes))
+    (scores,) = make_trainer(tmp_path).test(module, datamodule=make_data(shapes), verbose=False)
+    assert "test/nll" in scores and "test/bound" not in scores
+
+
+def make_module_vocabulary(shapes: ShapesSource):
+    data = make_data(shapes)
+    data.prepare_data()
+    data.setup("fit")
+    return data.vocabulary
+
+
+def test_the_api_looks_where_the_mode_says(trained):
+    captioner = load(trained)
+    image = Image.effect_noise((60, 50), 90).convert("RGB")
+    assert captioner.caption(image).weights.max() < 1
+    sure = captioner.caption(image, inference="argmax")
+    assert (sure.weights.max(axis=1) == 1).all() and (sure.weights.argmax(1) == sure.alphas.argmax(1)).all()
+    first, second = (captioner.caption(image, inference="sample", seed=8) for _ in range(2))
+    assert (first.weights == second.weights).all() and (first.weights.max(axis=1) == 1).all()
+    assert captioner.captioner.decoder.attention.inference == "expected"
+    with pytest.raises(InputError, match="seed=1 has an effect only when sampling"):
+        captioner.caption(image, inference="argmax", seed=1)
+
+
+def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr("captioning.diagnostics.PATIENCE", 2)
+    trainer = make_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.fit(make_module(), datamodule=make_data(shapes))
+    found = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
+    assert len(found) == 2 and "uniform" in found[0]  # a model that has learned nothing looks everywhere

@@ -385,7 +385,7 @@ def _range(interval: Interval, *, signed: bool = False) -> str:
 
 
 def _p(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.0005 else "p < 0.001"
+    return f"p = {value:.3f}" if value >= 0.0015 else "p ≤ 0.001"
 
 
 def _key(title: str) -> str:

@@ -72,7 +72,7 @@ def explore(
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         captions = _caption(models[run.name], run, [files[item.image_id] for item in items], seed)
         for item, caption in zip(items, captions, strict=True):
-            numbers: dict[str, float | str] = {metric_title(comparison.metric): item.scores[run.name]}
+            numbers: dict[str, float | str] = {metric_title(comparison.metric): f"{item.scores[run.name]:.1f}"}
             made += 1
             if caption.text != item.captions[run.name]:
                 changed += 1
@@ -84,7 +84,7 @@ def explore(
     if changed:
         notices.append(
             f"{changed} of the {made} captions shown with their attention differ from the test's: they were made anew "
-            "from the image files (cached features are rounded, a sampled context is drawn anew)."
+            "from the image files (cached features and half precision round, a sampled context is drawn anew)."
         )
     return explorer_fragment(list(images.values())), notices
 

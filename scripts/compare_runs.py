@@ -285,6 +285,8 @@ def show(comparison: Comparison) -> None:
         if table.rows:
             console.print()
             console.print(_rich(table, comparison.runs))
+            if table.note:
+                console.print(Text(table.note, style="dim"))
 
 
 def _rich(table: Table, runs: list[str]) -> Any:

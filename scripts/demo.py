@@ -8,6 +8,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import runpy
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,8 @@ def main(argv: list[str] | None = None) -> None:
     for name, config in RUNS.items():
         summary[name] = run(args.runs, name, config, args.overlay_config, summary.get(name, {}))
         write_json(summary_file, summary)
-    report(args.runs, summary)
+    page = compare(args.runs, list(RUNS)) if len(RUNS) > 1 else None
+    report(args.runs, summary, page)
 
 
 def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[str, Any]) -> dict[str, Any]:
@@ -79,7 +82,16 @@ def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[st
     }
 
 
-def report(runs: Path, summary: dict[str, Any]) -> None:
+def compare(runs: Path, names: list[str]) -> Path:
+    """Print the comparison of the demo's runs with the first and write it as a page; returns the page."""
+    page = runs / "comparison.html"
+    arguments = [*(str(runs / name) for name in names), "--output", str(page)]
+    print(f"\n$ python scripts/compare_runs.py {shlex.join(arguments)}", flush=True)
+    runpy.run_path(str(REPOSITORY / "scripts" / "compare_runs.py"))["main"](arguments)
+    return page
+
+
+def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
     """Print the scores, where everything is, and what to type next."""
     names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
     print("\nTest split, free-running decoding; BLEU with brevity penalty, all in percent:")
@@ -93,6 +105,8 @@ def report(runs: Path, summary: dict[str, Any]) -> None:
         print(f"  checkpoint  {entry['checkpoint']}")
         print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
     print(f"\nsummary       {runs / 'summary.json'}")
+    if page is not None:
+        print(f"comparison    {page}   (open it in a browser)")
     checkpoint = next(iter(summary.values()))["checkpoint"]
     print("\nNext:")
     print(f"  python scripts/caption_image.py YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")

@@ -38,8 +38,9 @@ def line_chart(
     thinned = {name: _thinned(curve) for name, curve in curves.items()}
     steps = [step for curve in thinned.values() for step, _ in curve]
     values = [value for curve in thinned.values() for _, value in curve]
-    x_ticks, y_ticks = ticks(min(steps), max(steps)), ticks(min(values), max(values))
-    x_range = (min(steps), max(steps)) if max(steps) > min(steps) else (min(steps) - 1, max(steps) + 1)
+    first = 0 if min(steps) < max(steps) / 2 else min(steps)  # a resumed run's curve may begin late
+    x_range = (first, max(steps)) if max(steps) > first else (first - 1, first + 1)
+    x_ticks, y_ticks = ticks(*x_range), ticks(min(values), max(values))
     y_range = (min(y_ticks[0], min(values)), max(y_ticks[-1], max(values)))
 
     def place(step: float, value: float) -> tuple[float, float]:

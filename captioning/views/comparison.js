@@ -1,5 +1,5 @@
 /** Reading values off the curves: with the pointer, a finger, or the arrow keys. */
-const reading = document.querySelector(".reading");
+const values = document.querySelector(".values");
 const SVG = "http://www.w3.org/2000/svg";
 
 for (const chart of document.querySelectorAll("[data-chart]")) {
@@ -25,24 +25,24 @@ for (const chart of document.querySelectorAll("[data-chart]")) {
       .map(({ name, color, point }) => {
         const line = document.createElement("p");
         const run = document.createElement("span");
-        run.className = "run";
+        run.className = "chip";
         run.style.setProperty("--run", color);
         run.textContent = name;
         line.append(run, ` ${point[3]} at step ${point[2].toLocaleString("en")}`);
         return line;
       });
-    reading.replaceChildren(...lines);
-    reading.hidden = false;
+    values.replaceChildren(...lines);
+    values.hidden = false;
     const box = chart.getBoundingClientRect();
     const at = box.left + (x / chart.viewBox.baseVal.width) * box.width;
-    const left = at + reading.offsetWidth + 16 < document.documentElement.clientWidth ? at + 10 : at - reading.offsetWidth - 10;
-    reading.style.left = `${Math.max(4, left) + scrollX}px`;
-    reading.style.top = `${box.top + scrollY + 8}px`;
+    const left = at + values.offsetWidth + 16 < document.documentElement.clientWidth ? at + 10 : at - values.offsetWidth - 10;
+    values.style.left = `${Math.max(4, left) + scrollX}px`;
+    values.style.top = `${box.top + scrollY + 8}px`;
   }
 
   function hide() {
     cursor.remove();
-    reading.hidden = true;
+    values.hidden = true;
   }
 
   function follow(event) {
@@ -62,7 +62,7 @@ for (const chart of document.querySelectorAll("[data-chart]")) {
     if (!(event.key in moves)) return;
     event.preventDefault();
     event.stopPropagation(); // the explorer's arrow keys turn words
-    if (!reading.hidden) stop = Math.min(stops.length - 1, Math.max(0, stop + moves[event.key]));
+    if (!values.hidden) stop = Math.min(stops.length - 1, Math.max(0, stop + moves[event.key]));
     show();
   });
 }

@@ -144,7 +144,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
     page = Template(_asset("comparison.html"))
     sections = [
         _section("Result", _verdicts(comparison) + _notices(comparison)),
-        *(_section(table.title, _table(table, comparison.runs)) for table in comparison.tables),
+        _tables(comparison),
         _disagreements(comparison, explorer),
         _curves(comparison),
         _section(comparison.settings.title, _settings(comparison.settings, comparison.runs)),
@@ -173,7 +173,7 @@ def _section(title: str, content: str) -> str:
 
 
 def _chip(number: int, name: str) -> str:
-    return f'<span class="run" style="--run: {color_of(number)}">{html.escape(name)}</span>'
+    return f'<span class="chip" style="--run: {color_of(number)}">{html.escape(name)}</span>'
 
 
 def _legend(runs: Sequence[str]) -> str:
@@ -193,6 +193,12 @@ def _verdicts(comparison: Comparison) -> str:
 
 def _notices(comparison: Comparison) -> str:
     return "\n".join(f'<p class="notice">{html.escape(notice)}</p>' for notice in comparison.notices)
+
+
+def _tables(comparison: Comparison) -> str:
+    """Side by side where there is room."""
+    sections = [_section(table.title, _table(table, comparison.runs)) for table in comparison.tables]
+    return f'<div class="tables">{"".join(sections)}</div>'
 
 
 def _table(table: Table, runs: Sequence[str]) -> str:
@@ -244,7 +250,8 @@ def _curves(comparison: Comparison) -> str:
         return ""
     content = f'<div class="charts">{"".join(drawn[:_OPEN_CHARTS])}</div>'
     if rest := drawn[_OPEN_CHARTS:]:
-        content += f'<details><summary>{len(rest)} more</summary><div class="charts">{"".join(rest)}</div></details>'
+        more = f'<summary>{len(rest)} more</summary><div class="charts">{"".join(rest)}</div>'
+        content += f'<details class="more">{more}</details>'
     return _section("Curves over optimizer steps", content)
 
 
@@ -258,7 +265,8 @@ def _disagreements(comparison: Comparison, explorer: str) -> str:
     cases = "".join(_case(item, comparison.runs, linked=bool(explorer)) for item in comparison.disagreements)
     texts = f'<ol class="cases">{cases}</ol>'
     if explorer:
-        texts = f"<details><summary>The same captions as text, with references</summary>{texts}</details>"
+        summary = "<summary>The same captions as text, with references</summary>"
+        texts = f'<details class="more">{summary}{texts}</details>'
     return _section("Where the runs disagree most", f"{note}{explorer}{texts}")
 
 

@@ -1,0 +1,132 @@
+"""A run's folder is read as it is, also half finished; settings become comparable lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from captioning.errors import InputError
+from captioning.runs import Run, flat, number, read_run
+
+CAPTION = {
+    "image_id": 7,
+    "caption": "a red dog",
+    "log_prob": -2.5,
+    "finished": True,
+    "references": ["a dog", "the red dog runs"],
+    "hits": [{"step": 2, "noun": "dog", "hit": True, "chance": 0.25}],
+}
+
+
+def make_run(
+    folder: Path, *, captions: list[dict[str, Any]] | None = None, settings: Any = None, csv: str = ""
+) -> Path:
+    """A folder as `captioning fit` and `captioning test` leave it."""
+    (folder / "checkpoints").mkdir(parents=True)
+    if settings is not None:
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    if csv:
+        (folder / "metrics/version_0").mkdir(parents=True)
+        (folder / "metrics/version_0/metrics.csv").write_text(csv)
+    if captions is not None:
+        search = {"beam_size": 3, "inference": "expected"}
+        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 12.5, "search": search}))
+        (folder / "test_captions.json").write_text(json.dumps(captions))
+    return folder
+
+
+def test_a_folder_is_read_with_everything_in_it(tmp_path):
+    csv = "epoch,step,train/loss,val/bleu4\n0,4,2.5,\n0,9,,10.5\n1,9,1.5,\n1,19,,11\n"
+    folder = make_run(tmp_path / "soft", captions=[CAPTION], settings={"data": {"batch_size": 8}}, csv=csv)
+    (folder / "checkpoints/best.ckpt").touch()
+    run = read_run(folder)
+    assert run.name == "soft" and run.folder == folder and run.checkpoint == folder / "checkpoints/best.ckpt"
+    assert run.settings == {"data": {"batch_size": 8}}
+    assert run.curves["train/loss"] == [(4, 2.5), (9, 1.5)] and run.curves["val/bleu4"] == [(9, 10.5), (19, 11)]
+    assert run.scores == {"bleu4": 12.5} and run.search == {"beam_size": 3, "inference": "expected"}
+    assert run.captions is not None
+    assert run.captions[7].references == CAPTION["references"] and run.captions[7].hits == CAPTION["hits"]
+    assert run.how_to_test == ""
+
+
+def test_a_resumed_runs_curve_goes_on_and_what_was_logged_twice_counts_once(tmp_path):
+    folder = make_run(tmp_path / "a", csv="step,train/loss\n1,5\n2,4\n3,9\n")
+    for version, text in ((10, "step,train/loss\n4,1\n"), (2, "step,train/loss\n3,3\n4,7\n")):
+        (folder / f"metrics/version_{version}").mkdir()
+        (folder / f"metrics/version_{version}/metrics.csv").write_text(text)
+    assert read_run(folder).curves["train/loss"] == [(1, 5), (2, 4), (3, 3), (4, 1)]
+
+
+def test_a_killed_runs_last_line_costs_that_line(tmp_path):
+    folder = make_run(tmp_path / "a", csv="step,train/loss,val/nll\n1,5,\n2,4,nan\n3")
+    assert read_run(folder).curves == {"train/loss": [(1, 5), (2, 4)]}
+
+
+def test_an_untested_run_names_the_command_that_tests_it(tmp_path):
+    with_config = make_run(tmp_path / "a", settings={"data": {}})
+    without = make_run(tmp_path / "b")
+    for folder in (with_config, without):
+        (folder / "checkpoints/best.ckpt").touch()
+    assert read_run(with_config).how_to_test == f"captioning test --ckpt_path {with_config}/checkpoints/best.ckpt"
+    # `captioning test` would need a config; the script takes the checkpoint's.
+    assert read_run(without).how_to_test == f"python scripts/evaluate.py --checkpoint {without}/checkpoints/best.ckpt"
+
+
+def test_what_is_no_run_is_refused_by_name(tmp_path):
+    make_run(tmp_path / "runs/soft")
+    with pytest.raises(InputError, match=r"runs: not a run; give the runs in it: soft"):
+        read_run(tmp_path / "runs")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match=r"empty: not a run; it has none of config.yaml"):
+        read_run(tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("test_captions.json", "[{", "cannot be read"),
+        ("test_captions.json", "{}", "not what `captioning test` writes"),
+        ("test_captions.json", '[{"image_id": 3}]', "not what `captioning test` writes"),
+        ("test_metrics.json", "[]", "not what `captioning test` writes"),
+        ("config.yaml", "a: [", "cannot be read"),
+        ("config.yaml", "- a", "not a run's configuration"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, file, text, message):
+    folder = make_run(tmp_path / "a", captions=[CAPTION], settings={})
+    (folder / file).write_text(text)
+    with pytest.raises(InputError, match=f"{file}: {message}"):
+        read_run(folder)
+
+
+def test_settings_become_lines_with_short_names_of_classes():
+    decoder = {
+        "class_path": "captioning.decoder.AttentionDecoder",
+        "init_args": {"attention": {"class_path": "captioning.attention.SoftAttention"}, "dropout": 0.5},
+    }
+    callbacks = [{"class_path": "x.Throughput", "init_args": {"every_n_steps": 5}}, {"class_path": "x.Unfreeze"}]
+    assert flat({"model": {"decoder": decoder}, "trainer": {"callbacks": callbacks, "devices": [0, 1]}}) == {
+        "model.decoder": "AttentionDecoder",
+        "model.decoder.attention": "SoftAttention",
+        "model.decoder.dropout": 0.5,
+        "trainer.callbacks.Throughput": "Throughput",
+        "trainer.callbacks.Throughput.every_n_steps": 5,
+        "trainer.callbacks.Unfreeze": "Unfreeze",
+        "trainer.devices": [0, 1],
+    }
+
+
+def test_speed_is_the_median_of_what_was_logged():
+    run = Run("a", "a", curves={"train/captions_per_second": [(1, 10.0), (2, 500.0), (3, 480.0)]})
+    assert run.captions_per_second == 480
+    assert Run("a", "a").captions_per_second is None
+
+
+def test_only_finite_numbers_are_numbers():
+    assert [number(value) for value in ("2.5", 3, "", None, "nan", float("inf"), True, {}, "x")] == [2.5, 3] + [
+        None
+    ] * 7

@@ -1,0 +1,100 @@
+"""Statistics of attention against loops, and each cause of collapse by an example of it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from captioning.diagnostics import PATIENCE, CollapseWatch, attention_statistics
+
+N, T, L = 4, 6, 9
+
+
+def make_mask() -> Tensor:
+    return torch.arange(T) < torch.tensor([6, 4, 1, 5]).unsqueeze(1)
+
+
+def test_statistics_equal_a_loop_over_captions_and_steps():
+    mask = make_mask()
+    alphas = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
+    betas = torch.rand(N, T) * mask
+    found = attention_statistics(alphas, betas, mask)
+    entropy, largest, kl = [], [], []
+    for n in range(N):
+        for t in range(int(mask[n].sum())):
+            a = alphas[n, t].numpy().astype(np.float64)
+            entropy.append(-(a * np.log(a)).sum())
+            largest.append(a.max())
+            if t:
+                before = alphas[n, t - 1].numpy().astype(np.float64)
+                kl.append((a * np.log(a / before)).sum())
+    assert float(found["attention_entropy"]) == pytest.approx(np.mean(entropy), abs=1e-5)
+    assert float(found["max_alpha"]) == pytest.approx(np.mean(largest), abs=1e-5)
+    assert float(found["step_kl"]) == pytest.approx(np.mean(kl), abs=1e-5)
+    assert float(found["beta"]) == pytest.approx(float(betas[mask].mean()), abs=1e-6)
+
+
+def test_statistics_are_finite_where_alphas_are_exactly_zero():
+    alphas = torch.nn.functional.one_hot(torch.randint(L, (N, T)), L).float()
+    found = attention_statistics(alphas, torch.ones(N, T), torch.ones(N, T, dtype=torch.bool))
+    assert all(torch.isfinite(value) for value in found.values())
+    assert float(found["attention_entropy"]) == 0.0 and float(found["step_kl"]) > 10
+
+
+def watch(logits: Tensor, beta: float = 0.5, batches: int = PATIENCE, locations: int | Tensor = L) -> str | None:
+    """Return what the watch says of batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
+    mask = make_mask()
+    alphas = torch.softmax(logits.expand(N, T, L), -1) * mask.unsqueeze(-1)
+    statistics = attention_statistics(alphas, torch.full((N, T), beta) * mask, mask)
+    watcher = CollapseWatch()
+    for _ in range(batches):
+        watcher.update(statistics, locations)
+    return watcher.cause()
+
+
+SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
+
+
+@pytest.mark.parametrize(
+    ("logits", "beta", "cause"),
+    [
+        (torch.zeros(L), 0.5, "they are uniform (entropy 2.20 of 2.20 nats)"),
+        (SHARP, 0.5, "one location has it all (mean largest alpha 1.00)"),
+        (torch.randn(N, 1, L, generator=torch.Generator().manual_seed(0)), 0.5, "every word gets the same map"),
+        (3 * torch.randn(N, T, L), 0.01, "the gate is closed (mean beta 0.010)"),
+    ],
+)
+def test_each_cause_is_named_with_what_to_do(logits, beta, cause):
+    said = watch(logits, beta)
+    assert said is not None and cause in said
+    assert any(option in said for option in ("`ramp`", "`attention_penalty`"))
+
+
+def test_attention_that_moves_from_word_to_word_is_left_in_peace():
+    assert watch(3 * torch.randn(N, T, L)) is None
+
+
+def test_nothing_is_said_before_attention_had_time_to_learn():
+    assert watch(torch.zeros(L), batches=PATIENCE - 1) is None
+
+
+def test_uniform_is_judged_by_the_locations_that_exist():
+    two = torch.zeros(L)
+    two[2:] = float("-inf")
+    assert "uniform" in watch(two, locations=torch.full((N,), 2))
+    assert "the same map" in watch(two)
+
+
+def test_the_past_is_forgotten():
+    mask = make_mask()
+    watcher = CollapseWatch()
+    still = torch.full((N, T, L), 1 / L) * mask.unsqueeze(-1)
+    moving = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
+    for alphas in [still] * PATIENCE + [moving] * 20:
+        watcher.update(attention_statistics(alphas, 0.5 * mask, mask), L)
+    assert watcher.cause() is None
+    assert math.isclose(float(watcher.means["beta"]), 0.5, rel_tol=1e-4)

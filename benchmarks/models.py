@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +82,9 @@ def our_module(sizes: Sizes, device: torch.device, *, hard: bool = False) -> Cap
         hidden_dim=sizes.hidden_dim,
     )
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
-    module = CaptioningModule(source, decoder)
+    # The optimizer of the shipped configs for CPUs; the common port's is what such ports use.
+    optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)
+    module = CaptioningModule(source, decoder, optimizer=optimizer)
     module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()

@@ -20,6 +20,9 @@ import numpy as np
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels then run on a CPU
+
 torch.set_num_threads(1)  # two test processes on two cores, not two times two threads
 
 LOOPBACK = ("127.", "::1", "localhost")

@@ -2,17 +2,24 @@
 
 Of the fused form only e is kept for the backward pass, where tanh is computed again; P's gradient is computed once for
 all steps of a caption. So memory does not grow with steps x locations x A, and neither does the time spent moving it.
+The kernels are in ``additive_cpu`` and ``additive_cuda``, which have the same three functions.
+
+Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, v (A,) the
+weights of the hidden layer, e (B, R, L) the logits.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning import native
+from captioning.attention import additive_cpu
 from captioning.unroll import Use, uses_of
 
 
@@ -24,50 +31,52 @@ def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> T
 
 def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return what ``plain_additive_logits`` does; fused, and float32, where a kernel takes the device and the type."""
-    if torch.compiler.is_compiling() or not native.usable(projected):
+    kernels = None if torch.compiler.is_compiling() else _kernels(projected)
+    if kernels is None:
         return plain_additive_logits(projected, query, weight)
-    return _AdditiveLogits.apply(projected, query, weight)
+    return _AdditiveLogits.apply(kernels, projected, query, weight)
+
+
+def _kernels(projected: Tensor) -> ModuleType | None:
+    """Return the module whose kernels take this tensor, None where there is none."""
+    kernels = additive_cpu if projected.device.type == "cpu" else _cuda_kernels() if projected.is_cuda else None
+    return kernels if kernels is not None and kernels.usable(projected) else None
+
+
+@functools.cache
+def _cuda_kernels() -> ModuleType | None:
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from captioning.attention import additive_cuda
+
+    return additive_cuda
 
 
 class _AdditiveLogits(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
-        ctx.types = query.dtype, weight.dtype
-        ctx.uses = uses_of(projected)
-        projected, query, weight = projected.contiguous(), query.float().contiguous(), weight.float().contiguous()
+    def forward(ctx: Any, kernels: ModuleType, projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+        ctx.kernels, ctx.weight_type, ctx.uses = kernels, weight.dtype, uses_of(projected)
+        projected, query, weight = projected.contiguous(), query.contiguous(), weight.float().contiguous()
         ctx.save_for_backward(projected, query, weight)
-        (B, L, A), R = projected.shape, query.shape[1]
-        logits = torch.empty(B, R, L)
-        native.call("additive_forward", projected.dtype, projected, query, weight, logits, B, R, L, A)
-        return logits
+        return kernels.forward(projected, query, weight)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, Tensor, Tensor]:
         projected, query, weight = ctx.saved_tensors
         gradient = gradient.float().contiguous()
-        (B, L, A), R = projected.shape, query.shape[1]
-        for_query, for_weight = torch.empty_like(query), torch.empty(native.threads(), A)
-        arguments = (projected, query, weight, gradient, for_query, for_weight)
-        native.call("additive_backward", projected.dtype, *arguments, B, R, L, A)
+        for_query, for_weight = ctx.kernels.backward(projected, query, weight, gradient)
         for_projected = None
         if ctx.uses is not None:
             ctx.uses[_projected_gradient].append((query, weight, gradient))
-        elif ctx.needs_input_grad[0]:
+        elif ctx.needs_input_grad[1]:
             for_projected = _projected_gradient(projected, [(query, weight, gradient)])
-        return for_projected, for_query.to(ctx.types[0]), for_weight.sum(dim=0).to(ctx.types[1])
+        return None, for_projected, for_query, for_weight.to(ctx.weight_type)
 
 
 def _projected_gradient(projected: Tensor, uses: list[Use]) -> Tensor:
     """Return the gradient of P over all steps, from their q, v and gradients of e."""
-    projected = projected.contiguous()
+    kernels = _kernels(projected)
+    assert kernels is not None
     queries, weights, gradients = zip(*uses, strict=True)
-    for_projected = torch.empty_like(projected)
-    (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
-    tables = native.pointers(queries), native.pointers(gradients)
-    native.call(
-        "additive_backward_projected",
-        *(projected.dtype, projected, tables[0], weights[0], tables[1], for_projected),
-        *(T, B, R, L, A),
-    )
-    return for_projected
+    return kernels.backward_projected(projected.contiguous(), queries, weights[0], gradients)

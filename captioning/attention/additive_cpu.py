@@ -1,0 +1,42 @@
+"""The additive score and its gradients in C (``native/additive.c``). Letters as in ``additive``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioning import native
+
+
+def usable(projected: Tensor) -> bool:
+    """Return whether the kernels take numbers of this tensor's device and type."""
+    return native.usable(projected)
+
+
+def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+    """Return e (B, R, L)."""
+    (B, L, A), R = projected.shape, query.shape[1]
+    logits = torch.empty(B, R, L)
+    native.call("additive_forward", projected.dtype, projected, query.float(), weight, logits, B, R, L, A)
+    return logits
+
+
+def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of q and v for the gradient of e, of one step."""
+    (B, L, A), R = projected.shape, query.shape[1]
+    for_query, for_weight = torch.empty(B, R, A), torch.empty(native.threads(), A)
+    arguments = (projected, query.float(), weight, gradient, for_query, for_weight)
+    native.call("additive_backward", projected.dtype, *arguments, B, R, L, A)
+    return for_query.to(query.dtype), for_weight.sum(dim=0)
+
+
+def backward_projected(
+    projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the gradient of P for the q and the gradients of e of all steps."""
+    (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
+    queries = tuple(query.float() for query in queries)
+    for_projected = torch.empty_like(projected)
+    arguments = (projected, native.pointers(queries), weight, native.pointers(gradients), for_projected)
+    native.call("additive_backward_projected", projected.dtype, *arguments, T, B, R, L, A)
+    return for_projected

@@ -1,0 +1,148 @@
+"""The additive score and its gradients in Triton, for GPUs. Letters as in ``additive``.
+
+A program holds a tile of locations by hidden units in registers; tanh is computed where it is needed and never stored.
+Sums are taken in float32 and in one fixed order, without atomic operations, so that a run can be repeated exactly.
+Imported for tensors on a GPU alone: importing Triton takes a while.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+_log = logging.getLogger(__name__)
+
+
+@triton.jit
+def _tanh(x):
+    # Within 2e-7 of tanh everywhere; 2.885 = 2 / ln 2. The power may become infinite, and the quotient is 0 then.
+    return 1.0 - 2.0 / (tl.exp2(2.8853900817779268 * x) + 1.0)
+
+
+@triton.jit(do_not_specialize=["R"])
+def _forward(P, q, v, e, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: tl.constexpr):
+    """Write e of one row and a block of locations. The rows of an image run side by side and find P in the cache."""
+    program = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(L, LOCATIONS)
+    image = program // (blocks * R)
+    row = image * R + program % R
+    i = (program // R) % blocks * LOCATIONS + tl.arange(0, LOCATIONS)
+    total = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    for start in range(0, A, UNITS):
+        a = start + tl.arange(0, UNITS)
+        place = (image * L + i)[:, None] * A + a[None, :]
+        x = tl.load(P + place, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
+        x += tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
+        total += tl.load(v + a, mask=a < A, other=0.0)[None, :] * _tanh(x)
+    tl.store(e + row * L + i, tl.sum(total, axis=1), mask=i < L)
+
+
+@triton.jit
+def _backward(P, q, v, g, dq, dv, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: tl.constexpr):
+    """Write dq of one row and a block of hidden units, and what the row adds to dv."""
+    program = tl.program_id(0).to(tl.int64)
+    blocks = tl.cdiv(A, UNITS)
+    row = program // blocks
+    image = row // R
+    a = program % blocks * UNITS + tl.arange(0, UNITS)
+    y = tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
+    for_query = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    for_weight = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    for start in range(0, L, LOCATIONS):
+        i = start + tl.arange(0, LOCATIONS)
+        place = (image * L + i)[:, None] * A + a[None, :]
+        x = tl.load(P + place, mask=(i < L)[:, None] & (a < A)[None, :], other=0.0).to(tl.float32)
+        gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
+        h = _tanh(x + y)
+        for_weight += gradient * h
+        for_query += gradient * (1.0 - h * h)
+    weight = tl.load(v + a, mask=a < A, other=0.0)
+    tl.store(dq + row * A + a, weight * tl.sum(for_query, axis=0), mask=a < A)
+    tl.store(dv + row * A + a, tl.sum(for_weight, axis=0), mask=a < A)
+
+
+@triton.jit(do_not_specialize=["T", "B", "R"])
+def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: tl.constexpr):
+    """Write a tile of dP: q (T, B, R, A) and g (T, B, R, L) of all steps pass by a tile of P that stays."""
+    program = tl.program_id(0).to(tl.int64)
+    across, down = tl.cdiv(A, UNITS), tl.cdiv(L, LOCATIONS)
+    image = program // (across * down)
+    i = (program // across) % down * LOCATIONS + tl.arange(0, LOCATIONS)
+    a = program % across * UNITS + tl.arange(0, UNITS)
+    place = (image * L + i)[:, None] * A + a[None, :]
+    exists = (i < L)[:, None] & (a < A)[None, :]
+    x = tl.load(P + place, mask=exists, other=0.0).to(tl.float32)
+    total = tl.zeros((LOCATIONS, UNITS), tl.float32)
+    for t in range(T):
+        for r in range(R):
+            row = (t * B + image) * R + r
+            y = tl.load(q + row * A + a, mask=a < A, other=0.0).to(tl.float32)[None, :]
+            gradient = tl.load(g + row * L + i, mask=i < L, other=0.0)[:, None]
+            h = _tanh(x + y)
+            total += gradient * (1.0 - h * h)
+    weight = tl.load(v + a, mask=a < A, other=0.0)[None, :]
+    tl.store(dP + place, weight * total, mask=exists)
+
+
+def usable(projected: Tensor) -> bool:
+    """Return whether the kernels take numbers of this tensor's device and type."""
+    return projected.is_cuda and projected.dtype in _TYPES and _works(projected.device)
+
+
+@functools.cache
+def _works(device: torch.device) -> bool:
+    """Return whether Triton compiles for the device; says why where it does not."""
+    try:
+        one = torch.ones(1, 1, 1, device=device)
+        forward(one, one, one[0, 0]).item()
+    except Exception as error:  # of Triton, the driver, or the C compiler that Triton calls
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
+        _log.warning("no Triton kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)
+        return False
+    return True
+
+
+def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
+    """Return e (B, R, L)."""
+    (B, L, A), R = projected.shape, query.shape[1]
+    logits = torch.empty(B, R, L, device=projected.device)
+    locations, units = 16, min(256, triton.next_power_of_2(A))
+    programs = B * R * triton.cdiv(L, locations)
+    _launch(_forward, programs, projected, query, weight, logits, R, L, A, locations, units)
+    return logits
+
+
+def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of q and v for the gradient of e, of one step."""
+    (B, L, A), R = projected.shape, query.shape[1]
+    for_query, for_weight = torch.empty_like(query), torch.empty(B * R, A, device=projected.device)
+    locations, units = 32, min(64, triton.next_power_of_2(A))
+    arguments = (projected, query, weight, gradient, for_query, for_weight, R, L, A, locations, units)
+    _launch(_backward, B * R * triton.cdiv(A, units), *arguments)
+    return for_query, for_weight.sum(dim=0)
+
+
+def backward_projected(
+    projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
+) -> Tensor:
+    """Return the gradient of P for the q and the gradients of e of all steps: one launch for all of them."""
+    (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
+    for_projected = torch.empty_like(projected)
+    locations, units = 16, min(128, triton.next_power_of_2(A))
+    programs = B * triton.cdiv(L, locations) * triton.cdiv(A, units)
+    arguments = (projected, torch.stack(queries), weight, torch.stack(gradients), for_projected)
+    _launch(_backward_projected, programs, *arguments, T, B, R, L, A, locations, units)
+    return for_projected
+
+
+def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:
+    with torch.cuda.device_of(projected):  # Triton launches on the current device
+        kernel[(programs,)](projected, *arguments, enable_fp_fusion=True)  # said, or Triton 3.9 warns

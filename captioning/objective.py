@@ -57,7 +57,8 @@ class Objective(nn.Module):
 
         The term "loss" leaves REINFORCE out: that term's gradient has a meaning, its value has none.
         """
-        samples = 1 if self.estimator is None else self.estimator.samples
+        estimator = self.estimator if captioner.decoder.attention.draws else None
+        samples = 1 if estimator is None else estimator.samples
         memory = captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
         output = captioner.teach(batch, memory, samples)
         drawn = output.selection_log_probs
@@ -70,12 +71,12 @@ class Objective(nn.Module):
             entropy = self.reduction.steps(losses.step_entropy(output.alphas), output.mask)
             loss = loss - self.entropy_weight * entropy  # lambda_e d H[s]
         terms = {"loss": loss.detach(), "nll": nll.detach(), "attention_penalty": penalty.detach()}
-        if self.estimator is not None:
+        if estimator is not None:
             assert drawn is not None
             sampled = torch.ones_like(output.mask[:, 0]) if memory.expected is None else ~memory.expected[images]
             rewards = losses.step_log_probs(output.logits, output.targets, output.mask)
-            greedy = self._greedy_rewards(captioner, batch, memory) if self.estimator.needs_greedy else None
-            signal = self.estimator(rewards, output.mask, sampled, greedy)
+            greedy = self._greedy_rewards(captioner, batch, memory) if estimator.needs_greedy else None
+            signal = estimator(rewards, output.mask, sampled, greedy)
             # lambda_r (log p(y | s, a) - b) d log p(s | a)
             loss = loss - self.reward_weight * self.reduction.steps(signal.advantages * drawn, output.mask)
             terms |= _means(signal)

@@ -151,11 +151,12 @@ class CaptioningModule(pl.LightningModule):
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
+        schedule = self.attention.schedule()
         loss, terms, output = self.objective(self.captioner, batch)
         statistics = attention_statistics(output.alphas, output.betas, output.mask)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (terms | statistics | self.attention.schedule()).items():
+        for name, value in (terms | statistics | schedule).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         return loss
 

@@ -211,7 +211,16 @@ def test_ramp_raises_the_probability_linearly_between_its_batches():
     assert memory.expected.float().mean() < 0.5
     first = HardAttention(AdditiveScore(A), ramp=(2, 6))
     first.build(D, H)
+    assert not first.draws and attention.draws
     assert first.train().prepare(torch.randn(50, L, D)).expected.all()
+
+
+def test_no_image_is_told_apart_once_all_are_drawn():
+    attention = HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1))
+    attention.build(D, H)
+    attention.train()
+    decided = [attention.prepare(torch.randn(B, L, D)).expected for _ in range(2)]
+    assert decided[0] is not None and decided[1] is None
 
 
 def test_temperature_falls_exponentially_to_its_final_value():

@@ -106,6 +106,16 @@ def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
     assert isinstance(estimator, MovingAverage) and (estimator.decay, estimator.per_word) == (0.9, False)
 
 
+def test_nothing_is_estimated_and_one_row_decoded_before_draws_begin(shapes, tmp_path):
+    module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), estimator=LeaveOneOut(3))
+    trainer = make_trainer(tmp_path, max_steps=2)
+    trainer.fit(module, datamodule=make_data(shapes))
+    assert "train/nll" in trainer.logged_metrics and "train/reward" not in trainer.logged_metrics
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.fit(module, datamodule=make_data(shapes))
+    assert float(trainer.logged_metrics["train/sample_probability"]) == 0.5
+
+
 @pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])
 def test_an_estimator_is_refused_where_nothing_needs_one(attention):
     with pytest.raises(InputError, match=f"estimator: {attention.__name__} passes its gradient on by itself"):

@@ -127,8 +127,13 @@ class Attention(Component):
             raise InputError(f"inference: {type(self).__name__} knows {known}, got {mode!r}")
         self._inference = mode
 
-    def schedule(self) -> dict[str, Tensor]:
-        """Return what changes by a schedule in training, by name: scalars."""
+    @property
+    def draws(self) -> bool:
+        """Whether the next training batch may have locations drawn for it; the same on every process."""
+        return False
+
+    def schedule(self) -> dict[str, float]:
+        """Return what changes by a schedule in training, by name."""
         return {}
 
     @contextmanager

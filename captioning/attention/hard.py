@@ -58,29 +58,37 @@ class StochasticAttention(Attention):
         self.per_batch = per_batch
         self.dropout = Dropout(dropout)
         self.inference = inference
-        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))  # seen in training; a resumed run goes on
+        # Training batches seen: a buffer, so that a resumed run goes on, and a number, so that no step reads a device.
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+        self._batches = 0
+        self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
 
     @property
-    def sample_probability(self) -> Tensor:
-        """Probability that an image of the current training batch has its contexts drawn, a scalar."""
+    def sample_probability(self) -> float:
+        """Probability that an image of the next training batch has its contexts drawn."""
         first, last = self.ramp
-        risen = ((self.batches - first) / max(1, last - first)).clamp(0.0, 1.0)
-        return self.final_sample_probability * (risen if last else torch.ones_like(risen))
+        risen = min(max((self._batches - first) / max(1, last - first), 0.0), 1.0) if last else 1.0
+        return self.final_sample_probability * risen
 
-    def schedule(self) -> dict[str, Tensor]:
+    @property
+    def draws(self) -> bool:
+        return self.sample_probability > 0
+
+    def schedule(self) -> dict[str, float]:
         return {"sample_probability": self.sample_probability}
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
         if not self.training:
             return memory
-        images = len(annotations)
-        draws = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
-        expected = draws >= self.sample_probability
-        self.batches += 1
-        if self.final_sample_probability == 1 and not any(self.ramp):
+        probability = self.sample_probability
+        self._batches += 1
+        self.batches.fill_(self._batches)
+        if probability == 1:
             return memory  # nothing to decide, and the sum over locations is saved
-        return dataclasses.replace(memory, expected=expected)
+        images = len(annotations)
+        uniform = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
+        return dataclasses.replace(memory, expected=uniform >= probability)
 
     def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
         assert self.score is not None
@@ -167,12 +175,12 @@ class GumbelAttention(StochasticAttention):
         self.anneal = anneal
 
     @property
-    def temperature(self) -> Tensor:
-        """Of the current training batch, a scalar."""
-        progress = (self.batches / self.anneal).clamp(max=1.0)
+    def temperature(self) -> float:
+        """Of the next training batch."""
+        progress = min(self._batches / self.anneal, 1.0)
         return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
 
-    def schedule(self) -> dict[str, Tensor]:
+    def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 
     def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder, weights_wanted
+from captioning.encoders.imports import lean_imports
 from captioning.encoders.weights import OPTION, load_weights, read_weights
 from captioning.errors import InputError
 
@@ -77,7 +78,8 @@ class TimmEncoder(Encoder):
 
 def _timm() -> Any:
     try:
-        import timm
+        with lean_imports():
+            import timm
     except ImportError as error:
         raise InputError(
             "TimmEncoder needs the package timm: pip install 'captioning[timm]', or choose a TorchvisionEncoder"

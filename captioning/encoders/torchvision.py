@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder, weights_wanted
+from captioning.encoders.imports import LeaveUnfilled, lean_imports
 from captioning.encoders.weights import OPTION, load_weights, read_weights
 from captioning.errors import InputError
 
@@ -60,24 +61,26 @@ class TorchvisionEncoder(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        from torchvision.models import get_model_weights
+        with lean_imports():
+            from torchvision.models import get_model_weights
 
         _check_name(name)
         published = get_model_weights(name)
         member, path = _resolve(weights, published, name)
         preprocessing = _preprocessing(member, image_size, resize, crop, mean, std)
 
-        with torch.device("meta"):
+        with torch.device("meta"), LeaveUnfilled():
             whole = _build(name, model_args, preprocessing)
         names = set(whole.state_dict())
         network = _cut(whole, name, node)
         allocated = _has_tensors_of_its_own(network)
         if allocated:  # some set theirs up when built (position indices): no way around building all of it
             network = _cut(_build(name, model_args, preprocessing), name, node)
+        else:
+            # Not Module.to_empty, and before the network is run: both would import sympy and more from meta tensors.
+            network._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
 
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
-        if not allocated:
-            self.network.to_empty(device="cpu")
         if not weights_wanted():
             return
         if weights is None:

@@ -1,0 +1,119 @@
+"""torchvision and timm without what they import beside the networks: 5 of 8 seconds to caption one image.
+
+torchvision and timm mention ``torch._dynamo``, the compiler behind ``torch.compile``, in a function and a decorator
+that no encoder calls; importing it takes longer than torch itself. timm also imports wandb in case it should log.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+_FILLING = frozenset(
+    {torch.Tensor.normal_, torch.Tensor.uniform_}
+    | {function for name, function in vars(torch.nn.init).items() if name.endswith("_") and callable(function)}
+)
+_COMPILER = ("torch._dynamo", "torch._dynamo.utils")
+
+
+@contextmanager
+def lean_imports() -> Iterator[None]:
+    """Within this, ``torch._dynamo`` is imported only by who really uses it, and wandb is not there.
+
+    What was imported before stays as it is. Afterwards everything can be imported as usual; only timm goes on without
+    wandb.
+    """
+    with _compiler_when_called(), _without("wandb"):
+        yield
+
+
+class LeaveUnfilled(TorchFunctionMode):
+    """Within this, nothing initialises a tensor: drawing random numbers on the meta device needs ``torch._dynamo``."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLING:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _without(name: str) -> Iterator[None]:
+    if name in sys.modules:
+        yield
+        return
+    sys.modules[name] = None  # type: ignore[assignment] # how Python is told that there is no such module
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+
+
+@contextmanager
+def _compiler_when_called() -> Iterator[None]:
+    if _COMPILER[0] in sys.modules:
+        yield
+        return
+    disable = torch.compiler.disable
+    for name in _COMPILER:
+        sys.modules[name] = _Placeholder(name)
+    torch.compiler.disable = _disabled_when_compiling  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        torch.compiler.disable = disable
+        _remove_placeholders()
+
+
+class _Placeholder(ModuleType):
+    """Stands in ``sys.modules`` for a module of the compiler; whatever it is asked for, but one, it imports."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.__path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system asking what kind of module this is
+            raise AttributeError(name)
+        if name == "is_compile_supported":
+            return _is_compile_supported
+        _remove_placeholders()
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _remove_placeholders() -> None:
+    for name in _COMPILER:
+        if isinstance(sys.modules.get(name), _Placeholder):
+            del sys.modules[name]
+
+
+def _is_compile_supported(device: str) -> bool:
+    return bool(importlib.import_module("torch._dynamo.utils").is_compile_supported(device))
+
+
+def _disabled_when_compiling(
+    function: Callable[..., Any] | None = None, recursive: bool = True, **options: Any
+) -> Callable[..., Any]:
+    """``torch.compiler.disable`` for functions that are defined before anything is compiled."""
+    if function is None:
+        return lambda function: _disabled_when_compiling(function, recursive, **options)
+
+    disabled: list[Callable[..., Any]] = []
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if _COMPILER[0] not in sys.modules:  # then nothing is being compiled either
+            return function(*args, **kwargs)
+        if not disabled:
+            disabled.append(torch.compiler.disable(function, recursive, **options))
+        return disabled[0](*args, **kwargs)
+
+    return call

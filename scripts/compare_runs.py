@@ -23,7 +23,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captioning.errors import InputError, exits_on_input_error
 
@@ -150,46 +150,68 @@ def add_wandb(run: Run, folder: Path) -> None:
     files = sorted(folder.glob(f"wandb/*run-*/run-{known.get('id', '*')}.wandb"))
     if not known and len({file.stem for file in files}) != 1:
         return  # which of them it is, nobody knows
-    records = [_inspect(file, "--summary") for file in files]
-    place = known or {key.removeprefix("run_"): value for key, value in records[-1][0].items()}
+    parts = [read_log(file) for file in files]
+    place = known or parts[-1].place
     offline = tuple(file.parent for file in files if file.parent.name.startswith("offline-run-"))
     run.wandb = WandbPlace(place.get("entity") or "", place["project"], place["id"], offline)
-    run.seconds = _seconds(record for found in records for record in found)
+    run.seconds = sum(part.seconds for part in parts) or None
 
 
 def read_offline(files: list[Path], source: str) -> Run:
-    """Read what wandb logged into the files of one run, with wandb's own reader."""
-    from captioning.runs import Run, WandbPlace, is_run_folder, merged, number, read_run
+    """Read what wandb logged into the files of one run, which has several where it was resumed."""
+    from captioning.runs import Run, WandbPlace, is_run_folder, read_run
 
     folder = files[-1].parent.parent.parent  # RUN/wandb/offline-run-x/run-x.wandb
     linked = files[-1].parent.parent.name == "wandb" and is_run_folder(folder)
-    run = read_run(folder) if linked else Run(name="", source=source)
-    run.source = source
-    run.curves = {}
-    summaries = []
-    for file in files:
-        (summary,) = _inspect(file, "--summary")
-        summaries.append(summary)
-        run.settings = run.settings or summary.get("config", {})
-        run.name = summary.get("name") or summary["run_id"]
-        rows = (record["history"]["item"] for record in _inspect(file) if record["type"] == "history")
-        _add_history(run.curves, rows, number)
-    run.curves = {key: merged(points) for key, points in run.curves.items()}
-    run.seconds = _seconds(summaries)
-    last = summaries[-1]
-    run.wandb = WandbPlace(
-        last.get("entity") or "", last["project"], last["run_id"], tuple(file.parent for file in files)
-    )
-    if not linked:
-        run.how_to_test = ""
+    parts = [read_log(file) for file in files]
+    place = parts[-1].place
+    run = read_run(folder) if linked else Run("", source)
+    run.name, run.source = place["name"] or place["id"], source
+    run.settings = run.settings or parts[-1].settings
+    run.curves = curves([row for part in parts for row in part.history])
+    run.seconds = sum(part.seconds for part in parts) or None
+    run.wandb = WandbPlace(place["entity"], place["project"], place["id"], tuple(file.parent for file in files))
     return run
+
+
+class WandbLog(NamedTuple):
+    """What stands in one .wandb file: where the run belongs, its settings, what was logged, and how long it took."""
+
+    place: dict[str, str]
+    settings: dict[str, Any]
+    history: list[dict[str, Any]]
+    seconds: float
+
+
+def read_log(file: Path) -> WandbLog:
+    """Read a .wandb file with wandb's own reader.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    records = [json.loads(line) for line in done.stdout.splitlines()] if not done.returncode else []
+    run = next((record["run"] for record in records if record["type"] == "run"), None)
+    if run is None:
+        reason = " ".join((done.stderr or done.stdout).split())[-160:]
+        raise InputError(f"{file}: wandb cannot read it ({reason or 'there is no run in it'})")
+    names = {"name": "display_name", "id": "run_id", "project": "project", "entity": "entity"}
+    settings: dict[str, Any] = dict(run.get("config", {}).get("update", {}))
+    for record in records:
+        if record["type"] == "config":
+            settings |= record["config"].get("update", {})
+    settings.pop("_wandb", None)
+    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    seconds = max((float(row.get("_runtime", 0)) for row in history), default=0.0)
+    return WandbLog({name: run.get(field, "") for name, field in names.items()}, settings, history, seconds)
 
 
 def read_online(address: str, source: str) -> Run:
     """Read a run from the W&B server; its captions, from the run's folder if that is on this machine."""
     import wandb
 
-    from captioning.runs import Run, WandbPlace, is_run_folder, merged, number, read_run
+    from captioning.runs import Run, WandbPlace, is_run_folder, number, read_run
 
     try:
         online = wandb.Api().run(address)
@@ -203,9 +225,7 @@ def read_online(address: str, source: str) -> Run:
     if is_run_folder(folder) and _is_of(folder, online.id):
         run = dataclasses.replace(read_run(folder), name=online.name, source=source)
     run.settings = settings
-    run.curves = {}
-    _add_history(run.curves, rows, number)
-    run.curves = {key: merged(points) for key, points in run.curves.items()}
+    run.curves = curves(rows)
     run.seconds = number(dict(online.summary).get("_runtime"))
     run.wandb = WandbPlace(online.entity, online.project, online.id)
     return run
@@ -219,33 +239,19 @@ def _is_of(folder: Path, run_id: str) -> bool:
     return any(folder.glob(f"wandb/*run-*/run-{run_id}.wandb"))
 
 
-def _inspect(file: Path, *options: str) -> list[dict[str, Any]]:
-    """Return the records of a .wandb file, or with "--summary" one of what they come to."""
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", *options, str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode or not done.stdout.strip():
-        reason = " ".join((done.stderr or done.stdout).split())[-160:]
-        raise InputError(f"{file}: wandb cannot read it ({reason or 'it is empty'})")
-    if options:
-        return [json.loads(done.stdout)]
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curve]:
+    """Return by key (optimizer step, value) of what wandb logged, numbers alone."""
+    from captioning.runs import merged, number
 
-
-def _add_history(curves: dict[str, Curve], rows: Iterable[dict[str, Any]], number: Any) -> None:
+    found: dict[str, Curve] = {}
     for row in rows:
         step = number(row.get("trainer/global_step"))
         if step is None:
             continue  # no training step, such as the table of a finished run
         for key, value in row.items():
-            if key != "trainer/global_step" and not key.startswith("_") and (found := number(value)) is not None:
-                curves.setdefault(key, []).append((int(step), found))
-
-
-def _seconds(summaries: Iterable[dict[str, Any]]) -> float | None:
-    """Of all parts of a run that was resumed."""
-    times = [summary.get("summary", {}).get("_runtime") for summary in summaries]
-    known = [float(value) for value in times if value is not None]
-    return sum(known) if known else None
+            if key != "trainer/global_step" and not key.startswith("_") and (known := number(value)) is not None:
+                found.setdefault(key, []).append((int(step), known))
+    return {key: merged(points) for key, points in found.items()}
 
 
 def name_apart(runs: list[Run]) -> None:

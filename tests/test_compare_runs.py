@@ -1,0 +1,463 @@
+"""Runs are read from wherever they are; the script prints, writes and says what it cannot do."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import yaml
+from test_inference import save_checkpoint
+from test_runs import CAPTION, make_run
+
+from captioning.data.shapes import ShapesSource
+from captioning.errors import InputError
+from captioning.looks import explore, load_models
+from captioning.runs import Run, WandbPlace
+from captioning.views.comparison import Comparison
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "compare_runs.py"
+CSV = "epoch,step,train/loss,val/bleu4\n0,4,2.5,10.5\n1,9,1.5,11\n"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("script_compare_runs", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory) -> tuple[ShapesSource, dict]:
+    """A data set of a few images, and the settings that name it."""
+    arguments = {
+        "root": str(tmp_path_factory.mktemp("data") / "shapes"),
+        "train": 1,
+        "val": 1,
+        "test": 4,
+        "image_size": 48,
+    }
+    source = ShapesSource(**arguments)
+    source.prepare()
+    return source, {"source": {"class_path": "captioning.data.shapes.ShapesSource", "init_args": arguments}}
+
+
+@pytest.fixture
+def pair(tmp_path, shapes) -> tuple[Path, Path]:
+    """Two tested runs; the captions of "hard" are what its checkpoint says, those of "soft" are not."""
+    source, data = shapes
+    index = source.index("test")
+    search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "inference": "expected"}
+    folders = []
+    for name, gated in (("soft", True), ("hard", False)):
+        folder = make_run(tmp_path / "runs" / name, captions=[], settings={"data": data, "name": name}, csv=CSV)
+        checkpoint = save_checkpoint(folder / "checkpoints/best.ckpt", gated=gated, search=search)
+        from captioning.inference import load
+
+        told = load(checkpoint).caption([index.image_path(i) for i in range(len(index))], beam_size=2, max_length=6)
+        captions = [
+            {
+                "image_id": int(index.image_ids[i]),
+                "caption": told[i].text if name == "hard" else f"a shape number {i}",
+                "references": index.references(i),
+                "hits": [{"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}],
+            }
+            for i in range(len(index))
+        ]
+        (folder / "test_captions.json").write_text(json.dumps(captions))
+        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 1.0, "search": search}))
+        folders.append(folder)
+    return folders[0], folders[1]
+
+
+def test_two_runs_become_a_table_a_page_and_numbers(script, pair, capsys):
+    soft, hard = map(str, pair)
+    numbers = pair[0].parent / "numbers.json"
+    script.main([soft, hard, "--samples", "50", "--json", str(numbers), "--metric", "bleu1"])
+    out = capsys.readouterr().out
+    for expected in (
+        "hard scores BLEU-1",
+        "Captions of 4 images",
+        "Pointing accuracy",
+        "Parameters, decoder",
+    ):
+        assert expected in out
+    assert "beam_size" not in out and "wandb sync" not in out
+    content = json.loads(numbers.read_text())
+    assert content["provenance"]["command"].startswith("python scripts/compare_runs.py ")
+    assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
+    page = (pair[0].parent / "comparison.html").read_text()
+    explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
+    assert explored["runs"] == ["soft", "hard"] and len(explored["images"]) == 4
+    looks = explored["images"][0]["looks"]
+    assert [look["run"] for look in looks] == ["soft", "hard"] and len(looks[1]["captions"]) == 2
+    # Only what was said otherwise in the test has the test's caption beside it.
+    assert "a shape number" in looks[0]["numbers"]["in the test"] and "in the test" not in looks[1]["numbers"]
+    assert "4 of the 8 captions shown with their attention differ from the test" in page
+    ids = {image["name"] for image in explored["images"]}
+    assert set(re.findall(r'data-explore="(\d+)"', page)) == ids
+    assert not list(pair[0].parent.glob("*.part"))
+
+
+def test_without_image_files_the_page_has_the_texts_and_says_why(script, pair, tmp_path, capsys):
+    for folder in pair:
+        settings = yaml.safe_load((folder / "config.yaml").read_text())
+        settings["data"]["source"]["init_args"]["root"] = str(tmp_path / "gone")
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    script.main([*map(str, pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
+    page = (tmp_path / "x.html").read_text()
+    assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
+    assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
+
+
+def test_without_checkpoints_the_page_has_the_texts_and_says_why(script, pair, tmp_path, capsys):
+    (pair[0] / "checkpoints/best.ckpt").unlink()
+    (pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
+    script.main([*map(str, pair), "--samples", "9"])
+    out = capsys.readouterr().out
+    assert "No attention of soft: its checkpoint is not at hand." in out
+    assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
+    assert "explorer-data" not in (pair[0].parent / "comparison.html").read_text()
+
+
+def test_runs_that_cut_their_images_differently_share_no_view(pair):
+    from captioning.comparison import compare
+    from captioning.runs import read_run
+
+    runs = [read_run(folder) for folder in pair]
+    models, _ = load_models(runs)
+    object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
+    object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
+    page, _ = explore(runs, models, compare(runs, samples=9), seed=0)
+    names = [
+        image["name"]
+        for image in json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    ]
+    assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
+
+
+def test_a_data_source_of_somebody_elses_is_not_imported(pair):
+    from captioning.comparison import compare
+    from captioning.runs import read_run
+
+    runs = [read_run(folder) for folder in pair]
+    for run, path in zip(runs, ["evil.Source", "captioning.errors.InputError"], strict=True):
+        run.settings = {"data": {"source": {"class_path": path}}}
+    models, _ = load_models(runs)
+    page, notices = explore(runs, models, compare(runs, samples=9), seed=0)
+    assert page == "" and "InputError is not a data source" in notices[0] and "evil" not in sys.modules
+
+
+def test_settings_missing_beside_a_checkpoint_are_taken_from_it(pair):
+    from captioning.runs import read_run
+
+    (pair[0] / "config.yaml").unlink()
+    run = read_run(pair[0])
+    models, troubles = load_models([run])
+    assert run.settings["model"]["search"]["beam_size"] == 2 and not troubles
+    decoder = sum(p.numel() for p in models["soft"].captioner.decoder.parameters())
+    assert run.parameters == {"decoder": decoder, "encoder": 1366}
+
+
+def test_an_untested_run_is_named_with_its_command(script, pair, capsys):
+    (pair[1] / "test_captions.json").unlink()
+    script.main([*map(str, pair), "--samples", "9", "--images", "0"])
+    out = capsys.readouterr().out
+    assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {pair[1]}" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["{soft}"], "give two or more runs"),
+        (["{soft}", "nowhere"], "nowhere: no such folder; give a run's folder, or ENTITY/PROJECT/RUN_ID"),
+        (["{soft}", "{runs}"], "runs: not a run; give the runs in it: hard, soft"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(script, pair, capsys, argv, message):
+    with pytest.raises(SystemExit) as left:
+        script.main([text.format(soft=pair[0], runs=pair[0].parent) for text in argv])
+    assert left.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("argv", [["--samples", "0"], ["--images", "-1"], ["--samples", "x"], ["--metric", "cider"]])
+def test_options_out_of_range_are_refused(script, capsys, argv):
+    with pytest.raises(SystemExit) as left:
+        script.main(["a", "b", *argv])
+    assert left.value.code == 2 and argv[0] in capsys.readouterr().err
+
+
+def test_help_is_quick():
+    program = (
+        "import sys, runpy; sys.argv = ['compare_runs.py', '--help']\n"
+        "try: runpy.run_path(r'" + str(SCRIPT) + "', run_name='__main__')\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'wandb', 'rich', 'nltk'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "--metric" in done.stdout, done.stderr
+
+
+def test_runs_of_one_name_are_told_apart(script, tmp_path):
+    runs = [
+        Run("soft", "x", tmp_path / "a/soft"),
+        Run("hard", "x"),
+        Run("soft", "x", tmp_path / "b/soft"),
+        Run("hard", "x"),
+    ]
+    script.name_apart(runs)
+    assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
+    same = [Run("soft", "x", tmp_path / "a/soft"), Run("soft", "x", tmp_path / "a/soft")]
+    script.name_apart(same)
+    assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
+
+
+def test_the_page_lies_beside_the_runs(script, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [Run("a", "", Path("runs/demo/a")), Run("b", "", tmp_path / "runs/demo/b")]
+    assert script.common_folder(runs) == Path("runs/demo")
+    assert script.common_folder([*runs, Run("c", "", Path("runs/c"))]) == Path("runs")
+    assert script.common_folder([Run("d", "")]) == Path()
+
+
+# wandb, offline
+
+
+@pytest.fixture(scope="module")
+def offline(tmp_path_factory) -> list[Path]:
+    """The folders of one run that wandb logged in two parts, offline, inside the folder of a run."""
+    import wandb
+
+    folder = make_run(tmp_path_factory.mktemp("runs") / "logged", captions=[CAPTION], csv=CSV)
+    for part in (0, 1):
+        config = {"model": {"dropout": 0.5}, "trainer": {"max_epochs": 2}}
+        with wandb.init(
+            mode="offline", dir=folder, project="shapes", name="shown", id="abc123", resume="allow", config=config
+        ) as run:
+            for step in (10 + 20 * part, 20 + 20 * part):
+                run.log({"train/loss": 5 - step / 10, "trainer/global_step": step, "epoch": part})
+            run.log({"val/bleu4": 7.0 + part, "val/note": "no number", "trainer/global_step": 20 + 20 * part})
+            run.log({"after": 1.0})
+    (folder / "wandb_run.json").write_text(
+        json.dumps({"id": "abc123", "entity": "", "project": "shapes", "name": "shown", "step": 8})
+    )
+    return sorted((folder / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.slow
+def test_an_offline_wandb_folder_is_read_with_what_lies_in_its_runs_folder(script, offline):
+    first, second = offline
+    folder = first.parent.parent
+    run = script.read(str(first))
+    assert run.name == "shown" and run.settings["model"] == {"dropout": 0.5}
+    assert run.curves["train/loss"] == [(10, 4.0), (20, 3.0)] and run.curves["val/bleu4"] == [(20, 7.0)]
+    assert "after" not in run.curves and "val/note" not in run.curves and "_runtime" not in run.curves
+    assert run.captions[7].caption == "a red dog" and run.folder == folder
+    assert run.wandb == WandbPlace("", "shapes", "abc123", (first,)) and run.seconds >= 0
+    for name in (first.parent, next(second.glob("*.wandb"))):
+        assert script.read(str(name)).curves["val/bleu4"][-1] == (40, 8.0)
+    assert [step for step, _ in script.read(str(first.parent)).curves["train/loss"]] == [10, 20, 30, 40]
+
+
+@pytest.mark.slow
+def test_a_runs_folder_knows_its_wandb_run_and_the_command_that_makes_the_report(script, offline, monkeypatch):
+    folder = offline[0].parent.parent
+    monkeypatch.chdir(folder.parent)
+    run = script.read("logged")
+    assert run.name == "logged" and run.curves["val/bleu4"] == [(4, 10.5), (9, 11)]  # the folder's own
+    assert run.wandb.run_id == "abc123" and [path.name for path in run.wandb.offline] == [path.name for path in offline]
+    assert run.seconds is not None
+    command = script.report_command([run], "python scripts/compare_runs.py logged logged")
+    places = " ".join(f"logged/wandb/{path.name}" for path in offline)
+    assert command == f"wandb sync {places} && python scripts/compare_runs.py logged logged --report"
+    assert script.report_command([run, Run("b", "b")], "x") == ""
+
+
+def test_a_damaged_wandb_file_is_named(script, tmp_path):
+    folder = tmp_path / "offline-run-1"
+    folder.mkdir()
+    (folder / "run-abc.wandb").write_bytes(b"not a log")
+    with pytest.raises(InputError, match=r"run-abc\.wandb: wandb cannot read it"):
+        script.read(str(folder))
+
+
+# wandb, online
+
+
+class FakeApi:
+    """Holds one run, as ``wandb.Api`` gives it."""
+
+    default_entity = "me"
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def run(self, path: str) -> SimpleNamespace:
+        import wandb
+
+        self.asked.append(path)
+        if path != "team/shapes/abc123":
+            raise wandb.errors.CommError(f"run {path} not found")
+        rows = [
+            {"_step": 0, "trainer/global_step": 10, "train/loss": 4.0, "val/bleu4": None},
+            {"_step": 1, "trainer/global_step": 20, "train/loss": "NaN", "val/bleu4": 7.5},
+            {"_step": 2, "val/samples": {"_type": "table-file"}},
+        ]
+        return SimpleNamespace(
+            name="shown",
+            id="abc123",
+            entity="team",
+            project="shapes",
+            config={"trainer": {"default_root_dir": "runs/logged"}, "_wandb": {}},
+            summary={"_runtime": 65.0, "val/bleu4": {"max": 7.5}},
+            scan_history=lambda: iter(rows),
+        )
+
+
+@pytest.fixture
+def api(monkeypatch) -> FakeApi:
+    import wandb
+
+    fake = FakeApi()
+    monkeypatch.setattr(wandb, "Api", lambda: fake)
+    return fake
+
+
+@pytest.mark.parametrize("name", ["team/shapes/abc123", "https://wandb.ai/team/shapes/runs/abc123"])
+def test_an_online_run_is_read_through_the_api(script, api, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    run = script.read(name)
+    assert api.asked == ["team/shapes/abc123"]
+    assert run.name == "shown" and run.curves == {"train/loss": [(10, 4.0)], "val/bleu4": [(20, 7.5)]}
+    assert run.seconds == 65 and run.wandb == WandbPlace("team", "shapes", "abc123")
+    assert "_wandb" not in run.settings and run.captions is None
+
+
+def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes(script, api, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = make_run(tmp_path / "runs/logged", captions=[CAPTION], csv=CSV)
+    (folder / "wandb_run.json").write_text(json.dumps({"id": "another"}))
+    assert script.read("team/shapes/abc123").captions is None
+    (folder / "wandb_run.json").write_text(json.dumps({"id": "abc123"}))
+    run = script.read("team/shapes/abc123")
+    assert run.captions is not None and run.name == "shown" and "val/bleu4" in run.curves
+    assert run.curves["val/bleu4"] == [(20, 7.5)]  # the server's
+
+
+def test_an_unknown_online_run_is_named(script, api):
+    with pytest.raises(
+        InputError, match=r"me/x/y: no such folder here, and no run that W&B would give \(run me/x/y not"
+    ):
+        script.read("me/x/y")
+
+
+# Report
+
+
+@pytest.fixture
+def spec(monkeypatch):
+    """Turns a report into its specification without the server, which is asked for the projects' numbers."""
+    interface = pytest.importorskip("wandb_workspaces.reports.v2.interface")
+    monkeypatch.setattr(interface, "_get_api", lambda: None)
+    monkeypatch.setattr(interface, "execute_graphql", lambda *args: {"project": {"internalId": "42"}})
+    return lambda report: report._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+
+
+def blocks(content: dict, kind: str) -> list[dict]:
+    return [block for block in content["blocks"] if block["type"] == kind]
+
+
+def test_the_report_has_the_comparisons_content(script, pair, spec):
+    from captioning.comparison import compare
+    from captioning.runs import read_run
+    from captioning.views.report import Address, build_report
+
+    runs = [read_run(folder) for folder in pair]
+    comparison = compare(runs, samples=20)
+    addresses = {"soft": Address("me", "shapes", "id1"), "hard": Address("team", "other", "id2")}
+    report = build_report(comparison, addresses, Address("me", "shapes", "page1"))
+    assert (report.entity, report.project, report.title) == ("me", "shapes", "Comparison: soft, hard")
+    content = spec(report)
+    text = json.dumps(content)
+    assert comparison.verdicts[0] in text
+    tables = [
+        block["content"] if isinstance(block["content"], str) else "\n".join(block["content"])
+        for block in blocks(content, "markdown-block")
+    ]
+    assert tables[0].splitlines()[0] == "| | soft | hard |"
+    assert any(line.startswith("| BLEU-4 | ") for line in tables[0].splitlines())
+    curves, looks = blocks(content, "panel-grid")
+    sets = curves["metadata"]["runSets"]
+    assert [(entry["project"]["entityName"], entry["project"]["name"]) for entry in sets] == [
+        ("me", "shapes"),
+        ("team", "other"),
+    ]
+    assert "id1" in json.dumps(sets[0]["filters"]) and "id2" in json.dumps(sets[1]["filters"])
+    assert "#0072b2" in json.dumps(curves) and "#d55e00" in json.dumps(curves)
+    assert "val/bleu4" in json.dumps(curves) and "trainer/global_step" in json.dumps(curves)
+    assert "page1" in json.dumps(looks) and '"comparison"' in json.dumps(looks)
+
+
+def test_the_report_is_saved_with_the_page_logged_to_its_project(script, api, monkeypatch, tmp_path):
+    import wandb
+
+    pytest.importorskip("wandb_workspaces.reports.v2")
+    from captioning.views import report as module
+
+    logged: list = []
+    calls: list[dict] = []
+
+    class Logger:
+        entity, project, id = "me", "shapes", "page1"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+        def log(self, content):
+            logged.append(content)
+
+    monkeypatch.setattr(wandb, "init", lambda **options: calls.append(options) or Logger())
+    monkeypatch.setattr(module.wr.Report, "save", lambda report: logged.append(report))
+    monkeypatch.setattr(module.wr.Report, "url", property(lambda report: f"saved/{report.entity}/{report.project}"))
+    page = tmp_path / "page.html"
+    page.write_text("<p>both attentions</p>")
+    runs = [Run("soft", "", wandb=WandbPlace("", "shapes", "id1")), Run("hard", "")]
+    assert script.publish(runs, Comparison(["soft", "hard"], "bleu4"), page) == "saved/me/shapes"
+    assert (calls[0]["project"], calls[0]["job_type"], calls[0]["mode"]) == ("shapes", "comparison", "online")
+    assert isinstance(logged[0]["comparison"], wandb.Html) and "both attentions" in logged[0]["comparison"].html
+    with pytest.raises(InputError, match="none of the runs was logged to wandb"):
+        script.publish([Run("a", "")], Comparison(["a"], "bleu4"), page)
+
+
+def test_without_a_login_the_report_says_so(script, tmp_path, monkeypatch):
+    import wandb
+
+    pytest.importorskip("wandb_workspaces.reports.v2")
+
+    def refuse():
+        raise wandb.errors.UsageError("api_key not configured")
+
+    monkeypatch.setattr(wandb, "Api", refuse)
+    runs = [Run("soft", "", wandb=WandbPlace("", "shapes", "id1"))]
+    with pytest.raises(InputError, match=r"api_key not configured.*wandb login"):
+        script.publish(runs, Comparison(["soft"], "bleu4"), tmp_path / "page.html")
+
+
+def test_without_the_library_the_option_says_what_to_install(script, pair, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
+    monkeypatch.delitem(sys.modules, "captioning.views.report", raising=False)
+    with pytest.raises(SystemExit):
+        script.main([*map(str, pair), "--report"])
+    assert "pip install 'captioning[reports]'" in capsys.readouterr().err

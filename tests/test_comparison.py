@@ -1,0 +1,384 @@
+"""What is said of two runs is true of their captions; the page holds it, and nothing in it can break out."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import random
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from captioning.comparison import compare
+from captioning.metrics import corpus_bleu
+from captioning.runs import CaptionedImage, Run
+from captioning.views.charts import line_chart, ticks
+from captioning.views.comparison import Cell, Comparison, Table, comparison_page
+
+WORDS = "a red dog sits on the green mat near two cats".split()
+
+
+def captioned(images: int = 20, skill: float = 0.7, *, seed: int = 0, first: int = 100, hits: bool = True):
+    """What a run of this skill said about images first, first + 1, ...; references depend on the image alone."""
+    draw = random.Random(seed)
+    found = {}
+    for image in range(first, first + images):
+        people = random.Random(image)
+        references = [[people.choice(WORDS) for _ in range(7)] for _ in range(2)]
+        caption = [word if draw.random() < skill else draw.choice(WORDS) for word in references[0]]
+        nouns = [
+            {"step": 2, "noun": "dog", "hit": draw.random() < skill, "chance": 0.25, "centre_hit": 0.5}
+            | {"correctness": skill / 2, "uniform": 0.2, "centre": 0.3}
+            for _ in range(image % 3)
+        ]
+        found[image] = CaptionedImage(" ".join(caption), [" ".join(r) for r in references], nouns if hits else [])
+    return found
+
+
+def run(name: str, captions=None, **changes) -> Run:
+    return Run(name, name, captions=captions, **changes)
+
+
+def cells(comparison: Comparison, title: str, row: str) -> list[Cell]:
+    (table,) = [table for table in comparison.tables if table.title.startswith(title)]
+    return next(found.cells for found in table.rows if found.name == row)
+
+
+def numbers(cell: Cell) -> list[float]:
+    return [float(text) for text in re.findall(r"-?\d+\.\d+", f"{cell.text} {cell.detail} {cell.change}")]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Comparison:
+    soft, hard = run("soft", captioned(40, 0.5)), run("hard", captioned(40, 0.8, seed=1))
+    return compare([soft, hard], samples=200)
+
+
+def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
+    expected = []
+    for captions in (captioned(40, 0.5), captioned(40, 0.8, seed=1)):
+        told = [image.caption.split() for image in captions.values()]
+        references = [[reference.split() for reference in image.references] for image in captions.values()]
+        expected.append(corpus_bleu(told, references))
+    for n in range(1, 5):
+        soft, hard = cells(pair, "Captions of 40 images", f"BLEU-{n}")
+        assert soft.value == pytest.approx(expected[0][f"bleu{n}"])
+        value, low, high, change, change_low, change_high, p_value = numbers(hard)
+        assert value == pytest.approx(expected[1][f"bleu{n}"], abs=0.005)
+        assert low < value < high and (low, high) == pytest.approx(hard.between, abs=0.05)
+        assert change == pytest.approx(expected[1][f"bleu{n}"] - expected[0][f"bleu{n}"], abs=0.006)
+        assert 0 < change_low < change < change_high and p_value < 0.05
+        assert hard.clear and hard.best and not soft.best and soft.change == ""
+
+
+def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
+    (verdict,) = pair.verdicts
+    assert verdict.startswith("hard scores BLEU-4 ") and " higher than soft (" in verdict
+    assert "on 40 images: a clear difference" in verdict
+    other = compare([run("a", captioned(9, 0.6)), run("b", captioned(9, 0.6, seed=2))], metric="bleu1", samples=200)
+    assert "BLEU-1" in other.verdicts[0] and "these images cannot tell the two apart" in other.verdicts[0]
+    same = compare([run("a", captioned(9)), run("b", captioned(9))], samples=20)
+    assert same.verdicts[0].startswith("b and a have the same BLEU-4")
+    assert same.disagreements == []
+
+
+def test_many_runs_are_each_compared_with_the_first():
+    runs = [
+        run(name, captioned(15, skill, seed=i))
+        for i, (name, skill) in enumerate({"a": 0.9, "b": 0.5, "c": 0.4}.items())
+    ]
+    found = compare(runs, samples=100)
+    assert list(found.tests) == ["b", "c"] and [verdict.split()[0] for verdict in found.verdicts] == ["b", "c"]
+    assert all(" lower than a (" in verdict for verdict in found.verdicts)
+    assert [cell.best for cell in cells(found, "Captions", "BLEU-1")] == [True, False, False]
+
+
+def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
+    long, short = captioned(30, 0.6), captioned(12, 0.8, first=120)
+    found = compare([run("a", long), run("b", short)], samples=50)
+    assert found.images == 10
+    assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
+    common = [long[i] for i in range(120, 130)]
+    expected = corpus_bleu([i.caption.split() for i in common], [[r.split() for r in i.references] for i in common])
+    assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(expected["bleu2"])
+    nouns = sum(len(image.hits) for image in common)
+    assert f"{nouns} nouns" in cells(found, "Grounding", "Pointing accuracy")[0].detail
+
+
+def test_runs_without_a_common_image_are_scored_but_not_tested():
+    found = compare([run("a", captioned(8)), run("b", captioned(9, first=500))], samples=50)
+    assert found.images == 0 and found.tests == {} and found.verdicts == [] and found.disagreements == []
+    assert "no image in common (a 8, b 9)" in found.notices[0]
+    scores = cells(found, "Captions of each run's own images", "BLEU-1")
+    assert all(cell.value and not cell.change and not cell.best for cell in scores)
+
+
+def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
+    other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in captioned(8).items()}
+    found = compare([run("a", captioned(8)), run("b", other)], samples=20)
+    assert found.images == 0
+
+
+def test_references_that_differ_are_mentioned():
+    other = captioned(8)
+    other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
+    found = compare([run("a", captioned(8)), run("b", other)], samples=20)
+    assert found.images == 8
+    assert "The references of 1 common images differ" in found.notices[0]
+
+
+def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
+    untested = run("b", how_to_test="captioning test --ckpt_path b/checkpoints/best.ckpt")
+    found = compare([run("a", captioned(8)), untested, run("c", captioned(8, 0.9, seed=1)), run("d")], samples=20)
+    assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
+    assert "d has no captions" in found.notices[1] and "checkpoint is not at hand" in found.notices[1]
+    assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
+    assert list(found.tests) == ["c"]
+    nothing = compare([run("a"), run("b")], samples=20)
+    assert nothing.tables == [] and len(nothing.notices) == 2
+    first_untested = compare([run("a"), run("b", captioned(8)), run("c", captioned(8))], samples=20)
+    assert first_untested.verdicts == [] and first_untested.tests == {}
+
+
+def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(pair):
+    soft, hard = captioned(40, 0.5), captioned(40, 0.8, seed=1)
+    judged = [hit for image in hard.values() for hit in image.hits]
+    found = cells(pair, "Grounding", "Pointing accuracy")[1]
+    assert found.value == pytest.approx(100 * np.mean([hit["hit"] for hit in judged]))
+    assert found.detail.endswith(f"{len(judged)} nouns") and "p " in found.change
+    assert [cell.text for cell in cells(pair, "Grounding", "by chance")] == ["25.0", "25.0"]
+    assert [cell.text for cell in cells(pair, "Grounding", "always the centre")] == ["50.0", "50.0"]
+    correctness = cells(pair, "Grounding", "Attention correctness")
+    assert [cell.value for cell in correctness] == pytest.approx([25, 40]) and correctness[1].clear
+    assert [cell.text for cell in cells(pair, "Grounding", "spread evenly")] == ["20.0", "20.0"]
+    assert "attention_correctness" in pair.tests["hard"]
+    assert any(image.hits for image in soft.values())
+
+
+def test_judgements_of_older_runs_lack_what_was_not_measured_then():
+    old = captioned(8)
+    for image in old.values():
+        for hit in image.hits:
+            del hit["correctness"]
+    found = compare([run("old", old), run("new", captioned(8, seed=1))], samples=20)
+    assert [bool(cell.text) for cell in cells(found, "Grounding", "Attention correctness")] == [False, True]
+    without = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], samples=20)
+    assert [table.title for table in without.tables] == ["Captions of 8 images"]
+
+
+def test_best_and_final_validation_scores_have_their_step():
+    soft = run("soft", curves={"val/bleu4": [(10, 5.0), (20, 9.0), (30, 7.0)], "val/nll": [(10, 3.0), (30, 2.0)]})
+    hard = run("hard", curves={"val/bleu4": [(10, 8.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
+    found = compare([soft, hard], samples=20)
+    best, final = (cells(found, "Validation", f"val/bleu4 {which}") for which in ("best", "final"))
+    assert [(cell.text, cell.detail) for cell in best] == [("9.00", "step 20"), ("8.00", "step 10")]
+    assert [(cell.text, cell.best) for cell in final] == [("7.00", False), ("8.00", True)]
+    assert [(cell.text, cell.best) for cell in cells(found, "Validation", "val/nll best")] == [
+        ("2.00", True),
+        ("2.50", False),
+    ]
+    assert list(found.curves) == ["val/bleu4", "val/nll"] and list(found.curves["val/nll"]) == ["soft", "hard"]
+
+
+def test_speed_size_and_decoding_stand_side_by_side():
+    attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
+    hard = run(
+        "hard",
+        settings={"model": {"decoder": {"class_path": "x.D", "init_args": {"attention": attention}}}},
+        curves={"train/captions_per_second": [(1, 1500.0)]},
+        search={"inference": "argmax", "beam_size": 3},
+        parameters={"decoder": 1234567, "encoder": 89},
+        seconds=3725.0,
+    )
+    found = compare([run("soft", seconds=61), hard], samples=20)
+    title = "Speed"
+    assert cells(found, title, "Training, captions per second")[1].text == "1,500"
+    assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
+    assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
+    assert (cells(found, title, "Attention")[1].text, cells(found, title, "Attention")[1].detail) == (
+        "HardAttention",
+        "DotScore",
+    )
+    assert cells(found, title, "Context in the test")[1].text == "argmax"
+
+
+def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
+    common = {"name": "a", "runs": "x", "trainer": {"default_root_dir": "x/a", "max_epochs": 3, "devices": 1}}
+    other = {"name": "b", "runs": "x", "trainer": {"default_root_dir": "x/b", "max_epochs": 5, "devices": 1.0}}
+    runs = [run("a", settings=common), run("b", settings={**other, "data": {"seed": None}}), run("c")]
+    found = compare(runs, samples=20)
+    assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
+        ("trainer.max_epochs", ["3", "5", ""])
+    ]
+    assert "The settings of c are not known" in found.settings.note
+
+
+def test_the_images_where_sentences_scores_differ_most_come_first():
+    references = ["a red dog sits on the mat"]
+    soft = {i: CaptionedImage("a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
+    told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
+    hard = {i: CaptionedImage(text, references) for i, text in told.items()}
+    found = compare([run("soft", soft), run("hard", hard)], samples=20)
+    assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
+    first = found.disagreements[0]
+    assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
+    assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
+    assert len(compare([run("soft", soft), run("hard", hard)], samples=20, images=2).disagreements) == 2
+
+
+def test_of_equal_scores_the_captions_that_share_least_come_first():
+    references = ["a red dog sits"]
+    soft = {i: CaptionedImage("cats on green mats", references) for i in (1, 2)}
+    hard = {1: CaptionedImage("cats on green stones", references), 2: CaptionedImage("birds fly", references)}
+    assert [d.image_id for d in compare([run("a", soft), run("b", hard)], samples=9).disagreements] == [2, 1]
+
+
+def test_numbers_go_into_json(pair):
+    content = json.loads(json.dumps(pair.to_dict()))
+    assert content["runs"] == ["soft", "hard"] and content["images"] == 40
+    assert set(content["differences"]["hard"]["bleu4"]) == {"value", "low", "high", "p_value"}
+    low, value, high = (content["intervals"]["soft"]["bleu1"][key] for key in ("low", "value", "high"))
+    assert low < value < high
+    assert content["tables"]["Captions of 40 images"]["BLEU-1"]["soft"] == pytest.approx(value)
+    assert len(content["disagreements"]) == 12
+
+
+# The page
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
+    pair = dataclasses.replace(pair, curves={"val/bleu4": {"soft": [(1, 2.0), (5, 3.0)], "hard": [(2, 4.0)]}})
+    text = comparison_page(pair, footer=["made by hand"])
+    page = Page(text)
+    for expected in (*pair.verdicts, "Captions of 40 images", "Grounding", "val/bleu4", "made by hand"):
+        assert expected in page.text
+    for item in pair.disagreements:
+        assert f"Image {item.image_id}" in page.text
+        assert all(caption in " ".join(page.text.split()) for caption in item.references)
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "://" not in text.replace("http://www.w3.org", "")
+    assert sum(tag == "svg" and "data-chart" in attributes for tag, attributes in page.tags) == 1
+
+
+def test_names_and_captions_are_text_and_nothing_else():
+    evil = "<script>alert(1)</script>"
+    images = {1: CaptionedImage(f"a {evil}", [f"the {evil}"]), 2: CaptionedImage("a dog", ["a dog"])}
+    other = {i: CaptionedImage("nothing", image.references) for i, image in images.items()}
+    runs = [run(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}), run("b & c", other)]
+    runs[1].settings = {"a": "'"}
+    page = Page(comparison_page(compare(runs, samples=9), footer=[evil]))
+    assert sum(tag == "script" for tag, _ in page.tags) == 1
+    assert page.text.count(evil) > 4 and "b & c" in page.text
+
+
+def test_with_an_explorer_the_texts_lead_to_its_images(pair):
+    text = comparison_page(pair, explorer="<section class='explorer'></section>")
+    links = [attributes["data-explore"] for _, attributes in Page(text).tags if "data-explore" in attributes]
+    assert links == [str(item.image_id) for item in pair.disagreements]
+    assert "data-explore=" not in comparison_page(pair)
+
+
+def test_a_caption_marks_the_words_that_nobody_used():
+    images = {1: CaptionedImage("a blue dog", ["a dog"])}
+    other = {1: CaptionedImage("a dog", ["a dog"])}
+    text = comparison_page(compare([run("a", images), run("b", other)], samples=9))
+    assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
+
+
+def test_equal_settings_and_missing_curves_leave_no_empty_table():
+    text = Page(comparison_page(Comparison(["a", "b"], "bleu4"))).text
+    assert "Settings that differ\nNone." in text and "Curves" not in text
+    unknown = Comparison(
+        ["a", "b"], "bleu4", settings=Table("Settings that differ", [], "The settings of a are not known.")
+    )
+    assert "The settings of a are not known." in Page(comparison_page(unknown)).text
+
+
+# Charts
+
+
+def chart_points(svg: str) -> list[dict]:
+    return json.loads(html.unescape(re.search(r'data-chart="(.*?)"', svg)[1]))
+
+
+def test_a_charts_points_lie_where_its_ticks_say():
+    svg = line_chart("val/nll", {"soft": [(0, 1.0), (50, 3.0), (100, 2.0)]}, colors={"soft": "#0072b2"})
+    points = chart_points(svg)[0]["points"]
+    labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="\w+">([\d.]+)</text>', svg)
+    heights = {float(value): float(y) - 3.5 for x, y, value in labels if float(x) < 44}
+    places = {float(value): float(x) for x, y, value in labels if float(y) > 220}
+    assert [point[2:] for point in points] == [[0, 1.0], [50, 3.0], [100, 2.0]]
+    for x, y, step, value in points:
+        assert y == pytest.approx(heights[value]) and (step not in places or x == pytest.approx(places[step]))
+    assert points[1][1] < points[2][1] < points[0][1]  # larger values are higher
+
+
+def test_direct_labels_do_not_cover_each_other_and_stay_inside():
+    curves = {f"run {i}": [(0, 0.0), (9, 5 + 0.001 * i)] for i in range(6)}
+    svg = line_chart("x", curves, colors=dict.fromkeys(curves, "red"), dashed={"run 5"})
+    heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', svg))
+    assert len(heights) == 6 and np.diff(heights).min() >= 13 - 1e-6
+    assert heights[0] > 0 and heights[-1] < 230
+    assert svg.count("stroke-dasharray") == 1
+
+
+def test_a_long_curve_is_thinned_but_keeps_its_ends():
+    curve = [(i, float(i % 7)) for i in range(5001)]
+    points = chart_points(line_chart("x", {"a": curve}, colors={"a": "red"}))[0]["points"]
+    assert len(points) == 400
+    assert (points[0][2], points[-1][2]) == (0, 5000)
+    assert {tuple(point[2:]) for point in points} <= set(curve)
+
+
+@pytest.mark.parametrize("curve", [[(7, 0.0)], [(7, 2.5), (9, 2.5)], [(0, -1e-9), (1, 1e9)], [(5, -3.0), (5, -4.0)]])
+def test_flat_and_single_points_can_be_drawn(curve):
+    svg = line_chart("x", {"a": curve}, colors={"a": "red"})
+    assert "nan" not in svg and "inf" not in svg
+    for x, y, *_ in chart_points(svg)[0]["points"]:
+        assert 0 <= x <= 360 and 0 <= y <= 230
+
+
+def test_a_chart_without_a_point_is_refused():
+    with pytest.raises(ValueError, match="at least one point"):
+        line_chart("x", {"a": []}, colors={"a": "red"})
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 100, [0, 50, 100]),
+        (2.8, 3.57, [2.8, 3.0, 3.2, 3.4, 3.6]),
+        (-0.3, 0.9, [-0.5, 0, 0.5, 1]),
+        (5, 5, [4.5, 5.0, 5.5]),
+        (0.0011, 0.0039, [0.001, 0.002, 0.003, 0.004]),
+    ],
+)
+def test_ticks_are_round_and_enclose_the_values(low, high, expected):
+    found = ticks(low, high)
+    assert found[0] <= low and found[-1] >= high
+    assert len(set(np.round(np.diff(found), 9))) == 1
+    assert found == pytest.approx(expected)

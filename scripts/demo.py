@@ -18,7 +18,7 @@ from captioning.errors import exits_on_input_error
 from captioning.files import write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RUNS = {"soft": "shapes_soft"}  # key in summary.json -> config
+RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
 
 
 @exits_on_input_error
@@ -46,7 +46,7 @@ def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[st
     last = folder / "checkpoints" / "last.ckpt"
     command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
     command += ["--config", overlay] if overlay else []
-    command += ["--runs", str(runs), "--name", name]
+    command += ["--runs", str(runs), "--name", name, *quick_precision()]
     command += ["--ckpt_path", str(last)] if last.is_file() else []
     print(f"\n$ captioning {' '.join(command)}", flush=True)
     captioning(command)
@@ -80,6 +80,13 @@ def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[st
         "finished": time.time(),
         **provenance(command="make demo", seed=cli.config_dump["seed_everything"]),
     }
+
+
+def quick_precision() -> list[str]:
+    """Train in bfloat16 where the processor multiplies it: the small CNN takes less than half the time there."""
+    import torch
+
+    return ["--trainer.precision", "bf16-mixed"] if torch.cpu.get_capabilities().get("avx512_bf16") else []
 
 
 def compare(runs: Path, names: list[str]) -> Path:

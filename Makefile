@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format lock clean
+.PHONY: help demo bench test test-slow check format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -19,6 +19,9 @@ help:  ## list the targets
 
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
+
+bench: $(STAMP)  ## how fast everything is, beside the common port and the machine's limit (BENCH="--only train")
+	@$(BIN)/python scripts/benchmark.py $(BENCH)
 
 test: $(STAMP)  ## the quick tests
 	@$(PYTEST)
@@ -41,7 +44,7 @@ lock: $(STAMP)  ## write requirements.txt anew from pyproject.toml (LOCK=--upgra
 
 clean:  ## remove the virtual environment and caches; runs and data stay
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
-	find captioning scripts tests -name __pycache__ -prune -exec rm -rf {} +
+	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again. uv needs seconds where pip needs minutes;
 # it is taken from requirements.txt too, and where it cannot be had or cannot reach its index, pip does the work.

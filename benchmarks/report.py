@@ -64,7 +64,7 @@ class Report:
         memory = {
             name: self.peak_memory[f"{name}_common_port"] / size
             for name, size in self.peak_memory.items()
-            if f"{name}_common_port" in self.peak_memory
+            if size and f"{name}_common_port" in self.peak_memory
         }
         return {
             "vs_common_port": {name: row.ours.ratio(row.port) for name, row in ours.items() if row.port is not None}

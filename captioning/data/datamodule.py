@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from captioning.batch import CaptionBatch, pad_captions
 from captioning.data.features import FeatureCache
+from captioning.data.prefetch import read_ahead
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import Preprocessing
@@ -31,6 +32,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         preprocessing: turns an image file into the encoder's input.
         features: cached annotations to read in place of the images.
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
+        pinned: read features into page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         *,
         features: FeatureCache | None = None,
         by_image: bool = False,
+        pinned: bool = False,
     ) -> None:
         self.index = index
         self.vocabulary = vocabulary
@@ -48,6 +51,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.features = features
         self.feature_rows = None if features is None else features.find(index.paths)
         self.by_image = by_image
+        self.pinned = pinned
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         index = self.index
@@ -67,7 +71,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         )
         images = annotations = None
         if self.features is not None and self.feature_rows is not None:
-            annotations = self.features.gather(self.feature_rows[rows])
+            annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
         else:
             images = torch.stack(
                 [self.preprocessing(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
@@ -75,7 +79,27 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
 
 
-class ResumableLoader(DataLoader[CaptionBatch]):
+class CaptionLoader(DataLoader[CaptionBatch]):
+    """A loader of whole batches. Cached features are read ahead in threads of this process, images in workers.
+
+    Reading features is copying: threads do it while the model computes, and a hand-over between processes would cost
+    more than that. A GPU is fed by several, because a batch is copied in one thread.
+    """
+
+    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
+        dataset = self.dataset
+        assert isinstance(dataset, CaptionDataset)
+        if self.num_workers or dataset.features is None:
+            return super().__iter__()
+        threads = min(4, _processors()) if self.pin_memory else 1
+        return read_ahead(self._read, self.sampler, threads=threads, depth=threads + 1)
+
+    def _read(self, numbers: list[int]) -> CaptionBatch:
+        batch = self.dataset[numbers]  # type: ignore[index] # the sampler yields lists
+        return batch.pin_memory() if self.pin_memory else batch
+
+
+class ResumableLoader(CaptionLoader):
     """A loader of whole batches that tells how many it has handed out, so that a run resumes at the next one.
 
     The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
@@ -84,7 +108,7 @@ class ResumableLoader(DataLoader[CaptionBatch]):
     sampler: CaptionBatchSampler
     _handed_out = 0
 
-    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[CaptionBatch]:
         self._handed_out = self.sampler.resumes_at
         for batch in super().__iter__():
             self._handed_out += 1
@@ -95,6 +119,11 @@ class ResumableLoader(DataLoader[CaptionBatch]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)
+
+
+def _processors() -> int:
+    """Return how many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CaptionDataModule(pl.LightningDataModule):
@@ -109,7 +138,7 @@ class CaptionDataModule(pl.LightningDataModule):
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
         eval_batch_size: images in an evaluation batch, per process.
         num_workers: processes that load images; by default the processors at hand, at most 8, and none for cached
-            features, which take less time than a hand-over between processes.
+            features, which threads of this process read ahead.
         min_count: a word seen less often in the training captions becomes <unk>.
         max_words: the vocabulary keeps at most this many words.
         vocabulary_file: use this vocabulary instead of counting the training captions.
@@ -223,18 +252,22 @@ class CaptionDataModule(pl.LightningDataModule):
         else:
             self.index(split).check_images()
         return CaptionDataset(
-            self.index(split), self.vocabulary, self._preprocessing, features=features, by_image=by_image
+            self.index(split),
+            self.vocabulary,
+            self._preprocessing,
+            features=features,
+            by_image=by_image,
+            pinned=torch.cuda.is_available(),
         )
 
     def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
-            processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            workers = 0 if dataset.features is not None else min(8, processors)
+            workers = 0 if dataset.features is not None else min(8, _processors())
         return {
             "batch_size": None,  # the sampler's items are whole batches
             "num_workers": workers,
-            "pin_memory": torch.cuda.is_available(),
+            "pin_memory": dataset.pinned,
             "persistent_workers": workers > 0,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
@@ -269,7 +302,7 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset(self._evaluated_split, by_image=True)
         rank, world_size = self._processes
         sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
-        return DataLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        return CaptionLoader(dataset, sampler=sampler, **self._loader_options(dataset))
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         return self._eval_dataloader()

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
@@ -71,7 +72,7 @@ class FeatureCache:
         self.grid_size: tuple[int, int] = (rows, cols)
         self.shape: tuple[int, int, int] = (n, locations, dim)
         self._images = _images(Path(directory), split)
-        self._mapped: Tensor | None = None
+        self._mapped: NDArray[np.float16] | None = None
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -81,22 +82,34 @@ class FeatureCache:
 
     def rows(self, row: int) -> Tensor:
         """Return the annotations (L, D) half of one image, without a copy. Writing into it ends the process."""
-        return self._tensor[row]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(self._array)[row]
 
-    def gather(self, rows: Sequence[int] | Tensor) -> Tensor:
-        """Return the annotations (B, L, D) half of some images: one copy, in a worker straight into shared memory."""
-        index = torch.as_tensor(rows, dtype=torch.int64)
+    def gather(self, rows: Sequence[int] | Tensor, *, pinned: bool = False) -> Tensor:
+        """Return the annotations (B, L, D) half of some images: one copy, made without holding on to the interpreter.
+
+        Args:
+            rows: (B,), each in 0 .. N - 1.
+            pinned: into page-locked memory, from which a GPU takes it while it computes. In a worker process the copy
+                goes straight into shared memory instead.
+        """
+        index = np.asarray(rows, dtype=np.int64)
+        if len(index) and not (index.min() >= 0 and index.max() < len(self)):
+            raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
         shape = (len(index), *self.shape[1:])
         if get_worker_info() is None:
-            out = torch.empty(shape, dtype=torch.float16)
+            out = torch.empty(shape, dtype=torch.float16, pin_memory=pinned)
         else:
             storage = torch.UntypedStorage._new_shared(2 * math.prod(shape), device="cpu")
             out = torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
-        return torch.index_select(self._tensor, 0, index, out=out)
+        # In one thread, so that reading ahead does not take cores from training; "clip" writes without a buffer.
+        np.take(self._array, index, axis=0, out=out.numpy(), mode="clip")
+        return out
 
     @property
-    def _tensor(self) -> Tensor:
-        """(N, L, D) half, backed by the file."""
+    def _array(self) -> NDArray[np.float16]:
+        """(N, L, D), backed by the file."""
         if self._mapped is None:
             try:
                 array = np.load(self._file, mmap_mode="r")
@@ -107,9 +120,7 @@ class FeatureCache:
                     f"{self._file}: holds {array.dtype} {array.shape}, its header says float16 {self.shape}; "
                     "delete it and extract again"
                 )
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                self._mapped = torch.from_numpy(array)
+            self._mapped = np.asarray(array)
         return self._mapped
 
     def find(self, paths: Iterable[str]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import types
 
 import pytest
@@ -11,6 +12,7 @@ from captioning import losses
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.datamodule import CaptionDataModule, CaptionDataset
 from captioning.data.features import FeatureWriter
+from captioning.data.sampler import CaptionBatchSampler
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import TorchvisionEncoder
@@ -113,6 +115,30 @@ def test_cached_features_give_the_same_losses_to_fp16_rounding(shapes, encoder, 
         torch.testing.assert_close(nlls[0], nlls[1], rtol=2e-3, atol=0)
         compared += 1
     assert compared == 5
+
+
+def test_features_read_ahead_give_the_batches_that_reading_one_by_one_gives(shapes, encoder, features):
+    loader = make_data(shapes, encoder, features=str(features)).train_dataloader()
+    expected = [loader.dataset[numbers] for numbers in CaptionBatchSampler(
+        loader.dataset.index.caption_lengths, loader.dataset.index.caption_image, batch_size=7, seed=0
+    )]  # fmt: skip
+    for batch, alone in zip(loader, expected, strict=True):
+        assert torch.equal(batch.captions, alone.captions) and torch.equal(batch.annotations, alone.annotations)
+
+
+def test_a_run_resumes_after_the_batches_it_got_not_those_read_ahead(shapes, encoder, features):
+    loader = make_data(shapes, encoder, features=str(features)).train_dataloader()
+    batches = iter(loader)
+    for _ in range(2):
+        next(batches)
+    time.sleep(0.05)  # the next ones are read meanwhile
+    state = loader.state_dict()
+    rest = [batch.captions for batch in batches]
+    resumed = make_data(shapes, encoder, features=str(features)).train_dataloader()
+    resumed.load_state_dict(state)
+    assert state["batches_done"] == 2
+    for batch, captions in zip(resumed, rest, strict=True):
+        assert torch.equal(batch.captions, captions)
 
 
 def test_features_of_an_encoder_that_is_fine_tuned_are_refused(shapes, features):

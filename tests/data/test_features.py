@@ -65,6 +65,12 @@ def test_a_batch_holds_the_rows_asked_for_in_their_order(cache):
     assert torch.equal(batch, annotations()[[4, 0, 4]].half())
 
 
+@pytest.mark.parametrize("rows", [[-1], [0, N]])
+def test_rows_that_are_not_there_are_refused(cache, rows):
+    with pytest.raises(IndexError, match=f"rows must be in 0 .. {N - 1}"):
+        FeatureCache(cache, "train", FINGERPRINT).gather(rows)
+
+
 def test_rows_are_views_of_the_file(cache):
     features = FeatureCache(cache, "train", FINGERPRINT)
     assert features.rows(2).data_ptr() - features.rows(0).data_ptr() == 2 * 2 * ROWS * COLS * D

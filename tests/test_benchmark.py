@@ -1,0 +1,271 @@
+"""The benchmark compares like with like: the port learns and searches as it should, and the work is counted exactly."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port_training_step
+from benchmarks.decoding import decode
+from benchmarks.memory import peak_of_a_step
+from benchmarks.models import Data, natural_lengths, our_module
+from benchmarks.report import Report, Row
+from benchmarks.timing import Timing, interleave
+from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
+from captioning import losses
+from captioning.attention import AdditiveScore, SoftAttention
+from captioning.decoder import AttentionDecoder
+from captioning.vocabulary import END, START
+
+CPU = torch.device("cpu")
+SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
+SIZES = Sizes(3, (4, 2, 3), 9, 6, 5, 7, 8, 23)
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def port(**changes) -> CommonPort:
+    torch.manual_seed(4)
+    sizes = {"vocabulary_size": 23, "annotation_dim": 6, "attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
+    return CommonPort(**(sizes | changes))
+
+
+# The common port
+
+
+def test_the_ports_loss_is_that_of_each_caption_alone():
+    data = Data.make(SIZES, CPU)
+    model = port().eval()
+    annotations = data.annotations.float()
+    nll, penalty, words = 0.0, 0.0, 0
+    for caption, length, image in zip(data.captions, data.lengths.tolist(), annotations, strict=True):
+        h, c = model.start(image.unsqueeze(0))
+        seen = torch.zeros(1, SIZES.locations)
+        for t in range(length):
+            logits, h, c, alphas = model.step(model.embedding(caption[t : t + 1]), image.unsqueeze(0), h, c)
+            nll -= float(logits.log_softmax(1)[0, caption[t + 1]])
+            seen += alphas
+            words += 1
+        penalty += float(((1 - seen) ** 2).mean())
+    loss = port_loss(model(annotations, data.captions, data.lengths), data.captions)
+    assert float(loss) == pytest.approx(nll / words + penalty / len(data.lengths), rel=1e-5)
+
+
+def test_the_ports_loss_goes_down():
+    data = Data.make(SIZES, CPU)
+    model = port(dropout=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    annotations = data.annotations.float()
+    seen = [float(port_training_step(model, optimizer, annotations, data.captions, data.lengths)) for _ in range(25)]
+    assert seen[-1] < seen[0] - 1.5
+
+
+def test_the_ports_gradients_are_clamped():
+    data = Data.make(SIZES, CPU)
+    model = port()
+    with torch.no_grad():
+        model.output.weight.mul_(1e4)  # gradients far beyond the bound
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    port_training_step(model, optimizer, data.annotations.float(), data.captions, data.lengths)
+    largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters())
+    assert largest == 5.0
+
+
+def test_a_beam_of_one_in_the_port_is_greedy():
+    model = port().eval()
+    annotations = Data.make(SIZES, CPU).annotations[:1].float()
+    h, c = model.start(annotations)
+    word, expected = torch.tensor([START]), []
+    with torch.no_grad():
+        for _ in range(6):
+            logits, h, c, _ = model.step(model.embedding(word), annotations, h, c)
+            word = logits.argmax(1)
+            if int(word) == END:
+                break
+            expected.append(int(word))
+    ids, alphas = port_beam_search(model, annotations, beam_size=1, max_length=6)
+    assert ids == [word for word in expected if word != START]
+    torch.testing.assert_close(alphas.sum(1), torch.ones(len(alphas)))
+
+
+def test_a_wider_beam_of_the_port_finds_a_caption_that_is_at_least_as_probable():
+    model = port().eval()
+    with torch.no_grad():
+        model.output.weight.mul_(30)  # opinions strong enough for beams to differ
+
+    def log_prob(ids: list[int], annotations: torch.Tensor) -> float:
+        h, c = model.start(annotations)
+        total, word = 0.0, START
+        for following in [*ids, END]:
+            logits, h, c, _ = model.step(model.embedding(torch.tensor([word])), annotations, h, c)
+            log_probs = logits.log_softmax(1)
+            log_probs[:, END] = 0.0 if following == END else float("-inf")
+            total, word = total + float(log_probs[0, following]), following
+        return total
+
+    wider = 0
+    for image in Data.make(SIZES._replace(images=12, lengths=(3,) * 12), CPU).annotations.float().unsqueeze(1):
+        (one, _), (nine, _) = (port_beam_search(model, image, beam_size=K, ends_after=3) for K in (1, 9))
+        assert len(one) == len(nine) == 3
+        with torch.no_grad():
+            assert log_prob(nine, image) >= log_prob(one, image) - 1e-4
+        wider += nine != one
+    assert wider
+
+
+# What is compared
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_our_captions_have_the_lengths_they_are_to_have(beam_size):
+    data = Data.make(SIZES._replace(images=5, lengths=(4, 2, 8, 3, 8)), CPU)
+    captioner = our_module(SIZES, CPU).eval().captioner
+    found = decode(captioner, data.annotations, data.lengths - 1, beam_size=beam_size)
+    assert [[len(h.ids) for h in image] for image in found] == [[n - 1] * beam_size for n in (4, 2, 8, 3, 8)]
+    assert all(h.finished for image in found for h in image)
+
+
+def test_natural_lengths_are_flickr8ks_in_the_mean():
+    lengths = natural_lengths(64)
+    assert len(lengths) == 64
+    assert sum(lengths) / 64 == pytest.approx(11.8, abs=0.3)
+    assert min(lengths) == 6 and max(lengths) == 21
+
+
+def test_batches_hold_captions_of_the_lengths_asked_for():
+    data = Data.make(SIZES, CPU)
+    for caption, length in zip(data.captions.tolist(), SIZES.lengths, strict=True):
+        assert caption[0] == START and caption[length] == END and not any(caption[length + 1 :])
+        assert all(word > 3 for word in caption[1:length])
+
+
+# The limit
+
+
+def test_flops_are_those_that_torch_counts():
+    """Of equal lengths, because steps that do not exist are not counted but computed."""
+    sizes = SIZES._replace(lengths=(4, 4, 4))
+    torch.manual_seed(0)
+    decoder = AttentionDecoder(
+        SoftAttention(AdditiveScore(sizes.attention_dim, fused=False)),
+        embedding_dim=sizes.embedding_dim,
+        hidden_dim=sizes.hidden_dim,
+    )
+    decoder.build(sizes.vocabulary, sizes.annotation_dim)
+    data = Data.make(sizes, CPU)
+    for backward in (False, True):
+        with FlopCounterMode(display=False) as counter:
+            output = decoder(data.captions, data.lengths, decoder.remember(data.annotations))
+            if backward:
+                loss = losses.caption_nll(output.logits, output.targets)
+                (loss + losses.doubly_stochastic_penalty(output.alphas)).backward()
+        assert counter.get_total_flops() == decoder_flops(sizes, backward=backward)
+
+
+def test_flops_of_a_product_are_two_per_factor_pair_and_once_more_per_gradient():
+    output = next(product for product in decoder_products(SIZES) if product.name == "output")
+    assert output.flops(backward=False) == 2 * (4 + 2 + 3) * 7 * 23
+    assert output.flops(backward=True) == 3 * output.flops(backward=False)
+    soft, hard = (decoder_flops(SIZES, backward=True, hard=hard) for hard in (False, True))
+    assert soft - hard == 2 * 2 * 9 * SIZES.locations * SIZES.annotation_dim
+
+
+def test_parameters_are_those_of_the_decoder_without_embedding_and_biases():
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=7, hidden_dim=8)
+    decoder.build(23, 6)
+    matrices = sum(p.numel() for p in decoder.parameters() if p.dim() > 1)
+    assert parameters(SIZES) == matrices - decoder.embedding.weight.numel()
+
+
+def test_a_limit_is_products_and_traffic_one_after_the_other():
+    machine = Machine({torch.float32: 100.0, torch.bfloat16: 400.0}, bandwidth=10.0)
+    assert machine.seconds(200, 30, torch.float32) == 5.0
+    assert machine.seconds(200, 30, torch.bfloat16) == 3.5
+    assert training_bytes(SIZES, torch.bfloat16) < training_bytes(SIZES, torch.float32)
+
+
+# Measuring and reporting
+
+
+def test_subjects_take_turns_in_both_directions():
+    called: list[str] = []
+    timings = interleave(
+        {"a": lambda: called.append("a"), "b": lambda: called.append("b")}, rounds=3, device=CPU, warm_up=1
+    )
+    assert "".join(called) == "ab" + "ab" + "ba" + "ab"
+    assert [len(timing.seconds) for timing in timings.values()] == [3, 3]
+
+
+def test_ratios_compare_within_a_round():
+    ours, port = Timing((1.0, 10.0, 2.0)), Timing((3.0, 30.0, 6.0))
+    assert ours.ratio(port) == 3.0
+    assert ours.median == 2.0 and ours.quartiles == (1.5, 6.0)
+    assert Timing((4.0,)).quartiles == (4.0, 4.0)
+
+
+def test_a_report_holds_every_ratio_by_name():
+    rows = [Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, images=8), Row("help", "", Timing((0.5,)))]
+    report = Report(rows, peak_memory={"step": 10, "step_common_port": 40}, shares={"waiting": 0.01})
+    found = report.to_dict()
+    assert found["vs_common_port"] == {"step": 3.0, "memory_step": 4.0}
+    assert found["vs_limit"] == {"step": 2.0}
+    assert found["seconds"] == {"step": 2.0, "step_common_port": 6.0, "step_limit": 1.0, "help": 0.5}
+    assert found["images_per_second"] == {"step": 4.0}
+    assert len(list(report.tables())) == 2
+
+
+def test_the_benchmark_writes_what_it_promises(script, tmp_path, capsys):
+    file = tmp_path / "benchmark.json"
+    script.main(["--quick", "--rounds", "1", "--only", "train", "decode", "encode", "load", "--json", str(file)])
+    found = json.loads(file.read_text())
+    steps = {f"train_step_{size}_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
+    searches = {f"{strategy}_{size}" for size in ("512", "2048") for strategy in ("greedy", "beam3", "beam5")}
+    assert steps | searches <= set(found["vs_common_port"])
+    hard = {f"train_step_{size}_hard_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
+    assert steps | hard | searches | {"encode_conv", "load_features"} <= set(found["vs_limit"])
+    assert all(ratio > 0 for part in ("vs_common_port", "vs_limit", "seconds") for ratio in found[part].values())
+    assert set(found["shares"]) == {"waiting_for_cached_features_fp32", "waiting_for_cached_features_bf16"}
+    assert {"command", "commit", "machine", "software", "date"} <= set(found["provenance"])
+    assert found["settings"]["rounds"] == 1
+    assert "beam5_2048" in capsys.readouterr().out
+
+
+def test_a_device_that_is_not_there_is_named(script):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(SystemExit) as left:
+        script.main(["--quick", "--only", "encode", "--device", "cuda"])
+    assert left.value.code == 2
+
+
+def test_rounds_must_be_positive(script):
+    with pytest.raises(SystemExit):
+        script.main(["--rounds", "0"])
+
+
+@pytest.mark.parametrize("who", ["common_port", "fp32"])
+def test_a_step_takes_memory(who):
+    assert peak_of_a_step(who, "512", CPU, quick=True) >= 0
+
+
+@pytest.mark.slow
+def test_the_parts_that_start_processes_run(script, tmp_path):
+    file = tmp_path / "benchmark.json"
+    script.main(["--quick", "--rounds", "1", "--only", "memory", "startup", "caption", "epoch", "--json", str(file)])
+    found = json.loads(file.read_text())
+    assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
+    assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0
+    assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco"} <= set(found["seconds"])
+    assert found["seconds"]["startup_help"] < 2

@@ -72,14 +72,15 @@ class Product(NamedTuple):
 def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:
     """Return the matrix products of teacher forcing with the additive score, each word's computed once.
 
-    The annotations are a frozen encoder's: their own gradient is not needed, so their projection, the initial state and
-    the context have one gradient product and the others two. Steps that do not exist cost nothing. With ``hard``
+    The annotations are a frozen encoder's: their own gradient is not needed, so their mean has no gradient product, their
+    projection, the initial state and the context have one and the others two. Steps that do not exist cost nothing. With ``hard``
     attention a context is one location and no product.
     """
     B, M, L, D = sizes.images, sizes.steps, sizes.locations, sizes.annotation_dim
     A, E, H, V = sizes.attention_dim, sizes.embedding_dim, sizes.hidden_dim, sizes.vocabulary
     products = [
         Product("projected annotations", 1, B * L, D, A, 1),
+        Product("mean annotation", B, 1, L, D, 0),
         Product("initial h and c", 2, B, D, H, 1),
         Product("query", 1, M, H, A, 2),
         Product("score", 1, M * L, A, 1, 2),

@@ -72,8 +72,8 @@ class Product(NamedTuple):
 def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:
     """Return the matrix products of teacher forcing with the additive score, each word's computed once.
 
-    The annotations are a frozen encoder's: their own gradient is not needed, so their mean has no gradient product, their
-    projection, the initial state and the context have one and the others two. Steps that do not exist cost nothing. With ``hard``
+    The annotations are a frozen encoder's and need no gradient: their mean has no gradient product, their projection,
+    the initial state and the context have one, all others two. Steps that do not exist cost nothing. With ``hard``
     attention a context is one location and no product.
     """
     B, M, L, D = sizes.images, sizes.steps, sizes.locations, sizes.annotation_dim

@@ -1,0 +1,159 @@
+"""The authors' scalings, each against the formula of their code, with the settings of configs/arctic_parity.yaml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import Tensor
+
+from captioning import losses
+from captioning.attention import AdditiveScore, HardAttention, SoftAttention
+from captioning.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.encoders import ConvEncoder
+from captioning.estimators import Estimator
+from captioning.model import Captioner
+from captioning.objective import Objective
+
+B, L, D, A, E, H, V = 6, 5, 4, 3, 7, 8, 11
+STEPS = 4  # of every caption: the authors' batches have one length
+CONFIG = yaml.safe_load((Path(__file__).parent.parent / "configs" / "arctic_parity.yaml").read_text())
+ATTENTION = CONFIG["model"]["decoder"]["init_args"]["attention"]["init_args"]
+
+
+def make_captioner(**options) -> Captioner:
+    options = {"sample_probability": 1.0, "per_batch": ATTENTION["per_batch"]} | options
+    decoder = AttentionDecoder(HardAttention(AdditiveScore(A), **options), embedding_dim=E, hidden_dim=H, dropout=0.0)
+    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.6)
+    return captioner.train()
+
+
+def make_objective(captioner: Captioner) -> Objective:
+    """With everything that the config says about it."""
+    model = CONFIG["model"]
+    assert model["reduction"]["class_path"] == "captioning.losses.ArcticReduction"
+    return Objective(
+        captioner.decoder.attention,
+        estimator=Estimator.from_config(model["estimator"]),
+        reduction=losses.ArcticReduction(),
+        **{name: model[name] for name in ("reward_weight", "entropy_weight", "attention_penalty", "label_smoothing")},
+    ).double()
+
+
+def make_batch() -> CaptionBatch:
+    captions, lengths = pad_captions([torch.randint(4, V, (STEPS - 1,)).tolist() for _ in range(B)])
+    rows = torch.arange(B)
+    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=torch.randn(B, L, D, dtype=torch.double))
+
+
+def run(captioner: Captioner, objective: Objective, batch: CaptionBatch) -> tuple[Tensor, dict, DecoderOutput]:
+    torch.manual_seed(7)
+    return objective(captioner, batch)
+
+
+def authors_gradient(captioner: Captioner, output: DecoderOutput, baseline: float) -> list[Tensor | None]:
+    """capgen.py: the gradient of the cost with ``known_grads`` for the alphas, (T, N, L) there and (N, T, L) here:
+
+    (baseline - masked_cost.mean(0)) / 10 * (-alphas_sample / alphas) + alpha_entropy_c * (log(alphas) + 1)
+    """
+    cost = -losses.step_log_probs(output.logits, output.targets, output.mask)  # (N, T)
+    alphas = output.alphas
+    surplus = (baseline - cost.mean(dim=1)).detach()
+    known = surplus.view(-1, 1, 1) / 10 * (-output.weights / alphas) + 0.002 * (alphas.log() + 1)
+    total = cost.sum(dim=1).mean()  # cost.sum(0), then cost.mean()
+    parameters = list(captioner.decoder.parameters())
+    return torch.autograd.grad(
+        [total, alphas],
+        parameters,
+        [torch.ones_like(total), known.detach()],
+        retain_graph=True,
+        allow_unused=True,
+    )
+
+
+def assert_same_gradients(captioner: Captioner, loss: Tensor, expected: list[Tensor | None]) -> None:
+    found = torch.autograd.grad(loss, list(captioner.decoder.parameters()), allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        if a is not None or b is not None:
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("updates", [0, 3])
+def test_gradient_is_the_authors_with_their_injected_gradient_of_the_alphas(updates):
+    """All scalings of stochastic attention at once: NLL, lambda_r, entropy, no penalty, no division by the batch."""
+    captioner, batch = make_captioner(), make_batch()
+    objective = make_objective(captioner)
+    for _ in range(updates):
+        objective(captioner, batch)
+    baseline = -float(objective.estimator.average)  # theirs averages costs, ours log-probabilities
+    assert (baseline == 0.0) == (updates == 0)  # theirs starts at 0
+    loss, _, output = run(captioner, objective, batch)
+    assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline))
+
+
+def test_gradient_where_the_coin_says_expectation_is_the_authors_too():
+    """Their injected gradient is then (b - cost) / 10 times ones, which a softmax turns into nothing."""
+    captioner, batch = make_captioner(sample_probability=0.0), make_batch()
+    objective = make_objective(captioner)
+    loss, _, output = run(captioner, objective, batch)
+    assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline=0.0))
+
+
+def test_nll_is_summed_over_time_and_averaged_over_the_batch():
+    captioner, batch = make_captioner(), make_batch()
+    _, terms, output = run(captioner, make_objective(captioner), batch)
+    each = -losses.token_log_probs(output.logits, output.targets).view(B, STEPS)
+    torch.testing.assert_close(terms["nll"], each.sum(dim=1).mean().detach())
+
+
+def test_penalty_is_summed_over_the_batch_and_averaged_over_locations():
+    captioner, batch = make_captioner(), make_batch()
+    _, terms, output = run(captioner, make_objective(captioner), batch)
+    torch.testing.assert_close(
+        terms["attention_penalty"], ((1 - output.alphas.sum(1)) ** 2).sum(0).mean(0).detach(), check_dtype=False
+    )
+
+
+def test_penalty_has_a_gradient_with_soft_attention_alone():
+    alphas = torch.rand(B, STEPS, L, requires_grad=True)
+    assert losses.ArcticReduction().penalty(alphas, None, drawn=False).requires_grad
+    assert not losses.ArcticReduction().penalty(alphas, None, drawn=True).requires_grad
+
+
+def test_soft_attention_has_the_authors_loss_too():
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
+    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
+    objective = Objective(decoder.attention, attention_penalty=1.0, reduction=losses.ArcticReduction())
+    loss, _, output = objective(captioner, make_batch())
+    cost = -losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).mean()
+    torch.testing.assert_close(loss, cost + ((1 - output.alphas.sum(1)) ** 2).sum(0).mean(0), check_dtype=False)
+
+
+def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
+    captioner, batch = make_captioner(), make_batch()
+    objective = make_objective(captioner)
+    _, terms, output = run(captioner, objective, batch)
+    mean = losses.token_log_probs(output.logits, output.targets).mean()
+    assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
+    assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
+
+
+def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
+    values, mask = torch.rand(B, STEPS), torch.ones(B, STEPS, dtype=torch.bool)
+    twice = values.repeat(2, 1), mask.repeat(2, 1)
+    authors, ours = losses.ArcticReduction(), losses.Reduction()
+    torch.testing.assert_close(authors.steps(*twice), 2 * authors.steps(values, mask))
+    torch.testing.assert_close(ours.steps(*twice), ours.steps(values, mask))
+
+
+def test_config_has_the_authors_coin_optimizer_and_batches():
+    assert (ATTENTION["sample_probability"], ATTENTION["per_batch"]) == (0.5, True)
+    optimizer = CONFIG["model"]["optimizer"]
+    assert optimizer["class_path"] == "torch.optim.Adam" and optimizer["init_args"]["lr"] == 2e-4
+    assert "scheduler" not in CONFIG["model"] and "gradient_clip_val" not in CONFIG["trainer"]
+    assert CONFIG["data"].get("group", "length") == "length" and CONFIG["data"]["batch_size"] == 64

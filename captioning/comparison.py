@@ -278,14 +278,13 @@ def _attention(run: Run) -> Cell:
 def _settings(runs: Sequence[Run]) -> Table:
     """The settings that differ among the runs whose settings are known."""
     known = {run.name: flat(run.settings) for run in runs if run.settings}
-    keys = dict.fromkeys(key for settings in known.values() for key in settings)
     rows = []
-    for key in keys:
+    for key in sorted({key for settings in known.values() for key in settings}):
         if any(key == other or key.startswith(f"{other}.") for other in _ELSEWHERE):
             continue
         values = [settings.get(key) for settings in known.values()]
         if any(value != values[0] for value in values):
-            cells = [Cell(_shown(known[run.name].get(key)) if run.name in known else "") for run in runs]
+            cells = [Cell(_shown(known.get(run.name, {}).get(key, ""))) for run in runs]
             rows.append(Row(key, cells))
     missing = [run.name for run in runs if run.name not in known]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""

@@ -216,6 +216,19 @@ def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     assert "The settings of c are not known" in found.settings.note
 
 
+def test_an_option_that_a_class_does_not_have_is_not_a_none():
+    hard = {
+        "model": {"attention": {"class_path": "x.Hard", "init_args": {"rate": None, "samples": 2}}, "dropout": None}
+    }
+    soft = {"model": {"attention": {"class_path": "x.Soft"}, "dropout": 0.5}}
+    found = compare([run("soft", settings=soft), run("hard", settings=hard)], samples=20)
+    assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
+        ("model.attention", ["Soft", "Hard"]),
+        ("model.attention.samples", ["", "2"]),
+        ("model.dropout", ["0.5", "none"]),
+    ]
+
+
 def test_the_images_where_sentences_scores_differ_most_come_first():
     references = ["a red dog sits on the mat"]
     soft = {i: CaptionedImage("a red dog sits on the mat", references) for i in (3, 5, 8, 9)}

@@ -1,0 +1,94 @@
+"""What a reader does on the comparison's page, done in a real Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from test_comparison import captioned, run
+from test_explorer import explored, look, random_alphas
+
+from captioning.comparison import compare
+from captioning.views.comparison import comparison_page
+from captioning.views.explorer import explorer_fragment
+
+pytestmark = pytest.mark.browser
+playwright = pytest.importorskip("playwright.sync_api")
+
+FLAGS = "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking".split()
+CURVES = {"soft": {"val/bleu4": [(0, 1.0), (500, 3.25), (1000, 2.5)]}, "hard": {"val/bleu4": [(0, 2.0), (1000, 4.75)]}}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    path = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory) -> str:
+    runs = [
+        run(name, captioned(12, skill, seed=i), curves=CURVES[name])
+        for i, (name, skill) in enumerate([("soft", 0.5), ("hard", 0.9)])
+    ]
+    comparison = compare(runs, samples=30, images=3)
+    images = [
+        explored(
+            *(look(name, text, alphas=random_alphas(len(text.split()))) for name, text in item.captions.items()),
+            name=str(item.image_id),
+        )
+        for item in comparison.disagreements
+    ]
+    page = tmp_path_factory.mktemp("page") / "comparison.html"
+    page.write_text(comparison_page(comparison, explorer=explorer_fragment(images)), encoding="utf-8")
+    return page.as_uri()
+
+
+@pytest.fixture(params=[1280, 390])
+def page(browser, document, request) -> Iterator[playwright.Page]:
+    """The page, at two widths; an error in its scripts is a failure."""
+    opened = browser.new_page(viewport={"width": request.param, "height": 900})
+    errors: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    opened.goto(document)
+    yield opened
+    opened.close()
+    assert errors == []
+
+
+def test_nothing_is_wider_than_the_window(page):
+    assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def test_values_are_read_off_a_curve_with_the_pointer_and_with_the_keys(page):
+    chart, values = page.locator(".chart").first, page.locator(".values")
+    assert values.is_hidden()
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.56, box["y"] + 50)
+    assert "soft 3.25 at step 500" in values.inner_text()
+    around = values.bounding_box()
+    assert around["x"] >= 0 and around["x"] + around["width"] <= page.viewport_size["width"]
+    page.mouse.move(0, 0)
+    assert values.is_hidden()
+    chart.focus()
+    chart.press("ArrowRight")
+    assert "soft 3.25 at step 500" in values.inner_text()  # where the pointer left it
+    chart.press("ArrowRight")
+    assert values.inner_text().split("\n")[0] == "hard 4.75 at step 1,000"  # the higher curve first
+    chart.press("ArrowLeft")
+    assert "soft 3.25 at step 500" in values.inner_text()
+    chart.press("Escape")
+    assert values.is_hidden()
+
+
+def test_a_captions_image_opens_in_the_explorer(page):
+    page.locator("summary", has_text="as text").click()
+    last = page.locator(".cases button").last
+    last.click()
+    assert page.locator(".explorer h2").first.inner_text() == last.get_attribute("data-explore")

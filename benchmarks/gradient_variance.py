@@ -1,0 +1,185 @@
+"""How much the gradients of the estimators vary from draw to draw, at the parameters of a checkpoint, on shapes.
+
+The batch, the parameters and (without dropout) everything else stays the same; the drawn locations alone change. The
+variance is that of the whole objective's gradient, summed over its entries, as a ratio to REINFORCE without a baseline.
+
+  python -m benchmarks.gradient_variance --checkpoint runs/shapes_hard/checkpoints/best.ckpt \
+      --measurement docs/measurements/gradient_variance.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
+from captioning.batch import CaptionBatch
+from captioning.errors import InputError, exits_on_input_error
+from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.files import write_json
+from captioning.inference import ImageCaptioner, load
+from captioning.model import Captioner
+from captioning.objective import Objective
+from captioning.provenance import provenance
+
+ESTIMATORS: dict[str, Estimator] = {
+    "none": NoBaseline(),
+    "moving average (the paper's)": MovingAverage(),
+    "reward to go": RewardToGo(),
+    "self-critical, caption": SelfCritical(to_go=False),
+    "self-critical, to go": SelfCritical(),
+    "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
+    "leave one out, 2 draws, to go": LeaveOneOut(2),
+    "leave one out, 4 draws, to go": LeaveOneOut(4),
+    "leave one out, 8 draws, to go": LeaveOneOut(8),
+}
+TEMPERATURES = (1.0, 0.5, 0.1)
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(argv)
+    torch.manual_seed(args.seed)
+    captioner = load(args.checkpoint)
+    batches = read_batches(captioner, args.data, args.captions, args.warm_up + 1)
+    rows = measure(captioner.captioner, batches[0], batches[1:], args.draws)
+    print(f"{'':36}{'decoder':>10}{'score':>10}{'per row':>10}")
+    for name, row in rows.items():
+        print(f"{name:36}{row['ratio']:10.4f}{row['score_ratio']:10.4f}{row['ratio_per_row']:10.4f}")
+    if args.measurement:
+        content = {
+            "values": rows,
+            "unit": "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: "
+            "of all of the decoder's parameters, of the score's, and of the decoder's times the rows decoded",
+            "checkpoint": args.checkpoint,
+            "captions": args.captions,
+            "draws": args.draws,
+            "warm_up_batches": args.warm_up,
+            **provenance(command=f"python -m benchmarks.gradient_variance {shlex.join(argv)}", seed=args.seed),
+        }
+        write_json(args.measurement, content)
+        print(f"written to {args.measurement}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    description, _, example = (__doc__ or "").partition("\n\n  python")
+    parser = argparse.ArgumentParser(
+        description=description,
+        epilog="  python" + example,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="trained on shapes, soft or hard")
+    parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
+    parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")
+    parser.add_argument(
+        "--warm_up", type=int, default=30, help="other batches that baselines follow first (default: %(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the ratios and where they come from")
+    return parser
+
+
+def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: int) -> list[CaptionBatch]:
+    """Return batches of training captions, drawn at random, with the annotations of their images."""
+    from captioning.data.datamodule import CaptionDataset
+    from captioning.data.shapes import ShapesSource
+
+    source = ShapesSource(folder)
+    source.prepare()
+    index = source.index("train")
+    if len(index.captions) < captions * count:
+        raise InputError(f"--captions, --warm_up: {folder} has only {len(index.captions)} training captions")
+    dataset = CaptionDataset(index, captioner.vocabulary, captioner.encoder.preprocessing)
+    chosen = torch.randperm(len(index.captions))[: captions * count].view(count, captions)
+    batches = []
+    with torch.no_grad():
+        for numbers in chosen.tolist():
+            batch = dataset[numbers]
+            batch.annotations, batch.images = captioner.encoder(batch.images), None
+            batches.append(batch)
+    return batches
+
+
+def measure(
+    captioner: Captioner, batch: CaptionBatch, others: list[CaptionBatch], draws: int
+) -> dict[str, dict[str, Any]]:
+    """Return the variance of every estimator's gradient on ``batch``, and ratios to none, by name.
+
+    Args:
+        captioner: any attention with a score; the score is what its locations are drawn from here.
+        others: batches that moving averages follow first.
+        draws: gradients that a variance is estimated from.
+    """
+    score = captioner.decoder.attention.score
+    if score is None:
+        raise InputError(f"the checkpoint's {type(captioner.decoder.attention).__name__} has no score to draw from")
+    captioner.requires_grad_(True).eval()
+    found = {}
+    for name, estimator in ESTIMATORS.items():
+        attention = HardAttention(score, sample_probability=1.0)
+        found[name] = _variance(captioner, attention, copy.deepcopy(estimator), batch, others, draws)
+    for temperature in TEMPERATURES:
+        relaxed = GumbelAttention(score, temperature=temperature, final_temperature=temperature)
+        name = f"Gumbel-softmax at {temperature} (biased)"
+        found[name] = _variance(captioner, relaxed, None, batch, others, draws)
+    none = found["none"]
+    for row in found.values():
+        row["ratio"] = row["variance"] / none["variance"]
+        row["score_ratio"] = row["score_variance"] / none["score_variance"]
+        row["ratio_per_row"] = row["ratio"] * row["rows"]
+    return found
+
+
+def _variance(
+    captioner: Captioner,
+    attention: StochasticAttention,
+    estimator: Estimator | None,
+    batch: CaptionBatch,
+    others: list[CaptionBatch],
+    draws: int,
+) -> dict[str, Any]:
+    decoder = captioner.decoder
+    decoder.attention = attention
+    attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
+    objective = Objective(attention, estimator=estimator, attention_penalty=0.0, entropy_weight=0.0)
+    with torch.no_grad():
+        for other in others:
+            objective(captioner, other)
+    followed = copy.deepcopy(objective.state_dict())
+    scores = set(attention.score.parameters()) if attention.score is not None else set()
+    parameters = list(decoder.parameters())
+    of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
+    mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
+    for number in range(1, draws + 1):  # Welford's sums: the mean is large beside the spread for some entries
+        objective.load_state_dict(followed)  # the average must not come to know this batch
+        gradient = _gradient(objective(captioner, batch)[0], parameters)
+        surprise = gradient - mean
+        mean += surprise / number
+        squares += surprise * (gradient - mean)
+    variance = squares / (draws - 1)
+    return {
+        "variance": float(variance.sum()),
+        "score_variance": float(variance[of_score].sum()),
+        "rows": 1 if estimator is None else estimator.samples + estimator.needs_greedy,
+    }
+
+
+def _gradient(loss: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The measurement of the estimators' variance, on a decoder small enough for every draw to be cheap."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from benchmarks.gradient_variance import ESTIMATORS, TEMPERATURES, measure
+from captioning.attention import AdditiveScore, SoftAttention, UniformAttention
+from captioning.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.model import Captioner
+
+N, L, D, V = 6, 4, 3, 9
+
+
+def make_captioner(attention) -> Captioner:
+    decoder = AttentionDecoder(attention, embedding_dim=5, hidden_dim=6, dropout=0.5)
+    captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return captioner
+
+
+def make_batch() -> CaptionBatch:
+    captions, lengths = pad_captions([torch.randint(4, V, (n,)).tolist() for n in (3, 1, 2, 3, 2, 1)])
+    rows = torch.arange(N)
+    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=2 * torch.randn(N, L, D))
+
+
+@pytest.mark.slow
+def test_baselines_shrink_the_variance_and_cost_is_counted():
+    found = measure(make_captioner(SoftAttention(AdditiveScore(4))), make_batch(), [make_batch()], draws=60)
+    assert len(found) == len(ESTIMATORS) + len(TEMPERATURES)
+    assert found["none"]["ratio"] == found["none"]["score_ratio"] == 1.0
+    for name in ("reward to go", "self-critical, to go", "leave one out, 4 draws, to go"):
+        assert found[name]["score_ratio"] < 0.7
+    assert (
+        found["leave one out, 8 draws, to go"]["score_variance"]
+        < found["leave one out, 2 draws, to go"]["score_variance"]
+    )
+    assert [found[name]["rows"] for name in ("none", "self-critical, caption", "leave one out, 8 draws, to go")] == [
+        1,
+        2,
+        8,
+    ]
+
+
+def test_attention_that_has_nothing_to_draw_from_is_refused():
+    with pytest.raises(InputError, match="UniformAttention has no score to draw from"):
+        measure(make_captioner(UniformAttention()), make_batch(), [], draws=2)

@@ -45,6 +45,7 @@ def port(**changes) -> CommonPort:
 # The common port
 
 
+@torch.no_grad()
 def test_the_ports_loss_is_that_of_each_caption_alone():
     data = Data.make(SIZES, CPU)
     model = port().eval()
@@ -269,3 +270,15 @@ def test_the_parts_that_start_processes_run(script, tmp_path):
     assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0
     assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco"} <= set(found["seconds"])
     assert found["seconds"]["startup_help"] < 2
+
+
+def test_the_profile_names_the_kernels_where_they_are_used(tmp_path):
+    from benchmarks import profile
+    from captioning import native
+
+    profile.main([str(tmp_path / "profile.json"), "--quick"])
+    profiles = json.loads((tmp_path / "profile.json").read_text())["profiles"]
+    assert set(profiles) == {"kernels_fp32", "kernels_bf16", "plain_fp32", "plain_bf16"}
+    assert not any("Additive" in name for name in profiles["plain_fp32"]["operations"])
+    if native.usable(torch.zeros(1)):
+        assert any("Additive" in name for name in profiles["kernels_fp32"]["operations"])

@@ -14,6 +14,7 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
 from captioning.batch import CaptionBatch
+from captioning.compilation import Mode
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,10 +50,17 @@ def cases(quick: bool) -> dict[str, Case]:
 
 
 def our_step(
-    sizes: Sizes, device: torch.device, *, precision: torch.dtype = torch.float32, hard: bool = False
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    precision: torch.dtype = torch.float32,
+    hard: bool = False,
+    compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch, as ``captioning fit`` does it."""
     module = our_module(sizes, device, hard=hard)
+    if compile is not None:
+        module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 

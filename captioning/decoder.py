@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 
 from captioning.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, expected_context
+from captioning.compilation import Mode, ShapeBuckets, begin_training_step, compiled
 from captioning.component import Component
 from captioning.dropout import Dropout
 from captioning.lstm import lstm_cell
@@ -54,6 +57,15 @@ class DecoderOutput:
     betas: Tensor
     weights: Tensor
     selection_log_probs: Tensor | None = None
+
+
+class _Taken(NamedTuple):
+    """What one step of the recurrence leaves behind."""
+
+    state: DecoderState
+    looked: StepAttention
+    context: Tensor
+    """(N, D), gated."""
 
 
 class _StateInitialiser(nn.Module):
@@ -112,6 +124,15 @@ class AttentionDecoder(Component):
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
         self.annotation_lstm = annotation_lstm
+        self._compile_mode: Mode | None = None
+        self._buckets = ShapeBuckets()
+
+    def compile_training(self, mode: Mode) -> None:
+        """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes.
+
+        Small batches are filled up with rows that predict no word, so that few shapes are compiled.
+        """
+        self._compile_mode = mode
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters for V words and annotations of size D that lie on ``grid_size`` (rows, columns)."""
@@ -194,10 +215,8 @@ class AttentionDecoder(Component):
         state, looked, context = self._recur(self.embedding_to_gates(embedded), state, memory)
         return self._deep_output(embedded, state.h, context), state, looked
 
-    def _recur(
-        self, embedded_gates: Tensor, state: DecoderState, memory: Memory
-    ) -> tuple[DecoderState, StepAttention, Tensor]:
-        """One step of Eq. 1-6; returns the new state, what was looked at and the gated context (N, D)."""
+    def _recur(self, embedded_gates: Tensor, state: DecoderState, memory: Memory) -> _Taken:
+        """One step of Eq. 1-6."""
         attention = self.attention(state.h, memory)  # Eq. 4-6
         context = attention.context
         if self.gate is None:
@@ -206,7 +225,19 @@ class AttentionDecoder(Component):
             beta = torch.sigmoid(self.gate(state.h)).squeeze(-1)  # (N,)
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
         h, c = lstm_cell(embedded_gates, self.hidden_to_gates(state.h), self.context_to_gates(context), state.c)
-        return DecoderState(h, c), StepAttention(attention, beta), context
+        return _Taken(DecoderState(h, c), StepAttention(attention, beta), context)
+
+    def _unroll(self, embedded_gates: Tensor, state: DecoderState, memory: Memory) -> list[_Taken]:
+        """Take all steps, from embedded_gates (N, T, 4H)."""
+        memory = memory.shared()
+        with unrolled(self):
+            return _take(self._recur, embedded_gates.unbind(1), state, memory)
+
+    def _unroll_compiled(self, embedded_gates: Tensor, state: DecoderState, memory: Memory, mode: Mode) -> list[_Taken]:
+        """``_unroll``, compiled. A step's gradients are added up step by step: what is compiled has no memory."""
+        begin_training_step(mode)
+        steps = embedded_gates.transpose(0, 1).contiguous()  # strides must not depend on T
+        return _take(partial(compiled(AttentionDecoder._recur, mode), self), steps.unbind(0), state, memory)
 
     def _deep_output(self, embedded: Tensor, h: Tensor, context: Tensor) -> Tensor:
         """Return logits: L_o(E y_{t-1} + L_h h_t + L_z z_t), Eq. 7."""
@@ -226,29 +257,25 @@ class AttentionDecoder(Component):
         """
         if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
             raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
-        N, T = captions.shape[0], captions.shape[1] - 1
+        N, T, B = captions.shape[0], captions.shape[1] - 1, memory.annotations.shape[0]
+        mode = self._compile_mode if self.training and torch.is_grad_enabled() else None
+        if mode is not None and (images := self._buckets.images(B, N // B)) > B:
+            return self._forward_filled_up(captions, lengths, memory, images)
         mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)  # (N, T)
         embedded = self.embedding(captions[:, :-1])  # (N, T, E)
-        embedded_gates = self.embedding_to_gates(embedded).unbind(1)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
+        embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
         state = self.init_state(memory)
-        rows = N // memory.annotations.shape[0]
-        if rows > 1:
-            state = DecoderState(state.h.repeat_interleave(rows, 0), state.c.repeat_interleave(rows, 0))
-        hidden, contexts, looked_at = [], [], []
-        memory = memory.shared()
-        with unrolled(self):
-            for t in range(T):
-                state, looked, context = self._recur(embedded_gates[t], state, memory)
-                hidden.append(state.h)
-                contexts.append(context)
-                looked_at.append(looked)
+        if N > B:
+            state = DecoderState(state.h.repeat_interleave(N // B, 0), state.c.repeat_interleave(N // B, 0))
+        if mode is None:
+            taken = self._unroll(embedded_gates, state, memory)
+        else:
+            taken = self._unroll_compiled(embedded_gates, state, memory, mode)
+        hidden, contexts = torch.stack([t.state.h for t in taken], 1), torch.stack([t.context for t in taken], 1)
         exists = mask.flatten().nonzero().squeeze(1)  # (M,)
-        embedded, h, context = (
-            part.flatten(0, 1).index_select(0, exists)
-            for part in (embedded, torch.stack(hidden, 1), torch.stack(contexts, 1))
-        )
+        embedded, h, context = (part.flatten(0, 1).index_select(0, exists) for part in (embedded, hidden, contexts))
         logits = self._deep_output(embedded, h, context)
-        selections = [looked.attention for looked in looked_at]
+        selections = [t.looked.attention for t in taken]
         log_probs = [selection.log_prob for selection in selections if selection.log_prob is not None]
         alphas = torch.stack([selection.alphas for selection in selections], 1) * mask.unsqueeze(-1)  # (N, T, L)
         weights = alphas
@@ -259,7 +286,37 @@ class AttentionDecoder(Component):
             targets=captions[:, 1:][mask],
             mask=mask,
             alphas=alphas,
-            betas=torch.stack([looked.beta for looked in looked_at], 1) * mask,
+            betas=torch.stack([t.looked.beta for t in taken], 1) * mask,
             weights=weights,
             selection_log_probs=torch.stack(log_probs, 1) * mask if log_probs else None,
         )
+
+    def _forward_filled_up(self, captions: Tensor, lengths: Tensor, memory: Memory, images: int) -> DecoderOutput:
+        """``forward`` with the last image repeated until there are ``images``; its further rows predict no word."""
+        N, B = len(captions), len(memory.annotations)
+        more = (images - B) * (N // B)
+        repeated = memory.select(torch.arange(images, device=captions.device).clamp(max=B - 1))
+        pad = torch.nn.functional.pad
+        output = self.forward(pad(captions, (0, 0, 0, more), value=PAD), pad(lengths, (0, more)), repeated)
+        drawn = output.selection_log_probs
+        return replace(
+            output,
+            mask=output.mask[:N],
+            alphas=output.alphas[:N],
+            betas=output.betas[:N],
+            weights=output.weights[:N],
+            selection_log_probs=None if drawn is None else drawn[:N],
+        )
+
+
+def _take(
+    step: Callable[[Tensor, DecoderState, Memory], _Taken],
+    embedded_gates: tuple[Tensor, ...],
+    state: DecoderState,
+    memory: Memory,
+) -> list[_Taken]:
+    taken = []
+    for gates in embedded_gates:
+        taken.append(step(gates, state, memory))
+        state = taken[-1].state
+    return taken

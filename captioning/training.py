@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -80,6 +80,8 @@ class CaptioningModule(pl.LightningModule):
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
+        compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
+            CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class CaptioningModule(pl.LightningModule):
         label_smoothing: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
+        compile: Literal["default", "reduce-overhead"] | None = None,
     ) -> None:
         super().__init__()
         # Recorded before build(), which is called when the vocabulary is known.
@@ -117,6 +120,7 @@ class CaptioningModule(pl.LightningModule):
         )
         self.search = search
         self.bound_samples = bound_samples
+        self._compile_mode = compile
         self._watch = CollapseWatch()
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
@@ -145,6 +149,8 @@ class CaptioningModule(pl.LightningModule):
         """Build the captioner for ``vocabulary`` and return it."""
         self.vocabulary = vocabulary
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
+        if self._compile_mode is not None:
+            self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
 
     # Training

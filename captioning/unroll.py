@@ -58,7 +58,7 @@ def uses_of(tensor: Tensor) -> dict[SharedGradient, list[Use]] | None:
 
     A step that leaves something there must give ``tensor`` itself no gradient.
     """
-    return getattr(tensor.grad_fn, "uses", None)
+    return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
 
 
 class _Linear(torch.autograd.Function):

@@ -102,7 +102,7 @@ def _works(device: torch.device) -> bool:
     """Return whether Triton compiles for the device; says why where it does not."""
     try:
         one = torch.ones(1, 1, 1, device=device)
-        forward(one, one, one[0, 0]).item()
+        forward(one, one, one[0, 0])
     except Exception as error:  # of Triton, the driver, or the C compiler that Triton calls
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         _log.warning("no Triton kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)

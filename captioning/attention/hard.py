@@ -180,13 +180,20 @@ class GumbelAttention(StochasticAttention):
         progress = min(self._batches / self.anneal, 1.0)
         return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
 
+    def _temperature(self) -> Tensor | float:
+        """Return ``temperature``, from the buffer in compiled code, which is made for one value of a number."""
+        if not torch.compiler.is_compiling():
+            return self.temperature
+        progress = (self.batches / self.anneal).clamp(max=1.0)
+        return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 
     def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         alphas = log_alphas.exp()
         gumbel = -torch.empty_like(alphas).exponential_().log()
-        relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
+        relaxed = torch.softmax((log_alphas + gumbel) / self._temperature(), dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
         one_hot = _one_hot(locations, alphas.detach())
         weights = one_hot + (relaxed - relaxed.detach())  # one-hot in value, relaxed in gradient

@@ -108,7 +108,7 @@ class ResumableLoader(CaptionLoader):
     sampler: CaptionBatchSampler
     _handed_out = 0
 
-    def __iter__(self) -> Iterator[CaptionBatch]:
+    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
         self._handed_out = self.sampler.resumes_at
         for batch in super().__iter__():
             self._handed_out += 1

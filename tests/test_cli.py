@@ -101,7 +101,7 @@ def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
             *("--model.search.beam_size", "2", "--model.attention_penalty", "0.25"),
         ]
     )
-    assert cli.model.search.beam_size == 2 and cli.model.attention_penalty == 0.25
+    assert cli.model.search.beam_size == 2 and cli.model.objective.attention_penalty == 0.25
 
 
 def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):

@@ -283,7 +283,7 @@ class AttentionDecoder(Component):
             weights = torch.stack([selection.weights for selection in selections], 1) * mask.unsqueeze(-1)
         return DecoderOutput(
             logits=logits,
-            targets=captions[:, 1:][mask],
+            targets=captions[:, 1:].flatten().index_select(0, exists),
             mask=mask,
             alphas=alphas,
             betas=torch.stack([t.looked.beta for t in taken], 1) * mask,

@@ -283,6 +283,10 @@ class CaptionDataModule(pl.LightningDataModule):
         path = self.evaluated.image_path(row)
         return self._preprocessing.view(self._preprocessing.load(path)) if path.is_file() else None
 
+    def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
+        """Return the batch on the device; from page-locked memory it travels while the device computes."""
+        return batch.to(device, non_blocking=device.type == "cuda")
+
     def train_dataloader(self) -> ResumableLoader:
         dataset = self._dataset("train", by_image=False)
         index = dataset.index

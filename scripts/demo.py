@@ -8,17 +8,22 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import runpy
 import shlex
+import subprocess
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from captioning.errors import exits_on_input_error
+from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
+_PROGRESS = re.compile("run folder|generating|epoch|best checkpoint|wandb ran")
 
 
 @exits_on_input_error
@@ -30,29 +35,70 @@ def main(argv: list[str] | None = None) -> None:
 
     summary_file = args.runs / "summary.json"
     summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
+    seconds = train(args.runs, args.overlay_config)
     for name, config in RUNS.items():
-        summary[name] = run(args.runs, name, config, args.overlay_config, summary.get(name, {}))
+        before = summary.get(name, {})
+        best = args.runs / name / "checkpoints" / "best.ckpt"
+        nothing_new = before and best.stat().st_mtime <= before["finished"]
+        summary[name] = score(args.runs, name, config, before["seconds"] if nothing_new else seconds[name])
         write_json(summary_file, summary)
     page = compare(args.runs, list(RUNS)) if len(RUNS) > 1 else None
     report(args.runs, summary, page)
 
 
-def run(runs: Path, name: str, config: str, overlay: str | None, before: dict[str, Any]) -> dict[str, Any]:
-    """Train, score and show one configuration; returns its entry of the summary."""
+def train(runs: Path, overlay: str | None) -> dict[str, float]:
+    """Train all configurations side by side, each with its share of the processor; returns the seconds each took.
+
+    A small model cannot keep many cores busy: two at once take little longer than one.
+    """
+    threads = max(1, (os.cpu_count() or 1) // len(RUNS))
+    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
+    started = time.perf_counter()
+    processes = {}
+    for name, config in RUNS.items():
+        last = runs / name / "checkpoints" / "last.ckpt"
+        command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
+        command += ["--config", overlay] if overlay else []
+        command += ["--runs", str(runs), "--name", name, *quick_precision()]
+        command += ["--ckpt_path", str(last)] if last.is_file() else []
+        print(f"$ captioning {shlex.join(command)}", flush=True)
+        processes[name] = subprocess.Popen(
+            [sys.executable, "-m", "captioning", *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    seconds: dict[str, float] = {}
+
+    def follow(name: str) -> None:
+        with processes[name] as process:
+            for line in process.stdout or ():
+                if _PROGRESS.match(line):
+                    print(f"{name:8} {line}", end="", flush=True)
+                else:
+                    others[name].append(line)
+        seconds[name] = time.perf_counter() - started
+
+    others: dict[str, list[str]] = {name: [] for name in RUNS}
+    with ThreadPoolExecutor(len(RUNS)) as pool:
+        try:
+            list(pool.map(follow, RUNS))
+        except KeyboardInterrupt:  # the runs were interrupted too; each saves where it is
+            for process in processes.values():
+                process.wait()
+            raise
+    for name, process in processes.items():
+        if process.returncode:
+            raise InputError(f"training {name} failed: {' '.join(''.join(others[name][-3:]).split())}")
+    return seconds
+
+
+def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
+    """Score and show one trained configuration; returns its entry of the summary."""
     from captioning.cli import main as captioning
 
     folder = runs / name
-    started = time.perf_counter()
-    last = folder / "checkpoints" / "last.ckpt"
-    command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
-    command += ["--config", overlay] if overlay else []
-    command += ["--runs", str(runs), "--name", name, *quick_precision()]
-    command += ["--ckpt_path", str(last)] if last.is_file() else []
-    print(f"\n$ captioning {' '.join(command)}", flush=True)
-    captioning(command)
-    seconds = time.perf_counter() - started
-    if before and not (folder / "checkpoints" / "best.ckpt").stat().st_mtime > before["finished"]:
-        seconds = before["seconds"]  # nothing was left to train
     best = folder / "checkpoints" / "best.ckpt"
     command = ["test", "--config", str(folder / "config.yaml"), "--ckpt_path", str(best)]
     print(f"\n$ captioning {' '.join(command)}", flush=True)

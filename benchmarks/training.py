@@ -91,17 +91,33 @@ def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
     return report
 
 
+class Variant(NamedTuple):
+    """One way to run the same training step."""
+
+    dtype: torch.dtype
+    compile: Mode | None = None
+
+
+def variants(device: torch.device) -> dict[str, Variant]:
+    """Return what is worth measuring: on a CPU a compiled step is slower than the kernels in C."""
+    found = {name: Variant(dtype) for name, dtype in PRECISIONS.items()}
+    if device.type == "cuda":
+        found["bf16_compiled"] = Variant(torch.bfloat16, "default")
+    return found
+
+
 def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rounds: int) -> Report:
     sizes = case.sizes
     data = Data.make(sizes, device)
     kinds = ("soft", "hard") if case.hard else ("soft",)
+    ways = variants(device)
     subjects: dict[str, Callable[[], Any]] = {}
     for kind in kinds:
-        for precision, dtype in PRECISIONS.items():
-            step = our_step(sizes, device, precision=dtype, hard=kind == "hard")
-            subjects[f"{kind} {precision}"] = partial(step, data.batch())
+        for way, (dtype, mode) in ways.items():
+            step = our_step(sizes, device, precision=dtype, hard=kind == "hard", compile=mode)
+            subjects[f"{kind} {way}"] = partial(step, data.batch())
     subjects["port"] = port_step(sizes, data, device)
-    timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
+    timings = interleave(subjects | probe.operations, rounds=rounds, device=device, warm_up=2)
     machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
     report = Report(machine=machine.to_dict())
     for kind in kinds:
@@ -109,11 +125,11 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
         port = timings["port"] if kind == "soft" else None
         flops = decoder_flops(sizes, backward=True, hard=kind == "hard")
         rows = []
-        for precision, dtype in PRECISIONS.items():
+        for way, (dtype, _) in ways.items():
             limit = machine.seconds(flops, training_bytes(sizes, dtype), dtype)
-            what = f"{kind} attention, {precision}; {sizes}; {flops / 1e9:.1f} GFLOP"
-            ours = timings[f"{kind} {precision}"]
-            rows.append(Row(f"{prefix}_{precision}", what, ours, port, limit, images=len(sizes.lengths)))
+            what = f"{kind} attention, {way}; {sizes}; {flops / 1e9:.1f} GFLOP"
+            ours = timings[f"{kind} {way}"]
+            rows.append(Row(f"{prefix}_{way}", what, ours, port, limit, images=len(sizes.lengths)))
         best = min(rows, key=lambda row: row.ours.median)
         rows.append(best._replace(name=f"{prefix}_best", what=f"the quickest of these: {best.name}"))
         report.rows += rows

@@ -190,6 +190,7 @@ def test_modes_that_an_attention_does_not_know_are_refused_by_name():
     [
         ({"sample_probability": 1.5}, "sample_probability must be in"),
         ({"ramp": (20, 10)}, "ramp must be"),
+        ({"ramp": (10, 20, 30)}, "two or four"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"anneal": 0}, "anneal must be at least 1"),
     ],
@@ -213,6 +214,18 @@ def test_ramp_raises_the_probability_linearly_between_its_batches():
     first.build(D, H)
     assert not first.draws and attention.draws
     assert first.train().prepare(torch.randn(50, L, D)).expected.all()
+
+
+def test_ramp_of_four_batches_lets_the_probability_fall_again_and_then_nothing_is_drawn():
+    attention = HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=(1, 3, 4, 6))
+    attention.build(D, H)
+    attention.train()
+    seen = []
+    for _ in range(8):
+        seen.append(attention.sample_probability)
+        memory = attention.prepare(torch.randn(2, L, D))
+    assert seen == pytest.approx([0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0])
+    assert not attention.draws and memory.expected.all()
 
 
 def test_no_image_is_told_apart_once_all_are_drawn():

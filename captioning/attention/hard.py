@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,10 @@ class StochasticAttention(Attention):
         score: gives the logits that alphas are the softmax of.
         sample_probability: probability that the contexts of an image are drawn in training; otherwise they are the
             expectation ("with probability 0.5 we set the sampled attention location to its expected value", Sec. 4.1).
-        ramp: training batches (first, last) between which that probability rises linearly from 0; (0, 0) for none.
-            Differs from the paper: until alphas mean something, draws teach the decoder to ignore its context.
+        ramp: training batches. With two, (first, last), that probability rises linearly from 0 between them; with
+            four it also falls back to 0 between the last two; empty, it is constant as in the paper. Until alphas mean
+            something, draws teach the decoder to ignore its context; and the last batches then train it for the
+            expectation that it is evaluated with.
         per_batch: one decision for all images of a batch, as in the authors' code, instead of one for each.
         dropout: probability of dropping a weight of a context that is the expectation, in training, as in
             ``SoftAttention``. A drawn location is never dropped: without it the decoder would see nothing, and the
@@ -42,7 +45,7 @@ class StochasticAttention(Attention):
         score: Score,
         *,
         sample_probability: float = 0.5,
-        ramp: tuple[int, int] = (0, 0),
+        ramp: tuple[int, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",
@@ -50,10 +53,10 @@ class StochasticAttention(Attention):
         super().__init__()
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
-        if len(ramp) != 2 or not 0 <= ramp[0] <= ramp[1]:
-            raise InputError(f"ramp must be (first, last) training batches with 0 <= first <= last, got {ramp}")
+        if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or min(ramp, default=0) < 0:
+            raise InputError(f"ramp must be none, two or four training batches in rising order, got {list(ramp)}")
         self.score = score
-        self.final_sample_probability = sample_probability
+        self.largest_sample_probability = sample_probability
         self.ramp = tuple(ramp)
         self.per_batch = per_batch
         self.dropout = Dropout(dropout)
@@ -66,9 +69,10 @@ class StochasticAttention(Attention):
     @property
     def sample_probability(self) -> float:
         """Probability that an image of the next training batch has its contexts drawn."""
-        first, last = self.ramp
-        risen = min(max((self._batches - first) / max(1, last - first), 0.0), 1.0) if last else 1.0
-        return self.final_sample_probability * risen
+        if not self.ramp:
+            return self.largest_sample_probability
+        share = np.interp(self._batches, self.ramp, (0.0, 1.0, 1.0, 0.0)[: len(self.ramp)])
+        return self.largest_sample_probability * float(share)
 
     @property
     def draws(self) -> bool:
@@ -152,7 +156,7 @@ class GumbelAttention(StochasticAttention):
         final_temperature: float = 0.5,
         anneal: int = 1000,
         sample_probability: float = 1.0,
-        ramp: tuple[int, int] = (0, 0),
+        ramp: tuple[int, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",

@@ -3,6 +3,7 @@
 The batch, the parameters and (without dropout) everything else stays the same; the drawn locations alone change. The
 variance is that of the whole objective's gradient, summed over its entries, as a ratio to REINFORCE without a baseline.
 
+examples:
   python -m benchmarks.gradient_variance --checkpoint runs/shapes_hard/checkpoints/best.ckpt \
       --measurement docs/measurements/gradient_variance.json
 """
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from captioning.arguments import script_parser
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
 from captioning.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
@@ -70,13 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, _, example = (__doc__ or "").partition("\n\n  python")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog="  python" + example,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help="trained on shapes, soft or hard")
     parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
     parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")

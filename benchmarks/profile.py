@@ -1,11 +1,11 @@
 """Where a training step spends its time, with the C kernels and without them; writes a JSON file.
 
-python -m benchmarks.profile docs/measurements/profile_train_step.json
+examples:
+  python -m benchmarks.profile docs/measurements/profile_train_step.json
 """
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import statistics
 import sys
@@ -19,6 +19,7 @@ import torch
 from benchmarks.models import Data
 from benchmarks.training import PRECISIONS, cases, our_step
 from captioning import native
+from captioning.arguments import script_parser
 from captioning.files import write_json
 from captioning.provenance import provenance
 
@@ -27,7 +28,7 @@ _STEPS = 5
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("output", type=Path, metavar="JSON")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs")
     args = parser.parse_args(argv)

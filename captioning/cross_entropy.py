@@ -27,8 +27,9 @@ def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> T
     """Return what ``plain_step_nll`` does."""
     if torch.compiler.is_compiling() or not len(targets) or not native.usable(logits):
         return plain_step_nll(logits, targets, label_smoothing)
-    if int(targets.min()) < 0 or int(targets.max()) >= logits.shape[1]:
-        raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {int(targets.min())} to {int(targets.max())}")
+    smallest, largest = (int(bound) for bound in targets.aminmax())
+    if smallest < 0 or largest >= logits.shape[1]:
+        raise IndexError(f"targets must be in [0, {logits.shape[1]}), got {smallest} to {largest}")
     return _StepNLL.apply(logits, targets, label_smoothing)
 
 

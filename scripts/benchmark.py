@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -87,13 +88,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    description, _, epilog = (__doc__ or "").partition("\n\nexamples:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog="examples:" + epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     parts = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure these alone. {parts}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")

@@ -26,6 +26,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -81,13 +82,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    description, _, epilog = (__doc__ or "").partition("\n\nexamples:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog="examples:" + epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
     parser.add_argument(

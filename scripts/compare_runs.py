@@ -25,6 +25,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -76,13 +77,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, _, epilog = (__doc__ or "").partition("\n\nexamples:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog="examples:" + epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, an offline wandb folder, or an address")
     parser.add_argument(
         "--metric",

@@ -5,7 +5,6 @@ An interrupted demo goes on where it stopped; delete its folder to start again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 
@@ -28,7 +28,7 @@ _PROGRESS = re.compile("run folder|generating|epoch|best checkpoint|wandb ran")
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
     parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)

@@ -23,6 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 
@@ -99,13 +100,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description, _, epilog = (__doc__ or "").partition("\n\nexamples:")
-    parser = argparse.ArgumentParser(
-        description=description,
-        epilog="examples:" + epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = script_parser(__doc__)
     parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
     parser.add_argument("--split", default="test", choices=["train", "val", "test"], help="(default: %(default)s)")
     parser.add_argument("--data", type=Path, metavar="YAML", help="config with another data set to score on")

@@ -1,11 +1,12 @@
 #!/usr/bin/env python
 """Compute a frozen encoder's annotations once, so that training reads them instead of running the encoder.
 
-    python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
-
 The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration, and options in
 the training command's own words override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``.
 Prints the size on disk before it starts. Ctrl-C loses nothing: the same command goes on where it was stopped.
+
+examples:
+  python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -54,10 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, dict[str, str]]:
-    description, _, epilog = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = script_parser(__doc__)
     parser.add_argument(
         "--config", action="append", required=True, help="training YAML; given again, later files override earlier ones"
     )

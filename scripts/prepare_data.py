@@ -1,16 +1,17 @@
 #!/usr/bin/env python
 """Get a data set, or say what is missing and where to get it.
 
-    python scripts/prepare_data.py coco                  COCO 2017: downloads 20 GB, unpacks and checks it
-    python scripts/prepare_data.py coco --karpathy       COCO 2014 in Karpathy's split, which most papers use
-    python scripts/prepare_data.py flickr8k              captions are downloaded, images must be asked for
-    python scripts/prepare_data.py flickr30k
-    python scripts/prepare_data.py shapes                generated here, in a minute
-    python scripts/prepare_data.py coco --check          only look whether all files are there
-
 Whatever is there already is not fetched again, and a broken download or unpacking goes on where it stopped: run the
 same command again. Downloads are compared with the published MD5 where there is one, else with their length and the
 checksums inside the zip file. data/README.md says where every file belongs.
+
+examples:
+  python scripts/prepare_data.py coco                  COCO 2017: downloads 20 GB, unpacks and checks it
+  python scripts/prepare_data.py coco --karpathy       COCO 2014 in Karpathy's split, which most papers use
+  python scripts/prepare_data.py flickr8k              captions are downloaded, images must be asked for
+  python scripts/prepare_data.py flickr30k
+  python scripts/prepare_data.py shapes                generated here, in a minute
+  python scripts/prepare_data.py coco --check          only look whether all files are there
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
+from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -152,10 +154,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
-    description, _, epilog = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script_parser(__doc__)
     commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes")
 
     def command(name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:

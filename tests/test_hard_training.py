@@ -11,9 +11,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from PIL import Image
+from test_training import make_trainer as make_validating_trainer
 
 from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
-from captioning.callbacks import AtomicCheckpointIO
 from captioning.data.datamodule import CaptionDataModule
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
@@ -45,20 +45,7 @@ def make_module(attention: Attention | None = None, **options) -> CaptioningModu
 
 
 def make_trainer(folder: Path, **options) -> pl.Trainer:
-    defaults = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
-        "max_epochs": 1,
-        "limit_val_batches": 0,
-        "log_every_n_steps": 1,
-    }
-    return pl.Trainer(default_root_dir=folder, **defaults | options)
+    return make_validating_trainer(folder, **{"limit_val_batches": 0} | options)
 
 
 def make_data(source: ShapesSource) -> CaptionDataModule:

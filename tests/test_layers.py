@@ -20,6 +20,7 @@ ASSEMBLED = "errors component vocabulary attention decoding data.transforms enco
 # longest name that fits a module is its room. Edges never lead to a higher layer and never round in a circle.
 ROOMS: dict[str, tuple[int, str]] = {
     "errors": (0, ""),
+    "arguments": (0, ""),
     "provenance": (0, ""),
     "files": (0, ""),
     "component": (0, "errors"),

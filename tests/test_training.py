@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
@@ -17,6 +18,7 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.schedules import WarmupCosine
 from captioning.training import CaptioningModule
 
 
@@ -91,6 +93,37 @@ def test_resumed_run_ends_with_the_same_weights_as_an_uninterrupted_one(shapes, 
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=14)
     trainer.fit(resumed, datamodule=make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     assert trainer.global_step == 14
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+@pytest.mark.parametrize("steps_before", [7, 10])
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_run_of_so_many_epochs_resumes_exactly_from_the_checkpoint_that_its_callback_left(
+    shapes, tmp_path, steps_before, scheduled
+):
+    """7 steps an epoch. The last checkpoint is of the end of the first epoch, or of a crash inside the second."""
+
+    class Crash(pl.Callback):
+        def on_train_batch_end(self, trainer, *_):
+            if trainer.global_step == 10:
+                raise KeyError("a crash")
+
+    def fit(module: CaptioningModule, *callbacks: pl.Callback, **options) -> None:
+        last = ModelCheckpoint(tmp_path, "last", save_on_exception=steps_before == 10, enable_version_counter=False)
+        trainer = make_trainer(tmp_path, max_epochs=2, enable_checkpointing=True, callbacks=[last, *callbacks])
+        trainer.fit(module, datamodule=make_data(shapes), **options)
+
+    scheduler = {"scheduler": lambda optimizer, steps: WarmupCosine(optimizer, steps, 2)} if scheduled else {}
+    whole = make_module(**scheduler)
+    fit(whole)
+    with pytest.raises(KeyError):
+        fit(make_module(**scheduler), Crash())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == steps_before
+
+    resumed = make_module(**scheduler)
+    torch.manual_seed(99)
+    fit(resumed, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     for name, value in weights(whole).items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 

@@ -181,6 +181,8 @@ class CaptionDataModule(pl.LightningDataModule):
         self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
         self._vocabulary: Vocabulary | None = None
         self._evaluated_split = "val"
+        self._train_loader: ResumableLoader | None = None
+        self._resume_from: dict[str, Any] | None = None
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -300,7 +302,22 @@ class CaptionDataModule(pl.LightningDataModule):
             world_size=world_size,
             group=self.group,
         )
-        return ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        self._train_loader = ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        if self._resume_from is not None:
+            self._train_loader.load_state_dict(self._resume_from)
+        return self._train_loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the training captions, which a resumed run goes on from.
+
+        The loader has one too, but Lightning 2.6 does not give it back at the end of an epoch, nor after a scheduler
+        has asked how many steps there will be.
+        """
+        return {} if self._train_loader is None else self._train_loader.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let ``train_dataloader`` go on where ``state_dict`` was taken."""
+        self._resume_from = state_dict or None
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset = self._dataset(self._evaluated_split, by_image=True)

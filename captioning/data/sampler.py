@@ -132,7 +132,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
                 ahead, so who resumes exactly must pass its own count; by default the batches drawn so far.
         """
         done = self.batches_done if batches_done is None else batches_done
-        return {"epoch": self.epoch, "batches_done": done, **self._layout()}
+        epoch, done = (self.epoch + 1, 0) if done >= len(self) else (self.epoch, done)
+        return {"epoch": epoch, "batches_done": done, **self._layout()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue where ``state_dict`` was taken.
@@ -145,7 +146,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
         if done and differing:
             changes = ", ".join(f"{name} {state[name]} -> {self._layout()[name]}" for name in differing)
             raise InputError(f"cannot resume in the middle of epoch {epoch}: {changes}; use the old values")
-        self._next = (epoch + 1, 0) if done >= len(self) else (epoch, done)
+        self._next = (epoch, done)
         self.epoch, self.batches_done = epoch, done
 
     def _layout(self) -> dict[str, Any]:

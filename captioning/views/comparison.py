@@ -1,6 +1,6 @@
 """Runs side by side, in one HTML file that needs nothing else: verdict, scores, where they look, curves, settings.
 
-The page is comparison.html around comparison.css and comparison.js (reading values off the curves).
+The page's body is comparison.html, its style comparison.css; comparison.js reads values off the curves.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
 from string import Template
 from typing import Any
 
 from captioning.statistics import Difference, Interval
 from captioning.views.charts import Curve, interval_bar, line_chart
+from captioning.views.page import asset, page
 
 METRICS = ("bleu1", "bleu2", "bleu3", "bleu4")
 
@@ -141,7 +141,6 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
             the captions stand there as text.
         footer: lines about where the page comes from.
     """
-    page = Template(_asset("comparison.html"))
     sections = [
         _section("Result", _verdicts(comparison) + _notices(comparison)),
         _tables(comparison),
@@ -149,23 +148,18 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         _curves(comparison),
         _section(comparison.settings.title, _settings(comparison.settings, comparison.runs)),
     ]
-    return page.substitute(
-        title=html.escape(" · ".join(comparison.runs)),
-        style=_asset("comparison.css"),
+    body = Template(asset("comparison.html")).substitute(
         runs=_legend(comparison.runs),
         sections="\n".join(section for section in sections if section),
         footer="".join(f"<p>{html.escape(line)}</p>" for line in footer),
-        script=_asset("comparison.js"),
+        script=asset("comparison.js"),
     )
+    return page(" · ".join(comparison.runs), asset("comparison.css"), body)
 
 
 def color_of(number: int) -> str:
     """Return the colour of the run at this place, from 0."""
     return COLORS[number % len(COLORS)]
-
-
-def _asset(name: str) -> str:
-    return (files("captioning.views") / name).read_text(encoding="utf-8")
 
 
 def _section(title: str, content: str) -> str:

@@ -1,7 +1,7 @@
 """The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
 
-The page is explorer.html around explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js
-(one run's caption) and explorer.js (images, runs and keys).
+It is explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js (one run's caption) and
+explorer.js (images, runs and keys).
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.resources import files
-from string import Template
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +20,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 
 from captioning.views import overlays
+from captioning.views.page import asset, page
 
 _LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
 _LOSSLESS_SIDE = 128  # pixels; what is that small is shown so large that a JPEG's errors would be seen
@@ -99,8 +98,8 @@ def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explo
     Raises:
         ValueError: the shapes of a look contradict each other.
     """
-    page = Template(_asset("explorer.html"))
-    return page.substitute(title=html.escape(title), explorer=explorer_fragment(images))
+    body = f"<h1>{html.escape(title)}</h1>\n{explorer_fragment(images)}"
+    return page(title, asset("explorer_page.css"), body)
 
 
 def explorer_fragment(images: Sequence[ExploredImage]) -> str:
@@ -111,19 +110,15 @@ def explorer_fragment(images: Sequence[ExploredImage]) -> str:
     Raises:
         ValueError: the shapes of a look contradict each other.
     """
-    script = "".join(_asset(f"explorer{part}.js") for part in ("_map", "_panel", ""))
+    script = "".join(asset(f"explorer{part}.js") for part in ("_map", "_panel", ""))
     return (
         '<section class="explorer" aria-label="Attention explorer">\n'
-        f"<style>\n{_asset('explorer.css')}</style>\n"
+        f"<style>\n{asset('explorer.css')}</style>\n"
         f'<script type="application/json" class="explorer-data">{_json(_content(images))}</script>\n'
         "<noscript>The attention explorer needs JavaScript.</noscript>\n"
         f"<script>\n(() => {{\n{script}}})();\n</script>\n"
         "</section>\n"
     )
-
-
-def _asset(name: str) -> str:
-    return (files("captioning.views") / name).read_text(encoding="utf-8")
 
 
 def _json(content: Any) -> str:

@@ -57,8 +57,9 @@ class Objective(nn.Module):
 
         The term "loss" leaves REINFORCE out: that term's gradient has a meaning, its value has none.
         """
+        # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
+        samples = 1 if self.estimator is None else self.estimator.samples
         estimator = self.estimator if captioner.decoder.attention.draws else None
-        samples = 1 if estimator is None else estimator.samples
         memory = captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
         output = captioner.teach(batch, memory, samples)
         drawn = output.selection_log_probs

@@ -22,6 +22,7 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
 from captioning.inference import load
+from captioning.model import Captioner
 from captioning.training import CaptioningModule
 
 
@@ -93,14 +94,22 @@ def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
     assert isinstance(estimator, MovingAverage) and (estimator.decay, estimator.per_word) == (0.9, False)
 
 
-def test_nothing_is_estimated_and_one_row_decoded_before_draws_begin(shapes, tmp_path):
+def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, tmp_path, monkeypatch):
     module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), estimator=LeaveOneOut(3))
+    rows, teach = [], Captioner.teach
+
+    def counted(self, batch, memory, samples=1):
+        rows.append(samples)
+        return teach(self, batch, memory, samples)
+
+    monkeypatch.setattr(Captioner, "teach", counted)
     trainer = make_trainer(tmp_path, max_steps=2)
     trainer.fit(module, datamodule=make_data(shapes))
     assert "train/nll" in trainer.logged_metrics and "train/reward" not in trainer.logged_metrics
     trainer = make_trainer(tmp_path, max_steps=3)
     trainer.fit(module, datamodule=make_data(shapes))
     assert float(trainer.logged_metrics["train/sample_probability"]) == 0.5
+    assert rows == [3] * 5
 
 
 @pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])

@@ -1,7 +1,8 @@
 """How much the gradients of the estimators vary from draw to draw, at the parameters of a checkpoint, on shapes.
 
 The batch, the parameters and (without dropout) everything else stays the same; the drawn locations alone change. The
-variance is that of the whole objective's gradient, summed over its entries, as a ratio to REINFORCE without a baseline.
+variance is that of the gradient of NLL and REINFORCE with respect to the decoder, summed over its entries, as a ratio
+to REINFORCE without a baseline.
 
 examples:
   python -m benchmarks.gradient_variance --checkpoint runs/shapes_hard/checkpoints/best.ckpt \

@@ -43,9 +43,16 @@ def attention_statistics(alphas: Tensor, betas: Tensor, mask: Tensor) -> dict[st
 
 
 class CollapseWatch:
-    """Follows the statistics of training batches and names the cause when alphas no longer depend on the word."""
+    """Follows the statistics of training batches and names the cause when alphas no longer depend on the word.
 
-    def __init__(self) -> None:
+    Args:
+        draws: whether attention draws locations; an advice that has no effect on it is not given.
+        estimated: whether it learns from its draws by REINFORCE.
+    """
+
+    def __init__(self, *, draws: bool = False, estimated: bool = False) -> None:
+        self.draws = draws
+        self.estimated = estimated
         self.batches = 0
         self.means: dict[str, Tensor] = {}
 
@@ -66,19 +73,24 @@ class CollapseWatch:
         if beta < 0.05:
             return (
                 f"the gate is closed (mean beta {beta:.3f}): words are made without looking, and alphas learn nothing; "
-                "train with `gated: false`, or with fewer draws at first (`ramp`)"
+                + self._advice("train with `gated: false`", draws="draw less or later (`sample_probability`, `ramp`)")
             )
         if kl > STILL or not math.isfinite(kl):
             return None
         still = f"alphas do not depend on the word (KL from word to word {kl:.4f} nats)"
         if entropy > 0.95 * limit:
-            return (
-                f"{still}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); raise `reward_weight`, lower "
-                "`entropy_weight` or `attention_penalty`, or draw later (`ramp`)"
+            return f"{still}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
+                "lower `attention_penalty`",
+                draws="lower `entropy_weight`, draw later (`ramp`)",
+                estimated="raise `reward_weight`",
             )
         if largest > 0.9:
-            return (
-                f"{still}: one location has it all (mean largest alpha {largest:.2f}); raise `entropy_weight`, lower "
-                "the learning rate, or draw later (`ramp`)"
+            return f"{still}: one location has it all (mean largest alpha {largest:.2f}); " + self._advice(
+                "lower the learning rate", draws="raise `entropy_weight`, draw later (`ramp`)"
             )
-        return f"{still}: every word gets the same map; raise `attention_penalty` or `reward_weight`"
+        return f"{still}: every word gets the same map; " + self._advice(
+            "raise `attention_penalty`", estimated="raise `reward_weight`"
+        )
+
+    def _advice(self, always: str, *, draws: str = "", estimated: str = "") -> str:
+        return ", or ".join(filter(None, (always, draws if self.draws else "", estimated if self.estimated else "")))

@@ -99,15 +99,19 @@ class MovingAverage(Estimator):
         decay: share of the old baseline that is kept at each training batch.
         initial: b_0; by default the mean of the first batch.
         per_word: a caption's return is the mean over its words instead of their sum, as in the authors' code.
+        all_rows: rows whose context is the expectation count too, as in the authors' code.
     """
 
     average: Tensor
 
-    def __init__(self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False) -> None:
+    def __init__(
+        self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False, all_rows: bool = False
+    ) -> None:
         super().__init__()
         _check_decay(decay)
         self.decay = decay
         self.per_word = per_word
+        self.all_rows = all_rows
         self.register_buffer("average", torch.tensor(float("nan") if initial is None else initial))
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ class MovingAverage(Estimator):
         return returns / mask.sum(dim=1, keepdim=True) if self.per_word else returns
 
     def baseline(self, played: _Played, returns: Tensor) -> Tensor:
-        captions = played.drawn[:, 0]  # a caption counts once, however long it is
+        captions = (played.mask if self.all_rows else played.drawn)[:, 0]  # a caption counts once, however long it is
         self.average, before = _follow(self.average, (returns[:, 0] * captions).sum(), captions.sum(), self.decay)
         return before.expand_as(returns)
 

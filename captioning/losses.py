@@ -60,11 +60,6 @@ def step_entropy(alphas: Tensor) -> Tensor:
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
-def attention_entropy(alphas: Tensor, mask: Tensor) -> Tensor:
-    """Return the mean of ``step_entropy`` over the steps where ``mask`` (N, T) is True."""
-    return step_entropy(alphas)[mask].mean()
-
-
 class Reduction:
     """How the terms of the objective are averaged: **per word** or per caption, never a plain sum.
 

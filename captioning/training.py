@@ -121,7 +121,9 @@ class CaptioningModule(pl.LightningModule):
         self.search = search
         self.bound_samples = bound_samples
         self._compile_mode = compile
-        self._watch = CollapseWatch()
+        self._watch = CollapseWatch(
+            draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
+        )
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
@@ -190,9 +192,10 @@ class CaptioningModule(pl.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients."""
-        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         by_norm = gradient_clip_algorithm in (None, "norm")
-        if gradient_clip_val and by_norm and not scaled and optimizer.defaults.get("fused"):
+        if gradient_clip_val and by_norm and optimizer.defaults.get("fused"):
+            if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
+                scaler.unscale_(optimizer)  # its step then knows that nothing is left to unscale
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -344,9 +347,10 @@ class CaptioningModule(pl.LightningModule):
             "vocabulary": list(self.vocabulary.words),
             "settings": self.settings,
         }
-        checkpoint["random_state"] = {"cpu": torch.get_rng_state()}
+        state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
-            checkpoint["random_state"]["cuda"] = torch.cuda.get_rng_state(self.device)
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint["random_state"] = self._random_state or state  # a resumed run that stops before its first batch
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None

@@ -143,6 +143,16 @@ def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
     assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
 
 
+def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
+    captioner, batch = make_captioner(sample_probability=0.5), make_batch()
+    objective = make_objective(captioner)
+    monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation
+    _, _, output = run(captioner, objective, batch)
+    assert not output.selection_log_probs.any()
+    mean = losses.token_log_probs(output.logits, output.targets).mean()
+    assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
+
+
 def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
     values, mask = torch.rand(B, STEPS), torch.ones(B, STEPS, dtype=torch.bool)
     twice = values.repeat(2, 1), mask.repeat(2, 1)

@@ -45,12 +45,14 @@ def test_statistics_are_finite_where_alphas_are_exactly_zero():
     assert float(found["attention_entropy"]) == 0.0 and float(found["step_kl"]) > 10
 
 
-def watch(logits: Tensor, beta: float = 0.5, batches: int = PATIENCE, locations: int | Tensor = L) -> str | None:
+def watch(
+    logits: Tensor, beta: float = 0.5, batches: int = PATIENCE, locations: int | Tensor = L, draws: bool = False
+) -> str | None:
     """Return what the watch says of batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
     mask = make_mask()
     alphas = torch.softmax(logits.expand(N, T, L), -1) * mask.unsqueeze(-1)
     statistics = attention_statistics(alphas, torch.full((N, T), beta) * mask, mask)
-    watcher = CollapseWatch()
+    watcher = CollapseWatch(draws=draws, estimated=draws)
     for _ in range(batches):
         watcher.update(statistics, locations)
     return watcher.cause()
@@ -69,9 +71,12 @@ SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
     ],
 )
 def test_each_cause_is_named_with_what_to_do(logits, beta, cause):
-    said = watch(logits, beta)
+    said = watch(logits, beta, draws=True)
     assert said is not None and cause in said
-    assert any(option in said for option in ("`ramp`", "`attention_penalty`"))
+    assert any(option in said for option in ("`ramp`", "`reward_weight`"))
+    deterministic = watch(logits, beta)
+    assert deterministic is not None and cause in deterministic
+    assert not any(option in deterministic for option in ("`ramp`", "weight`", "`sample_probability`"))
 
 
 def test_attention_that_moves_from_word_to_word_is_left_in_peace():

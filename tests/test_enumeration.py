@@ -7,6 +7,7 @@ spread gives the standard error of every entry of the gradient.
 from __future__ import annotations
 
 import itertools
+import sys
 from statistics import NormalDist
 
 import pytest
@@ -24,6 +25,7 @@ from captioning.objective import Objective, sampled_bounds
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
 CAPTIONS = ([4, 6], [5])
+OWNERS = (0, 1)  # image of each caption
 DRAWS, BATCHES = 20_000, 200
 WORDS = sum(len(words) + 1 for words in CAPTIONS)
 
@@ -39,18 +41,20 @@ def make_captioner(sample_probability: float = 1.0) -> Captioner:
     return captioner.train()
 
 
-def make_batch(copies: int = 1, images: slice = slice(None)) -> CaptionBatch:
-    """Copies of two images, each with a caption of its own: a copy draws for itself."""
+def make_batch(copies: int = 1, chosen: slice = slice(None)) -> CaptionBatch:
+    """Copies of the chosen captions and their images: a copy draws for itself."""
     annotations = 2 * torch.randn(2, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(5))
-    captions, lengths = pad_captions(list(CAPTIONS[images]))
-    captions, lengths = captions.repeat(copies, 1), lengths.repeat(copies)
-    rows = torch.arange(len(captions))
-    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=annotations[images].repeat(copies, 1, 1))
+    captions, lengths = pad_captions(list(CAPTIONS[chosen]))
+    images, owners = torch.tensor(OWNERS[chosen]).unique(return_inverse=True)
+    image_index = torch.cat([owners + copy * len(images) for copy in range(copies)])
+    rows = torch.arange(copies * len(images))
+    annotations = annotations[images].repeat(copies, 1, 1)
+    return CaptionBatch(captions.repeat(copies, 1), lengths.repeat(copies), image_index, rows, rows, None, annotations)
 
 
 def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor, Tensor]:
     """Return the output for all paths of one caption, log p(s | a) and log p(y | s, a) of each."""
-    batch = make_batch(images=slice(image, image + 1))
+    batch = make_batch(chosen=slice(image, image + 1))
     steps = int(batch.lengths)
     paths = torch.tensor(list(itertools.product(range(L), repeat=steps)))  # (L^T, T)
     step = itertools.count()
@@ -64,7 +68,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
 
 
 def expectation(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor]:
-    batch = make_batch(images=slice(image, image + 1))
+    batch = make_batch(chosen=slice(image, image + 1))
     with captioner.decoder.attention.inferring("expected"):
         output = captioner.teach(batch, captioner.remember(annotations=batch.annotations))
     return output, losses.step_log_probs(output.logits, output.targets, output.mask).sum()
@@ -155,6 +159,13 @@ def test_self_critical_gradient_matches_enumeration(to_go):
 def test_semi_sampling_gradient_matches_enumeration():
     captioner = make_captioner(sample_probability=0.4)
     assert_agrees(sampled_gradients(captioner, MovingAverage()), exact_gradient(captioner, sampled=0.4))
+
+
+@pytest.mark.parametrize("estimator", [MovingAverage(), LeaveOneOut(2)])
+def test_gradient_of_captions_that_share_an_image_matches_enumeration(estimator, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "OWNERS", (0, 0))
+    captioner = make_captioner(sample_probability=0.4)
+    assert_agrees(sampled_gradients(captioner, estimator), exact_gradient(captioner, sampled=0.4))
 
 
 def test_entropy_gradient_matches_enumeration():

@@ -247,6 +247,23 @@ def test_temperature_falls_exponentially_to_its_final_value():
     assert seen == pytest.approx([2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5])
 
 
+def test_first_batch_is_relaxed_at_the_first_temperature():
+    attention = GumbelAttention(AdditiveScore(A), temperature=2.0, final_temperature=0.5, anneal=1)
+    attention.build(D, H)
+    attention.train()
+    annotations, query = torch.randn(B, L, D), torch.randn(B, H, requires_grad=True)
+    for temperature in (2.0, 0.5, 0.5):
+        memory = attention.prepare(annotations)
+        torch.manual_seed(6)
+        found = torch.autograd.grad(attention(query, memory).context.sum(), query)[0]
+        torch.manual_seed(6)
+        log_alphas = attention.score(query.unsqueeze(1), memory.projected).log_softmax(dim=-1)
+        gumbel = -torch.empty_like(log_alphas).exponential_().log()
+        relaxed = ((log_alphas + gumbel) / temperature).softmax(dim=-1)
+        expected = torch.autograd.grad((relaxed @ annotations).sum(), query)[0]
+        torch.testing.assert_close(found, expected)
+
+
 def test_schedules_go_on_where_a_checkpoint_left_them():
     attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
     attention.build(D, H)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.plugins import MixedPrecision
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
@@ -97,35 +101,79 @@ def test_resumed_run_ends_with_the_same_weights_as_an_uninterrupted_one(shapes, 
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
-@pytest.mark.parametrize("steps_before", [7, 10])
-@pytest.mark.parametrize("scheduled", [False, True])
-def test_run_of_so_many_epochs_resumes_exactly_from_the_checkpoint_that_its_callback_left(
-    shapes, tmp_path, steps_before, scheduled
+class Crash(pl.Callback):
+    """Raises in a hook once so many steps have been made."""
+
+    def __init__(self, hook: str, steps: int) -> None:
+        self.steps = steps
+        setattr(self, hook, self.crash)
+
+    def crash(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.steps:
+            raise KeyError("a crash")
+
+
+class Diary(pl.Callback):
+    """The captions of every batch that was trained on, and when there was a validation."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.entries.append(batch.captions.tolist())
+
+    def on_validation_end(self, trainer, module) -> None:
+        self.entries.append("validation")
+
+
+@pytest.mark.parametrize(
+    ("hook", "steps", "saved", "limit", "scheduled", "num_workers"),
+    [
+        ("on_train_batch_end", 10, 7, 1.0, False, 0),  # saved at the end of the epoch before
+        ("on_train_batch_end", 10, 7, 1.0, True, 0),
+        ("on_train_batch_end", 10, 10, 1.0, False, 0),
+        ("on_train_batch_end", 10, 10, 1.0, True, 1),
+        ("on_before_backward", 10, 10, 1.0, False, 0),
+        ("on_before_backward", 13, 13, 1.0, True, 1),
+        ("on_train_epoch_start", 7, 7, 1.0, True, 0),
+        ("on_train_batch_end", 10, 5, 5, True, 0),
+    ],
+)
+def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_happened(
+    shapes, tmp_path, hook, steps, saved, limit, scheduled, num_workers
 ):
-    """7 steps an epoch. The last checkpoint is of the end of the first epoch, or of a crash inside the second."""
-
-    class Crash(pl.Callback):
-        def on_train_batch_end(self, trainer, *_):
-            if trainer.global_step == 10:
-                raise KeyError("a crash")
-
-    def fit(module: CaptioningModule, *callbacks: pl.Callback, **options) -> None:
-        last = ModelCheckpoint(tmp_path, "last", save_on_exception=steps_before == 10, enable_version_counter=False)
-        trainer = make_trainer(tmp_path, max_epochs=2, enable_checkpointing=True, callbacks=[last, *callbacks])
-        trainer.fit(module, datamodule=make_data(shapes), **options)
-
+    """7 steps an epoch, or 5; the crash is in the second of three."""
     scheduler = {"scheduler": lambda optimizer, steps: WarmupCosine(optimizer, steps, 2)} if scheduled else {}
-    whole = make_module(**scheduler)
-    fit(whole)
-    with pytest.raises(KeyError):
-        fit(make_module(**scheduler), Crash())
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == steps_before
+    every_step = saved == steps
 
-    resumed = make_module(**scheduler)
-    torch.manual_seed(99)
-    fit(resumed, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
-    for name, value in weights(whole).items():
-        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+    def fit(*callbacks: pl.Callback, **options) -> tuple[CaptioningModule, list[Any]]:
+        last = ModelCheckpoint(tmp_path, "last", save_on_exception=every_step, enable_version_counter=False)
+        diary = Diary()
+        module, data = make_module(**scheduler), make_data(shapes, num_workers=num_workers)
+        trainer = make_trainer(
+            tmp_path,
+            max_epochs=3,
+            enable_checkpointing=True,
+            limit_train_batches=limit,
+            callbacks=[last, diary, *callbacks],
+        )
+        torch.manual_seed(99 if options else 3)
+        with pytest.raises(KeyError) if callbacks else nullcontext():
+            trainer.fit(module, datamodule=data, **options)
+        return module, diary.entries
+
+    fit(Crash(hook, steps))
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == saved
+    resume = {"ckpt_path": tmp_path / "last.ckpt", "weights_only": True}
+    fit(Crash("on_train_start", saved), **resume)  # stops before its first batch: the checkpoint is as good as it was
+    resumed, entries = fit(**resume)
+    whole, expected = fit()
+    steps_of = [number for number, entry in enumerate(expected) if entry != "validation"]
+    assert [entry for entry in entries if entry != "validation"] == [expected[n] for n in steps_of[saved:]]
+    assert entries.count("validation") == expected[steps_of[saved] :].count("validation")
+    if hook != "on_before_backward":  # else the step that was lost has drawn random numbers
+        for name, value in weights(whole).items():
+            torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
 
 
 def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shapes, tmp_path):
@@ -234,3 +282,18 @@ def test_gradients_are_clipped_with_a_fused_optimizer_too(shapes, tmp_path):
     module.optimizer = lambda parameters: Recorder(parameters, lr=1e-3, fused=True)
     make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit(module, datamodule=make_data(shapes))
     assert norms == [pytest.approx(0.01, rel=0.01)] * 2
+
+
+def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too():
+    """What Lightning refuses: its scaler leaves the unscaling to a fused step, so that clipping would see it scaled."""
+    module = make_module()
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    precision = MixedPrecision("16-mixed", "cpu", scaler)
+    module.parameters = lambda recurse=True: iter([weight])
+    module.trainer = SimpleNamespace(precision_plugin=precision)
+    scaler.scale((3 * weight).sum()).backward()
+    module.configure_gradient_clipping(optimizer, 0.5, "norm")
+    scaler.step(optimizer)
+    torch.testing.assert_close(weight.detach(), torch.full((4,), 0.75))  # 1 - 0.5 / sqrt(4): unscaled once, and clipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,14 +182,9 @@ class GumbelAttention(StochasticAttention):
     @property
     def temperature(self) -> float:
         """Of the next training batch."""
-        progress = min(self._batches / self.anneal, 1.0)
-        return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+        return self._temperature_at(min(self._batches / self.anneal, 1.0))
 
-    def _temperature(self) -> Tensor | float:
-        """Return ``temperature``, from the buffer in compiled code, which is made for one value of a number."""
-        if not torch.compiler.is_compiling():
-            return self.temperature
-        progress = (self.batches / self.anneal).clamp(max=1.0)
+    def _temperature_at(self, progress: Tensor | float) -> Any:
         return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
 
     def schedule(self) -> dict[str, float]:
@@ -197,7 +193,9 @@ class GumbelAttention(StochasticAttention):
     def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         alphas = log_alphas.exp()
         gumbel = -torch.empty_like(alphas).exponential_().log()
-        relaxed = torch.softmax((log_alphas + gumbel) / self._temperature(), dim=-1)  # (B, R, L)
+        # ``prepare`` has counted this batch. From the buffer, because compiled code is made for one value of a number.
+        temperature = self._temperature_at(((self.batches - 1) / self.anneal).clamp(0.0, 1.0))
+        relaxed = torch.softmax((log_alphas + gumbel) / temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
         one_hot = _one_hot(locations, alphas.detach())
         weights = one_hot + (relaxed - relaxed.detach())  # one-hot in value, relaxed in gradient

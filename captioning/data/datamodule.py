@@ -100,13 +100,14 @@ class CaptionLoader(DataLoader[CaptionBatch]):
 
 
 class ResumableLoader(CaptionLoader):
-    """A loader of whole batches that tells how many it has handed out, so that a run resumes at the next one.
+    """A loader of whole batches that knows how many have been trained on, so that a run resumes at the next one.
 
     The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
     """
 
     sampler: CaptionBatchSampler
-    _handed_out = 0
+    trainer: pl.Trainer | None = None
+    _handed_out: int | None = None
 
     def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
         self._handed_out = self.sampler.resumes_at
@@ -115,7 +116,14 @@ class ResumableLoader(CaptionLoader):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        return self.sampler.state_dict(self._handed_out)
+        done = self._handed_out
+        if done is None or self.trainer is None:
+            return self.sampler.state_dict(done)
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        if progress.ready:  # else an epoch begins, and what has been handed out is the last one's
+            done = progress.processed  # without the batch that a crash or Ctrl-C has left unfinished
+        limited = done >= self.trainer.num_training_batches
+        return self.sampler.state_dict(len(self.sampler) if limited else done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)
@@ -302,10 +310,12 @@ class CaptionDataModule(pl.LightningDataModule):
             world_size=world_size,
             group=self.group,
         )
-        self._train_loader = ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        loader = ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        loader.trainer = self.trainer
         if self._resume_from is not None:
-            self._train_loader.load_state_dict(self._resume_from)
-        return self._train_loader
+            loader.load_state_dict(self._resume_from)
+        self._train_loader, self._resume_from = loader, None
+        return loader
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training captions, which a resumed run goes on from.
@@ -313,6 +323,8 @@ class CaptionDataModule(pl.LightningDataModule):
         The loader has one too, but Lightning 2.6 does not give it back at the end of an epoch, nor after a scheduler
         has asked how many steps there will be.
         """
+        if self._resume_from is not None:
+            return self._resume_from
         return {} if self._train_loader is None else self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
 """Which captions make a batch, in which order, on which process.
 
-Both samplers are batch samplers: they yield lists of numbers and are given to ``DataLoader(batch_sampler=...)``.
+Both yield whole batches, as lists of numbers, and are given to ``DataLoader(sampler=..., batch_size=None)``.
 """
 
 from __future__ import annotations

@@ -113,6 +113,29 @@ def test_stochastic_attention_is_compiled_once_whatever_its_schedule_says(attent
     assert graphs() == 1
 
 
+@pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
+def test_compiled_stochastic_attention_equals_eager_through_a_ramp_to_the_end(attention, backend):
+    """None, some and then all images drawn; the same random numbers for both."""
+    eager = make_decoder(attention(AdditiveScore(A), sample_probability=1.0, ramp=(1, 3)))
+    decoder = copy.deepcopy(eager)
+    decoder.compile_training("default")
+    for step in range(5):
+        annotations = torch.randn(B, L, D)
+        outputs = []
+        for either in (decoder, eager):
+            torch.manual_seed(step)
+            outputs.append(teach(either, [3, 3, 3], annotations))
+        for one, other in zip(*(vars(output).values() for output in outputs), strict=True):
+            torch.testing.assert_close(one, other)
+        drawn = outputs[0].selection_log_probs.ne(0).any(dim=1)
+        assert not drawn.any() if step < 2 else step == 2 or drawn.all()
+        for output in outputs:
+            (loss(output) + output.selection_log_probs.sum()).backward()
+    for one, other in zip(decoder.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert graphs() == 2  # where nothing is left to decide there is no mixture
+
+
 def test_batches_of_ever_other_sizes_make_few_of_them():
     buckets = ShapeBuckets()
     assert buckets.images(64, 1) == 64

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import wandb
 import yaml
 from PIL import Image
 from test_cli import CONFIG
@@ -72,6 +73,7 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
         patch.setattr(sys, "argv", ["captioning", "fit"])
         patch.setenv("WANDB_MODE", "offline")
         patch.delenv("WANDB_DATA_DIR", raising=False)
+        wandb.teardown()  # of an earlier test's: it would keep that test's environment
         Path("tiny.yaml").write_text(yaml.safe_dump(config))
         last = "runs/tiny/checkpoints/last.ckpt"
         main(["fit", "--config", "tiny.yaml"])

@@ -167,6 +167,8 @@ def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_ha
     resume = {"ckpt_path": tmp_path / "last.ckpt", "weights_only": True}
     fit(Crash("on_train_start", saved), **resume)  # stops before its first batch: the checkpoint is as good as it was
     resumed, entries = fit(**resume)
+    position = torch.load(tmp_path / "last.ckpt", weights_only=True)["CaptionDataModule"]
+    assert (position["epoch"], position["batches_done"]) == (3, 0)  # not the one that it was resumed from
     whole, expected = fit()
     steps_of = [number for number, entry in enumerate(expected) if entry != "validation"]
     assert [entry for entry in entries if entry != "validation"] == [expected[n] for n in steps_of[saved:]]

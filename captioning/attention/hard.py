@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from typing import Any
 
 import numpy as np
 import torch
@@ -149,6 +148,8 @@ class GumbelAttention(StochasticAttention):
         InputError: an option out of its range.
     """
 
+    _batch_temperature: Tensor
+
     def __init__(
         self,
         score: Score,
@@ -178,14 +179,19 @@ class GumbelAttention(StochasticAttention):
         self.first_temperature = temperature
         self.final_temperature = final_temperature
         self.anneal = anneal
+        # A tensor, because compiled code is made for one value of a number.
+        self.register_buffer("_batch_temperature", torch.tensor(temperature), persistent=False)
 
     @property
     def temperature(self) -> float:
         """Of the next training batch."""
-        return self._temperature_at(min(self._batches / self.anneal, 1.0))
-
-    def _temperature_at(self, progress: Tensor | float) -> Any:
+        progress = min(self._batches / self.anneal, 1.0)
         return self.first_temperature * (self.final_temperature / self.first_temperature) ** progress
+
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        if self.training:
+            self._batch_temperature.fill_(self.temperature)  # before the batch is counted
+        return super().prepare(annotations, mask)
 
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
@@ -193,9 +199,7 @@ class GumbelAttention(StochasticAttention):
     def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
         alphas = log_alphas.exp()
         gumbel = -torch.empty_like(alphas).exponential_().log()
-        # ``prepare`` has counted this batch. From the buffer, because compiled code is made for one value of a number.
-        temperature = self._temperature_at(((self.batches - 1) / self.anneal).clamp(0.0, 1.0))
-        relaxed = torch.softmax((log_alphas + gumbel) / temperature, dim=-1)  # (B, R, L)
+        relaxed = torch.softmax((log_alphas + gumbel) / self._batch_temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
         one_hot = _one_hot(locations, alphas.detach())
         weights = one_hot + (relaxed - relaxed.detach())  # one-hot in value, relaxed in gradient

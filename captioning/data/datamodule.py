@@ -122,8 +122,9 @@ class ResumableLoader(CaptionLoader):
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         if progress.ready:  # else an epoch begins, and what has been handed out is the last one's
             done = progress.processed  # without the batch that a crash or Ctrl-C has left unfinished
-        limited = done >= self.trainer.num_training_batches
-        return self.sampler.state_dict(len(self.sampler) if limited else done)
+        if done >= self.trainer.num_training_batches:
+            done = len(self.sampler)
+        return self.sampler.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)

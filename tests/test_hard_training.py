@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import warnings
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from captioning.data.datamodule import CaptionDataModule
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
+from captioning.diagnostics import PATIENCE, attention_statistics
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
@@ -208,3 +210,22 @@ def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_pa
         trainer.fit(make_module(), datamodule=make_data(shapes))
     found = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
     assert len(found) == 2 and "uniform" in found[0]  # a model that has learned nothing looks everywhere
+
+
+@pytest.mark.parametrize(
+    ("attention", "options"),
+    [
+        (SoftAttention, set()),
+        (GumbelAttention, {"entropy_weight", "ramp"}),
+        (HardAttention, {"entropy_weight", "ramp", "reward_weight"}),
+    ],
+)
+def test_warning_of_collapse_names_only_options_that_the_attention_has(attention, options):
+    module = make_module(attention(AdditiveScore(10)))
+    uniform, exists = torch.full((1, 2, 4), 0.25), torch.ones(1, 2, dtype=torch.bool)
+    for _ in range(PATIENCE):
+        module._watch.update(attention_statistics(uniform, 0.5 * exists, exists), 4)
+    with pytest.warns(UserWarning, match="attention has collapsed.*uniform") as warned:
+        module.on_train_epoch_end()
+    named = set(re.findall("`([a-z_]+)`", str(warned[0].message)))
+    assert named == options | {"attention_penalty"}

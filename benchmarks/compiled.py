@@ -15,7 +15,7 @@ import torch
 from benchmarks.models import Data
 from benchmarks.timing import interleave, wait_for
 from benchmarks.training import PRECISIONS, cases, our_step
-from captioning.compilation import Mode
+from captioning.kernels.compilation import Mode
 
 
 def measure(device: torch.device, *, quick: bool, rounds: int = 7) -> dict[str, float]:

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from captioning.arguments import script_parser
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
-from captioning.batch import CaptionBatch
+from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
-from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
 from captioning.files import write_json
 from captioning.inference import ImageCaptioner, load
 from captioning.model import Captioner
-from captioning.objective import Objective
+from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.objective import Objective
 from captioning.provenance import provenance
+from captioning.terminal import script_parser
 
 ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: int) -> list[CaptionBatch]:
     """Return batches of training captions, drawn at random, with the annotations of their images."""
-    from captioning.data.datamodule import CaptionDataset
+    from captioning.data.loading import CaptionDataset
     from captioning.data.shapes import ShapesSource
 
     source = ShapesSource(folder)

@@ -17,11 +17,11 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.training import PRECISIONS, cases, our_step
 from benchmarks.work import Probe
-from captioning.batch import CaptionBatch
-from captioning.data.datamodule import CaptionDataModule
+from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureWriter
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.encoders import ConvEncoder
+from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import SPECIALS
 
 

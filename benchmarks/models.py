@@ -11,10 +11,10 @@ from torch import Tensor
 from benchmarks.common_port import CommonPort
 from benchmarks.work import Sizes
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
-from captioning.batch import CaptionBatch
 from captioning.component import Component
+from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
-from captioning.training import CaptioningModule
+from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 
 _FIRST_WORD = len(SPECIALS)

@@ -13,8 +13,8 @@ from benchmarks.models import Data, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
-from captioning.batch import CaptionBatch
-from captioning.compilation import Mode
+from captioning.data.batch import CaptionBatch
+from captioning.kernels.compilation import Mode
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -46,7 +46,7 @@ def main() -> None:
 
         print(f"captioning {__version__}")
         return
-    from captioning.cli import main as run
+    from captioning.training.cli import main as run
 
     run(args)
 

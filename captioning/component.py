@@ -19,6 +19,16 @@ from captioning.errors import InputError
 
 C = TypeVar("C", bound="Component")
 
+# Where the modules of earlier versions went: their checkpoints and configs name classes by them.
+_MOVED = {
+    "captioning.annotation_lstm": "captioning.attention",
+    "captioning.attention.hard": "captioning.attention",
+    "captioning.callbacks": "captioning.training",
+    "captioning.estimators": "captioning.objective",
+    "captioning.losses": "captioning.objective",
+    "captioning.schedules": "captioning.training",
+}
+
 
 class _RecordsInitArgs(ABCMeta):
     """Stores the arguments of the outermost constructor call on the instance, whatever the class."""
@@ -41,9 +51,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
 
     def to_config(self) -> dict[str, Any]:
         """Return ``{"class_path": str, "init_args": {...}}`` of plain data, the shape the YAML files use."""
-        cls = type(self)
         init_args = {name: _plain(value) for name, value in self._init_args.items()}
-        return {"class_path": f"{cls.__module__}.{cls.__qualname__}", "init_args": init_args}
+        return {"class_path": public_path(type(self)), "init_args": init_args}
 
     @classmethod
     def from_config(cls: type[C], config: dict[str, Any]) -> C:
@@ -56,18 +65,57 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
             InputError: the class is unknown, of another kind, or its arguments do not fit.
         """
         path = config["class_path"]
-        module = path.rpartition(".")[0]
-        if module.split(".")[0] == "captioning":
-            importlib.import_module(module)
-        found = next((c for c in _subclasses(cls) if f"{c.__module__}.{c.__qualname__}" == path), None)
-        if found is None:
-            raise InputError(f"{path} is not a known {cls.__name__}; import the module that defines it first")
+        found = _find(path, cls)
         init_args = {name: _revive(value) for name, value in config["init_args"].items()}
         try:
-            component = found(**init_args)
+            return found(**init_args)
         except TypeError as error:
             raise InputError(f"{path}: {error}") from error
-        return component
+
+
+def public_path(cls: type) -> str:
+    """Return the one path that YAML files, checkpoints and docs name a class by: the shortest package that exports it.
+
+    ``captioning.attention.SoftAttention``, not the file it lives in. A package's ``__init__`` is where it is declared.
+    """
+    parts = cls.__module__.split(".")
+    for length in range(1, len(parts)):
+        package = ".".join(parts[:length])
+        if getattr(importlib.import_module(package), cls.__qualname__, None) is cls:
+            return f"{package}.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def current_path(class_path: str) -> str:
+    """Return the public path of a class of this package that a file names otherwise, as earlier versions did.
+
+    Any other path is returned as it is.
+    """
+    found = _in_this_package(class_path)
+    return public_path(found) if isinstance(found, type) else class_path
+
+
+def _in_this_package(class_path: str) -> Any:
+    """Return what a path in this package names; None where there is nothing, or where it leads elsewhere."""
+    module, _, name = class_path.rpartition(".")
+    module = _MOVED.get(module, module)
+    if module.split(".")[0] != __package__:
+        return None
+    try:
+        return getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        return None
+
+
+def _find(path: str, kind: type[C]) -> type[C]:
+    found = _in_this_package(path) or next((c for c in _subclasses(kind) if path in _paths(c)), None)
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first")
+    return found
+
+
+def _paths(cls: type) -> tuple[str, str]:
+    return public_path(cls), f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _plain(value: Any) -> Any:

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioning.annotation_lstm import AnnotationLSTM
+from captioning.attention.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, expected_context
-from captioning.compilation import Mode, ShapeBuckets, begin_training_step, compiled
 from captioning.component import Component
-from captioning.dropout import Dropout
-from captioning.lstm import lstm_cell
-from captioning.unroll import StepLinear, unrolled
+from captioning.kernels.compilation import Mode, ShapeBuckets, begin_training_step, compiled
+from captioning.kernels.dropout import Dropout
+from captioning.kernels.lstm import lstm_cell
+from captioning.kernels.unroll import StepLinear, unrolled
 from captioning.vocabulary import PAD
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention.base import Memory
-from captioning.batch import CaptionBatch
+from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder, DecoderOutput, DecoderState
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder

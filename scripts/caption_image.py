@@ -26,8 +26,8 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
+from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from captioning.inference import Caption, DecodingOptions, ImageCaptioner

@@ -25,13 +25,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
+from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
-    from captioning.comparison import Comparison
-    from captioning.runs import Curve, Run
-    from captioning.views.comparison import Cell, Table
+    from captioning.comparison.result import Cell, Comparison, Table
+    from captioning.comparison.runs import Curve, Run
 
 ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
@@ -43,13 +42,13 @@ def main(argv: list[str] | None = None) -> None:
     if len(args.runs) < 2:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     if args.report:
-        from captioning.views.report import build_report  # noqa: F401 - fail before the work, not after
+        from captioning.comparison.wandb_report import build_report  # noqa: F401 - fail before the work, not after
 
-    from captioning.comparison import compare
+    from captioning.comparison.compare import compare
+    from captioning.comparison.page import comparison_page
+    from captioning.comparison.recaption import explore, load_models
     from captioning.files import write_json
-    from captioning.looks import explore, load_models
     from captioning.provenance import provenance
-    from captioning.views.comparison import comparison_page
 
     runs = [read(name) for name in args.runs]
     name_apart(runs)
@@ -116,7 +115,7 @@ def read(name: str) -> Run:
     Raises:
         InputError: there is no such run, or it cannot be read.
     """
-    from captioning.runs import read_run
+    from captioning.comparison.runs import read_run
 
     path = Path(name)
     if path.is_file() and path.suffix == ".wandb":
@@ -138,7 +137,7 @@ def read(name: str) -> Run:
 
 def add_wandb(run: Run, folder: Path) -> None:
     """Add to a run read from its folder where wandb has it, and how long it took, which only wandb noted."""
-    from captioning.runs import WandbPlace
+    from captioning.comparison.runs import WandbPlace
 
     note = folder / "wandb_run.json"
     known = json.loads(note.read_text(encoding="utf-8")) if note.is_file() else {}
@@ -154,7 +153,7 @@ def add_wandb(run: Run, folder: Path) -> None:
 
 def read_offline(files: list[Path], source: str) -> Run:
     """Read what wandb logged into the files of one run, which has several where it was resumed."""
-    from captioning.runs import Run, WandbPlace, is_run_folder, read_run
+    from captioning.comparison.runs import Run, WandbPlace, is_run_folder, read_run
 
     folder = files[-1].parent.parent.parent  # RUN/wandb/offline-run-x/run-x.wandb
     linked = files[-1].parent.parent.name == "wandb" and is_run_folder(folder)
@@ -206,7 +205,7 @@ def read_online(address: str, source: str) -> Run:
     """Read a run from the W&B server; its captions, from the run's folder if that is on this machine."""
     import wandb
 
-    from captioning.runs import Run, WandbPlace, is_run_folder, number, read_run
+    from captioning.comparison.runs import Run, WandbPlace, is_run_folder, number, read_run
 
     try:
         online = wandb.Api().run(address)
@@ -236,7 +235,7 @@ def _is_of(folder: Path, run_id: str) -> bool:
 
 def curves(rows: Iterable[dict[str, Any]]) -> dict[str, Curve]:
     """Return by key (optimizer step, value) of what wandb logged, numbers alone."""
-    from captioning.runs import merged, number
+    from captioning.comparison.runs import merged, number
 
     found: dict[str, Curve] = {}
     for row in rows:
@@ -339,7 +338,7 @@ def publish(runs: list[Run], comparison: Comparison, page: Path) -> str:
     """Log the page to wandb, make the report and return its address."""
     import wandb
 
-    from captioning.views.report import PAGE_KEY, Address, build_report
+    from captioning.comparison.wandb_report import PAGE_KEY, Address, build_report
 
     places = {run.name: run.wandb for run in runs if run.wandb}
     if not places:

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
+from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
@@ -96,7 +96,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
 def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     """Score and show one trained configuration; returns its entry of the summary."""
-    from captioning.cli import main as captioning
+    from captioning.training.cli import main as captioning
 
     folder = runs / name
     best = folder / "checkpoints" / "best.ckpt"

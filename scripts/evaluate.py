@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
+from captioning.terminal import script_parser
 
 
 @exits_on_input_error
@@ -35,9 +35,9 @@ def main(argv: list[str] | None = None) -> None:
 
     import yaml
 
-    from captioning.cli import main as captioning
     from captioning.inference import load
     from captioning.provenance import provenance
+    from captioning.training.cli import main as captioning
 
     captioner = load(args.checkpoint)
     if not captioner.settings:

@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
+from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -37,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any
 
-from captioning.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
+from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from captioning.data.karpathy import KarpathySource

@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 
-from captioning.attention import additive
-from captioning.attention.additive import additive_logits, plain_additive_logits
-from captioning.unroll import share
+from captioning.kernels import additive
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.unroll import share
 
 B, R, L = 3, 2, 9
 GPU = torch.cuda.is_available()
@@ -136,7 +136,7 @@ import sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from captioning.attention import additive_cuda
+from captioning.kernels import additive_cuda
 
 capability, dtype = int(sys.argv[1]), sys.argv[2]
 types = {"P": dtype, "q": dtype, "dq": dtype, "dP": dtype, "v": "fp32", "e": "fp32", "g": "fp32", "dv": "fp32"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioning.annotation_lstm import AnnotationLSTM
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.batch import pad_captions
+from captioning.attention.annotation_lstm import AnnotationLSTM
+from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder
 
 B, L, D, C, H, V = 3, 9, 7, 4, 10, 13

@@ -9,14 +9,14 @@ import torch
 import yaml
 from torch import Tensor
 
-from captioning import losses
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
-from captioning.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.estimators import Estimator
 from captioning.model import Captioner
-from captioning.objective import Objective
+from captioning.objective import losses
+from captioning.objective.estimators import Estimator
+from captioning.objective.objective import Objective
 
 B, L, D, A, E, H, V = 6, 5, 4, 3, 7, 8, 11
 STEPS = 4  # of every caption: the authors' batches have one length
@@ -36,7 +36,7 @@ def make_captioner(**options) -> Captioner:
 def make_objective(captioner: Captioner) -> Objective:
     """With everything that the config says about it."""
     model = CONFIG["model"]
-    assert model["reduction"]["class_path"] == "captioning.losses.ArcticReduction"
+    assert model["reduction"]["class_path"] == "captioning.objective.ArcticReduction"
     return Objective(
         captioner.decoder.attention,
         estimator=Estimator.from_config(model["estimator"]),

@@ -13,12 +13,12 @@ import torch
 
 import captioning.attention
 from captioning.attention import Attention, Score
-from captioning.attention.hard import StochasticAttention
-from captioning.batch import pad_captions
-from captioning.cli import CaptioningCLI
-from captioning.data.datamodule import CaptionDataModule
+from captioning.attention.stochastic import StochasticAttention
+from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder
-from captioning.training import CaptioningModule
+from captioning.training.cli import CaptioningCLI
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
 ROOT = Path(__file__).parent.parent

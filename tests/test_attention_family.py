@@ -20,7 +20,7 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.attention.base import expected_context
-from captioning.batch import pad_captions
+from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder, DecoderState
 from captioning.errors import InputError
 

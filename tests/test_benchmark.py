@@ -17,9 +17,9 @@ from benchmarks.models import Data, natural_lengths, our_module
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
 from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
-from captioning import losses
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.decoder import AttentionDecoder
+from captioning.objective import losses
 from captioning.vocabulary import END, START
 
 CPU = torch.device("cpu")
@@ -274,7 +274,7 @@ def test_the_parts_that_start_processes_run(script, tmp_path):
 
 def test_the_profile_names_the_kernels_where_they_are_used(tmp_path):
     from benchmarks import profile
-    from captioning import native
+    from captioning.kernels import native
 
     profile.main([str(tmp_path / "profile.json"), "--quick"])
     profiles = json.loads((tmp_path / "profile.json").read_text())["profiles"]

@@ -13,8 +13,8 @@ import torch
 import wandb
 from PIL import Image
 
-from captioning.callbacks import WandbRun
-from captioning.training import Sample
+from captioning.training import WandbRun
+from captioning.training.module import Sample
 
 
 class FakeRun:

@@ -13,8 +13,8 @@ import pytest
 import torch
 import yaml
 
-from captioning.cli import main, wandb_offline_without_account, with_run_config
 from captioning.errors import InputError
+from captioning.training.cli import main, wandb_offline_without_account, with_run_config
 
 CONFIG = {
     "trainer": {
@@ -168,7 +168,7 @@ def test_shapes_run_logs_to_wandb_offline_without_an_account_or_a_question(workd
     config["trainer"]["logger"] = [
         {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
     ]
-    config["trainer"]["callbacks"] = [{"class_path": "captioning.callbacks.CaptionSamples", "init_args": {"images": 1}}]
+    config["trainer"]["callbacks"] = [{"class_path": "captioning.training.CaptionSamples", "init_args": {"images": 1}}]
     Path("tiny.yaml").write_text(yaml.safe_dump(config))
     env = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     result = subprocess.run(

@@ -15,11 +15,11 @@ import yaml
 from test_inference import save_checkpoint
 from test_runs import CAPTION, make_run
 
+from captioning.comparison.recaption import explore, load_models
+from captioning.comparison.result import Comparison
+from captioning.comparison.runs import Run, WandbPlace
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
-from captioning.looks import explore, load_models
-from captioning.runs import Run, WandbPlace
-from captioning.views.comparison import Comparison
 
 SCRIPT = Path(__file__).parent.parent / "scripts" / "compare_runs.py"
 CSV = "epoch,step,train/loss,val/bleu4\n0,4,2.5,10.5\n1,9,1.5,11\n"
@@ -128,8 +128,8 @@ def test_without_checkpoints_the_page_has_the_texts_and_says_why(script, pair, t
 
 
 def test_runs_that_cut_their_images_differently_share_no_view(pair):
-    from captioning.comparison import compare
-    from captioning.runs import read_run
+    from captioning.comparison.compare import compare
+    from captioning.comparison.runs import read_run
 
     runs = [read_run(folder) for folder in pair]
     models, _ = load_models(runs)
@@ -144,8 +144,8 @@ def test_runs_that_cut_their_images_differently_share_no_view(pair):
 
 
 def test_a_data_source_of_somebody_elses_is_not_imported(pair):
-    from captioning.comparison import compare
-    from captioning.runs import read_run
+    from captioning.comparison.compare import compare
+    from captioning.comparison.runs import read_run
 
     runs = [read_run(folder) for folder in pair]
     for run, path in zip(runs, ["evil.Source", "captioning.errors.InputError"], strict=True):
@@ -156,7 +156,7 @@ def test_a_data_source_of_somebody_elses_is_not_imported(pair):
 
 
 def test_settings_missing_beside_a_checkpoint_are_taken_from_it(pair):
-    from captioning.runs import read_run
+    from captioning.comparison.runs import read_run
 
     (pair[0] / "config.yaml").unlink()
     run = read_run(pair[0])
@@ -377,9 +377,9 @@ def blocks(content: dict, kind: str) -> list[dict]:
 
 
 def test_the_report_has_the_comparisons_content(script, pair, spec):
-    from captioning.comparison import compare
-    from captioning.runs import read_run
-    from captioning.views.report import Address, build_report
+    from captioning.comparison.compare import compare
+    from captioning.comparison.runs import read_run
+    from captioning.comparison.wandb_report import Address, build_report
 
     runs = [read_run(folder) for folder in pair]
     comparison = compare(runs, samples=20)
@@ -411,7 +411,7 @@ def test_the_report_is_saved_with_the_page_logged_to_its_project(script, api, mo
     import wandb
 
     pytest.importorskip("wandb_workspaces.reports.v2")
-    from captioning.views import report as module
+    from captioning.comparison import wandb_report as module
 
     logged: list = []
     calls: list[dict] = []
@@ -457,7 +457,7 @@ def test_without_a_login_the_report_says_so(script, tmp_path, monkeypatch):
 
 def test_without_the_library_the_option_says_what_to_install(script, pair, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
-    monkeypatch.delitem(sys.modules, "captioning.views.report", raising=False)
+    monkeypatch.delitem(sys.modules, "captioning.comparison.wandb_report", raising=False)
     with pytest.raises(SystemExit):
         script.main([*map(str, pair), "--report"])
     assert "pip install 'captioning[reports]'" in capsys.readouterr().err

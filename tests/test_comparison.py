@@ -12,11 +12,12 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from captioning.comparison import compare
-from captioning.metrics import corpus_bleu
-from captioning.runs import CaptionedImage, Run
-from captioning.views.charts import line_chart, ticks
-from captioning.views.comparison import Cell, Comparison, Table, comparison_page
+from captioning.comparison.charts import line_chart, ticks
+from captioning.comparison.compare import compare
+from captioning.comparison.page import comparison_page
+from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.runs import CaptionedImage, Run
+from captioning.evaluation.bleu import corpus_bleu
 
 WORDS = "a red dog sits on the green mat near two cats".split()
 

@@ -9,8 +9,8 @@ import pytest
 from test_comparison import captioned, run
 from test_explorer import explored, look, random_alphas
 
-from captioning.comparison import compare
-from captioning.views.comparison import comparison_page
+from captioning.comparison.compare import compare
+from captioning.comparison.page import comparison_page
 from captioning.views.explorer import explorer_fragment
 
 pytestmark = pytest.mark.browser

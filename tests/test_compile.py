@@ -11,15 +11,15 @@ import pytest
 import torch
 
 import benchmarks.compiled
-from captioning import compilation
 from captioning import decoder as decoder_module
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.attention.base import Attention
-from captioning.batch import pad_captions
-from captioning.compilation import ShapeBuckets
+from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.training import CaptioningModule
+from captioning.kernels import compilation
+from captioning.kernels.compilation import ShapeBuckets
+from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
 B, L, D, A, E, H, V = 3, 9, 7, 6, 8, 10, 13

@@ -11,10 +11,10 @@ from captioning.errors import InputError
 def test_config_names_the_class_and_every_argument_also_the_defaults():
     config = SoftAttention(AdditiveScore()).to_config()
     assert config == {
-        "class_path": "captioning.attention.soft.SoftAttention",
+        "class_path": "captioning.attention.SoftAttention",
         "init_args": {
             "score": {
-                "class_path": "captioning.attention.scores.AdditiveScore",
+                "class_path": "captioning.attention.AdditiveScore",
                 "init_args": {"attention_dim": 512, "fused": True},
             },
             "dropout": 0.0,
@@ -42,9 +42,7 @@ def test_a_component_of_another_kind_is_refused():
 
 def test_arguments_that_do_not_fit_are_named():
     with pytest.raises(InputError, match="attention_dims"):
-        Score.from_config(
-            {"class_path": "captioning.attention.scores.AdditiveScore", "init_args": {"attention_dims": 3}}
-        )
+        Score.from_config({"class_path": "captioning.attention.AdditiveScore", "init_args": {"attention_dims": 3}})
 
 
 def test_a_users_own_class_is_found_once_it_is_imported():

@@ -10,9 +10,9 @@ import torch
 import yaml
 from pytorch_lightning.cli import LightningCLI
 
-from captioning.cli import CaptioningCLI
-from captioning.data.datamodule import CaptionDataModule
-from captioning.training import CaptioningModule
+from captioning.training.cli import CaptioningCLI
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
-from captioning.batch import pad_captions
+from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder, DecoderState
 from captioning.vocabulary import START
 

@@ -166,7 +166,7 @@ def test_checking_every_few_steps_changes_nothing(strategy, monkeypatch):
     tables = torch.stack([table(seed) for seed in range(13)])
     results = []
     for between in (1, 4):
-        monkeypatch.setattr("captioning.search.steps_between_checks", lambda device, n=between: n)
+        monkeypatch.setattr("captioning.decoding.search.steps_between_checks", lambda device, n=between: n)
         torch.manual_seed(3)
         results.append(content(STRATEGIES[strategy](Tables(tables, []), start(13))))
     assert results[0] == results[1]

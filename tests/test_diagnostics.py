@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioning.diagnostics import PATIENCE, CollapseWatch, attention_statistics
+from captioning.objective.collapse import PATIENCE, CollapseWatch, attention_statistics
 
 N, T, L = 4, 6, 9
 

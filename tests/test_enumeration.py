@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioning import losses
-from captioning.attention import AdditiveScore, HardAttention, hard
-from captioning.batch import CaptionBatch, pad_captions
+from captioning.attention import AdditiveScore, HardAttention, stochastic
+from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
 from captioning.model import Captioner
-from captioning.objective import Objective, sampled_bounds
+from captioning.objective import losses
+from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.objective import Objective, sampled_bounds
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
 CAPTIONS = ([4, 6], [5])
@@ -60,7 +60,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     step = itertools.count()
     memory = captioner.remember(annotations=batch.annotations)
     with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
-        patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
+        patch.setattr(stochastic, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
         output = captioner.teach(batch, memory, samples=len(paths))
     log_path = output.selection_log_probs.sum(dim=1)
     torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))

@@ -7,7 +7,7 @@ import torch
 import torch.multiprocessing
 
 from captioning.errors import InputError
-from captioning.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
 
 N, T = 4, 3
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)

@@ -15,10 +15,11 @@ from PIL import Image
 from test_cli import CONFIG
 from test_end_to_end import script
 
-from captioning.cli import main
+from captioning.data.objects import GroundedObject
 from captioning.errors import InputError
-from captioning.grounding import GroundedObject, noun_hits, object_cells
+from captioning.evaluation.grounding import noun_hits, object_cells
 from captioning.inference import load
+from captioning.training.cli import main
 from captioning.vocabulary import END, START
 
 CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"

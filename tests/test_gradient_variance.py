@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.gradient_variance import ESTIMATORS, TEMPERATURES, measure
 from captioning.attention import AdditiveScore, SoftAttention, UniformAttention
-from captioning.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError

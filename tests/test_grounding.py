@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from captioning import grounding
-from captioning.grounding import (
+from captioning.evaluation import grounding
+from captioning.evaluation.grounding import (
     GroundedObject,
     NounHit,
     cell_coverage,

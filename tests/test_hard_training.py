@@ -15,17 +15,17 @@ from PIL import Image
 from test_training import make_trainer as make_validating_trainer
 
 from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
-from captioning.data.datamodule import CaptionDataModule
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
-from captioning.diagnostics import PATIENCE, attention_statistics
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
 from captioning.inference import load
 from captioning.model import Captioner
-from captioning.training import CaptioningModule
+from captioning.objective.collapse import PATIENCE, attention_statistics
+from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
 
 
 @pytest.fixture(scope="module")
@@ -203,7 +203,7 @@ def test_the_api_looks_where_the_mode_says(trained):
 
 
 def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_path, monkeypatch):
-    monkeypatch.setattr("captioning.diagnostics.PATIENCE", 2)
+    monkeypatch.setattr("captioning.objective.collapse.PATIENCE", 2)
     trainer = make_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from captioning.metrics import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
 
 
 def coco_bleu(hypotheses, references):

@@ -7,11 +7,11 @@ import logging
 import pytest
 import torch
 
-from captioning import native
-from captioning.attention.additive import additive_logits, plain_additive_logits
-from captioning.cross_entropy import plain_step_nll, step_nll
-from captioning.lstm import lstm_cell, plain_lstm_cell
-from captioning.unroll import share
+from captioning.kernels import native
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.cross_entropy import plain_step_nll, step_nll
+from captioning.kernels.lstm import lstm_cell, plain_lstm_cell
+from captioning.kernels.unroll import share
 
 B, R, L, N, H = 3, 2, 9, 5, 19
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from captioning.comparison.runs import Run, flat, number, read_run
 from captioning.errors import InputError
-from captioning.runs import Run, flat, number, read_run
 
 CAPTION = {
     "image_id": 7,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from captioning.schedules import WarmupCosine
+from captioning.training.schedules import WarmupCosine
 
 
 def test_rate_rises_linearly_then_falls_to_zero_along_half_a_cosine():

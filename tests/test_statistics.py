@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from captioning.metrics import bleu_counts, bleu_from_counts
-from captioning.statistics import bootstrap, differences, intervals, randomization, share
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
+from captioning.evaluation.resampling import bootstrap, differences, intervals, randomization, share
 
 
 def corpus(images: int = 60, seed: int = 0):
@@ -145,7 +145,7 @@ def test_random_draws_come_from_the_seed_alone():
 def test_blocks_of_draws_are_all_there(monkeypatch):
     counts = np.random.default_rng(2).integers(0, 9, size=(7, 2))
     whole = bootstrap(counts, lambda summed: summed, samples=10)
-    monkeypatch.setattr("captioning.statistics._BLOCK", 3 * 7)
+    monkeypatch.setattr("captioning.evaluation.resampling._BLOCK", 3 * 7)
     blocks = bootstrap(counts, lambda summed: summed, samples=10)
     assert blocks.shape == (10, 2)
     np.testing.assert_array_equal(blocks, whole)

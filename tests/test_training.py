@@ -15,15 +15,15 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import MixedPrecision
 
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
-from captioning.data.datamodule import CaptionDataModule
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.schedules import WarmupCosine
-from captioning.training import CaptioningModule
+from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
+from captioning.training.schedules import WarmupCosine
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +264,7 @@ def test_crash_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     def fail(*args, **kwargs):
         raise OSError("disk full")
 
-    monkeypatch.setattr("captioning.callbacks.os.replace", fail)
+    monkeypatch.setattr("captioning.training.callbacks.os.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         AtomicCheckpointIO().save_checkpoint({"a": 2}, path)
     assert torch.load(path, weights_only=True) == {"a": 1}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.unroll import StepLinear, linear, matmul, share, unrolled, uses_of
+from captioning.kernels.unroll import StepLinear, linear, matmul, share, unrolled, uses_of
 
 T, N, IN, OUT = 4, 3, 5, 7
 B, R, L, D = 2, 3, 6, 4

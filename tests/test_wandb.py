@@ -17,7 +17,7 @@ import yaml
 from PIL import Image
 from test_cli import CONFIG
 
-from captioning.cli import main
+from captioning.training.cli import main
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +66,7 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
     config["trainer"] |= {
         "max_epochs": EPOCHS,
         "logger": [{"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": logger}],
-        "callbacks": [{"class_path": "captioning.callbacks.CaptionSamples", "init_args": {"images": IMAGES}}],
+        "callbacks": [{"class_path": "captioning.training.callbacks.CaptionSamples", "init_args": {"images": IMAGES}}],
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)

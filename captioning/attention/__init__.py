@@ -1,14 +1,16 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
+from captioning.attention.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score
-from captioning.attention.hard import GumbelAttention, HardAttention, StochasticAttention
 from captioning.attention.local import LocalScore
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
 from captioning.attention.soft import SoftAttention, UniformAttention
+from captioning.attention.stochastic import GumbelAttention, HardAttention, StochasticAttention
 
 __all__ = [
     "AdditiveScore",
+    "AnnotationLSTM",
     "Attention",
     "AttentionOutput",
     "DotScore",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from captioning.component import Component
 from captioning.errors import InputError
-from captioning.unroll import matmul, share
+from captioning.kernels.unroll import matmul, share
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Memory:
     expected: Tensor | None = None
 
     def shared(self) -> Memory:
-        """Return this memory for many steps whose gradients are collected, see ``captioning.unroll``."""
+        """Return this memory for many steps whose gradients are collected, see ``captioning.kernels.unroll``."""
         return replace(self, annotations=share(self.annotations), projected=share(self.projected))
 
     def select(self, images: Tensor) -> Memory:

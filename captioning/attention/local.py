@@ -7,7 +7,7 @@ from torch import Tensor
 
 from captioning.attention.base import Score
 from captioning.errors import InputError
-from captioning.unroll import StepLinear
+from captioning.kernels.unroll import StepLinear
 
 _OUTSIDE = -1e3
 """Added to logits outside the window. Their weight underflows to exactly 0 in float32 and float64, but where the window

@@ -16,9 +16,9 @@ from captioning.attention.base import (
     expected_context,
     masked_log_softmax,
 )
-from captioning.dropout import Dropout
 from captioning.errors import InputError
-from captioning.unroll import StepLinear, share
+from captioning.kernels.dropout import Dropout
+from captioning.kernels.unroll import StepLinear, share
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from captioning.attention.additive import additive_logits, plain_additive_logits
 from captioning.attention.base import Score
 from captioning.errors import InputError
-from captioning.unroll import StepLinear, matmul
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.unroll import StepLinear, matmul
 
 
 class AdditiveScore(Score):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
-from captioning.dropout import Dropout
+from captioning.kernels.dropout import Dropout
 
 
 class SoftAttention(Attention):

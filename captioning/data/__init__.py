@@ -1,1 +1,9 @@
-"""Data sets: readers that turn any of them into one compact index, samplers, transforms and the data module."""
+"""Data sets as one index of records, and batches of them."""
+
+from captioning.data.coco import CocoSource
+from captioning.data.folder import FolderSource
+from captioning.data.karpathy import KarpathySource
+from captioning.data.records import CaptionSource
+from captioning.data.shapes import ShapesSource
+
+__all__ = ["CaptionSource", "CocoSource", "FolderSource", "KarpathySource", "ShapesSource"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioning.data.coco_nouns import decoys, synonyms
+from captioning.data.objects import GroundedObject
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
 from captioning.errors import InputError
-from captioning.grounding import GroundedObject
 from captioning.vocabulary import tokenize
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from torch import Tensor
 from captioning.errors import InputError
 
 if TYPE_CHECKING:
-    from captioning.grounding import ObjectLookup
+    from captioning.data.objects import ObjectLookup
 
 logger = logging.getLogger(__name__)
 

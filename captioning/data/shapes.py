@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
+from captioning.data.objects import GroundedObject, ObjectLookup
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError
-from captioning.grounding import GroundedObject, ObjectLookup
 
 FORMAT = 2  # counts up whenever the same parameters give other files
 SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes are no longer told apart

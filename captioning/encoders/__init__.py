@@ -9,7 +9,3 @@ from captioning.encoders.timm import TimmEncoder
 from captioning.encoders.torchvision import TorchvisionEncoder
 
 __all__ = ["ConvEncoder", "Encoder", "TimmEncoder", "TorchvisionEncoder"]
-
-# One public path, in YAML files and checkpoints alike, wherever in this package a class lives.
-for _encoder in (ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder):
-    _encoder.__module__ = __name__

@@ -12,6 +12,6 @@ def page(title: str, style: str, body: str) -> str:
     return Template(asset("page.html")).substitute(title=html.escape(title), style=style, body=body)
 
 
-def asset(name: str) -> str:
-    """Return the text of a file beside this one."""
-    return (files("captioning.views") / name).read_text(encoding="utf-8")
+def asset(name: str, package: str = "captioning.views") -> str:
+    """Return the text of a file in a package."""
+    return (files(package) / name).read_text(encoding="utf-8")

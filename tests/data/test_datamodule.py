@@ -8,16 +8,17 @@ import types
 import pytest
 import torch
 
-from captioning import losses
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.data.datamodule import CaptionDataModule, CaptionDataset
 from captioning.data.features import FeatureWriter
+from captioning.data.loading import CaptionDataset
 from captioning.data.sampler import CaptionBatchSampler
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import TorchvisionEncoder
 from captioning.errors import InputError
 from captioning.model import Captioner
+from captioning.objective import losses
+from captioning.training import CaptionDataModule
 from captioning.vocabulary import Vocabulary
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from captioning.data.prefetch import read_ahead
+from captioning.data.loading import read_ahead
 
 
 def test_results_come_in_order_however_long_each_takes():

@@ -5,42 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from captioning.data.objects import GroundedObject
 
 # A noun phrase's adjectives stand between one of these and the noun.
 _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
     {"this", "that", "these", "those", "its", "his", "her", "their"}
 )
-
-
-@dataclass(frozen=True)
-class GroundedObject:
-    """One object of an image.
-
-    Attributes:
-        noun: what it is called, lower case; may be several words ("teddy bear").
-        synonyms: other names that count as naming it (plurals, say).
-        attributes: adjectives that are true of it, one word each.
-        mask: (height, width) bool, its visible pixels: in the image as stored when it comes from an ``ObjectLookup``,
-            in the model's view when it goes to ``object_cells`` (``Preprocessing.mask`` takes one to the other).
-        decoys: longer phrases that hold one of the names and mean something else ("hot dog", for a dog).
-    """
-
-    noun: str
-    synonyms: frozenset[str]
-    attributes: frozenset[str]
-    mask: NDArray[np.bool_]
-    decoys: frozenset[str] = frozenset()
-
-
-class ObjectLookup(Protocol):
-    """Where an image's objects are, asked by the data set's own image number."""
-
-    def __call__(self, image_id: int) -> list[GroundedObject]:
-        """Return the objects with masks in the pixels of the image as stored; [] if none are known."""
 
 
 @dataclass(frozen=True)

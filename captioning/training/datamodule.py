@@ -1,102 +1,25 @@
-"""Loaders of ``CaptionBatch`` for training and evaluation."""
+"""The data of a run: records of one source as training and evaluation batches."""
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from captioning.batch import CaptionBatch, pad_captions
+from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache
-from captioning.data.prefetch import read_ahead
+from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
-from captioning.grounding import ObjectCells, object_cells
+from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.vocabulary import Vocabulary
-
-
-class CaptionDataset(Dataset[CaptionBatch]):
-    """Turns a list of numbers from a sampler into one batch.
-
-    Args:
-        index: the records of one split.
-        vocabulary: for the ids.
-        preprocessing: turns an image file into the encoder's input.
-        features: cached annotations to read in place of the images.
-        by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
-        pinned: read features into page-locked memory, for a GPU.
-    """
-
-    def __init__(
-        self,
-        index: CaptionIndex,
-        vocabulary: Vocabulary,
-        preprocessing: Preprocessing,
-        *,
-        features: FeatureCache | None = None,
-        by_image: bool = False,
-        pinned: bool = False,
-    ) -> None:
-        self.index = index
-        self.vocabulary = vocabulary
-        self.preprocessing = preprocessing
-        self.features = features
-        self.feature_rows = None if features is None else features.find(index.paths)
-        self.by_image = by_image
-        self.pinned = pinned
-
-    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
-        index = self.index
-        if self.by_image:
-            rows = torch.tensor(numbers, dtype=torch.int64)
-            first, last = index.first_caption[rows], index.first_caption[rows + 1]
-            caption_numbers = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
-            image_index = torch.repeat_interleave(torch.arange(len(rows)), last - first)
-        else:
-            # Captions of one image stand together, so that image_index is 0, 1, 2, .. unless an image comes twice.
-            owners = index.caption_image[torch.tensor(numbers)].to(torch.int64)
-            owners, order = owners.sort(stable=True)
-            caption_numbers = [numbers[i] for i in order.tolist()]
-            rows, image_index = owners.unique_consecutive(return_inverse=True)
-        captions, lengths = pad_captions(
-            [self.vocabulary.encode(index.captions[number].split()) for number in caption_numbers]
-        )
-        images = annotations = None
-        if self.features is not None and self.feature_rows is not None:
-            annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
-        else:
-            images = torch.stack(
-                [self.preprocessing(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
-            )
-        return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
-
-
-class CaptionLoader(DataLoader[CaptionBatch]):
-    """A loader of whole batches. Cached features are read ahead in threads of this process, images in workers.
-
-    Reading features is copying: threads do it while the model computes, and a hand-over between processes would cost
-    more than that. A GPU is fed by several, because a batch is copied in one thread.
-    """
-
-    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
-        dataset = self.dataset
-        assert isinstance(dataset, CaptionDataset)
-        if self.num_workers or dataset.features is None:
-            return super().__iter__()
-        threads = min(4, _processors()) if self.pin_memory else 1
-        return read_ahead(self._read, self.sampler, threads=threads, depth=threads + 1)
-
-    def _read(self, numbers: list[int]) -> CaptionBatch:
-        batch = self.dataset[numbers]  # type: ignore[index] # the sampler yields lists
-        return batch.pin_memory() if self.pin_memory else batch
 
 
 class ResumableLoader(CaptionLoader):
@@ -128,11 +51,6 @@ class ResumableLoader(CaptionLoader):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.sampler.load_state_dict(state)
-
-
-def _processors() -> int:
-    """Return how many this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class CaptionDataModule(pl.LightningDataModule):
@@ -274,7 +192,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
         workers = self.num_workers
         if workers is None:
-            workers = 0 if dataset.features is not None else min(8, _processors())
+            workers = 0 if dataset.features is not None else min(8, processors())
         return {
             "batch_size": None,  # the sampler's items are whole batches
             "num_workers": workers,

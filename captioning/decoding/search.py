@@ -5,65 +5,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-State = tuple[Tensor, ...]
+from captioning.decoding.step import Hypothesis, ImageStepFunction, Step, StepFunction
+from captioning.errors import InputError
+from captioning.vocabulary import END, PAD, START, UNK
 
 
-class Step(NamedTuple):
-    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
+class Rules(NamedTuple):
+    """Words that must not be produced: <pad>, <start> and <unk>, and <end> before ``min_length`` words."""
 
-    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
-    """
+    always: Tensor
+    at_first: Tensor
+    min_length: int
 
-    log_probs: Tensor
-    state: State
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    @classmethod
+    def on(cls, device: torch.device, min_length: int) -> Rules:
+        return cls(
+            torch.tensor([PAD, START, UNK], device=device),
+            torch.tensor([PAD, START, UNK, END], device=device),
+            min_length,
+        )
 
-
-StepFunction = Callable[[Tensor, State], Step]
-
-
-@runtime_checkable
-class ImageStepFunction(Protocol):
-    """A step function over ``images`` images that can go on with some of them alone."""
-
-    images: int
-
-    def __call__(self, tokens: Tensor, state: State) -> Step: ...
-
-    def select(self, images: Tensor) -> ImageStepFunction:
-        """Return the step function of the given images, (B',) indices. Called when at most half of them are left."""
+    def apply(self, log_probs: Tensor, words: int) -> Tensor:
+        """Return log_probs (N, V) as float32, -inf for what must not come after ``words`` words."""
+        banned = self.at_first if words < self.min_length else self.always
+        return log_probs.float().index_fill(-1, banned, float("-inf"))
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One decoded caption.
-
-    Attributes:
-        ids: word ids, without <start> and <end>.
-        log_probs: nats per word; one more for <end> when the caption is finished.
-        score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
-        betas: (len(ids),).
-        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
-    """
-
-    ids: list[int]
-    log_probs: list[float]
-    score: float
-    finished: bool
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+def check_lengths(min_length: int, max_length: int) -> None:
+    if not 0 <= min_length < max_length:
+        raise InputError(f"decoding: need 0 <= min_length < max_length, got {min_length} and {max_length}")
 
 
 class Beams(NamedTuple):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from captioning.comparison.page import color_of
+from captioning.comparison.result import Cell, Comparison, Table
 from captioning.errors import InputError
-from captioning.views.comparison import Cell, Comparison, Table, color_of
 
 try:
     import wandb_workspaces.reports.v2 as wr

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.losses import step_entropy
+from captioning.objective.losses import step_entropy
 
 PATIENCE = 500
 """Training batches before a judgement: at the start every attention is uniform."""

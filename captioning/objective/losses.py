@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioning.cross_entropy import step_nll
+from captioning.kernels.cross_entropy import step_nll
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

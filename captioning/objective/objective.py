@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioning import losses
 from captioning.attention.base import Attention, Memory
-from captioning.batch import CaptionBatch
+from captioning.data.batch import CaptionBatch
 from captioning.decoder import DecoderOutput
 from captioning.errors import InputError
-from captioning.estimators import Estimator, MovingAverage, Signal
 from captioning.model import Captioner
+from captioning.objective import losses
+from captioning.objective.estimators import Estimator, MovingAverage, Signal
 
 
 class Objective(nn.Module):

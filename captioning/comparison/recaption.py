@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 from captioning.caption import Caption
+from captioning.comparison.result import Comparison, metric_title
+from captioning.comparison.runs import Run
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
 from captioning.inference import ImageCaptioner, load
-from captioning.runs import Run
-from captioning.views.comparison import Comparison, metric_title
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
 

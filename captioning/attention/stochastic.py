@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
-from captioning.dropout import Dropout
 from captioning.errors import InputError
+from captioning.kernels.dropout import Dropout
 
 
 class StochasticAttention(Attention):

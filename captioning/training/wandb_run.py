@@ -1,26 +1,21 @@
-"""What happens beside training: the wandb run, sample captions, unfreezing, throughput, safe checkpoint files."""
+"""A training run in wandb: its summary, its samples, its checkpoints, and how it goes on after an interruption."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import sys
-import time
 from pathlib import Path
 from typing import Any, Literal
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 from pytorch_lightning.utilities import rank_zero_only
 
-from captioning.batch import CaptionBatch
+from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.files import write_json
-from captioning.metrics import bleu_counts, sentence_bleu
-from captioning.training import CaptioningModule, Sample
+from captioning.training.module import Sample
 
 # What a wandb summary keeps the best value of, beside the last.
 _BEST = {
@@ -29,15 +24,6 @@ _BEST = {
     "val/pointing_accuracy": "max",
     "val/attention_correctness": "max",
 }
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint under a temporary name and renames it: a crash leaves the old file or the new one."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        temporary = f"{path}.part"
-        super().save_checkpoint(checkpoint, temporary, storage_options)
-        os.replace(temporary, path)
 
 
 class WandbRun(WandbLogger):
@@ -175,93 +161,3 @@ class WandbRun(WandbLogger):
             self._experiment = None
             if os.environ.get("WANDB_DATA_DIR") == self._staging:
                 del os.environ["WANDB_DATA_DIR"]
-
-
-class CaptionSamples(Callback):
-    """Captions and attention overlays of the first images of the validation split, after every validation.
-
-    They are written to ``samples/`` in the run's folder, and logged where the logger takes images (wandb).
-
-    Args:
-        images: how many.
-    """
-
-    def __init__(self, images: int = 4) -> None:
-        self.images = images
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or not self.images:
-            return
-        from captioning.views.overlays import attention_figure  # matplotlib is slow to import
-
-        assert isinstance(pl_module, CaptioningModule)
-        samples = pl_module.caption_samples(self.images)
-        folder = Path(trainer.default_root_dir) / "samples"
-        folder.mkdir(parents=True, exist_ok=True)
-        paths = []
-        for sample in samples:
-            figure = attention_figure(
-                sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
-            )
-            path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
-            figure.savefig(path, dpi=80)
-            paths.append(path)
-        for logger in trainer.loggers:
-            if isinstance(logger, WandbRun):
-                logger.log_samples(samples, paths, epoch=trainer.current_epoch, step=trainer.global_step)
-
-
-class LogLines(Callback):
-    """One line per validation where the output is no terminal: a progress bar shows nothing there before its end."""
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero or sys.stdout.isatty():
-            return
-        shown = [
-            f"{name} {float(trainer.callback_metrics[name]):.2f}"
-            for name in ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
-            if name in trainer.callback_metrics
-        ]
-        seconds = time.perf_counter() - self._started
-        print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *shown, flush=True)
-
-
-class Throughput(Callback):
-    """Logs ``train/captions_per_second`` of this process.
-
-    Args:
-        every_n_steps: batches that one figure covers.
-    """
-
-    def __init__(self, every_n_steps: int = 50) -> None:
-        self.every_n_steps = every_n_steps
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._captions, self._since = 0, time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
-    ) -> None:
-        self._captions += len(batch.captions)
-        if (batch_idx + 1) % self.every_n_steps == 0:
-            now = time.perf_counter()
-            pl_module.log("train/captions_per_second", self._captions / (now - self._since))
-            self._captions, self._since = 0, now
-
-
-class Unfreeze(Callback):
-    """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
-
-    Args:
-        epoch: the first epoch (from 0) in which the encoder is trained.
-    """
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, CaptioningModule)
-        pl_module.encoder.set_trainable(trainer.current_epoch >= self.epoch)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning import native
+from captioning.kernels import native
 
 
 def plain_lstm_cell(embedded: Tensor, hidden: Tensor, context: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:

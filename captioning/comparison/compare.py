@@ -1,6 +1,6 @@
 """What distinguishes runs: scores on the same images with their uncertainty, curves, speed, size and settings.
 
-``compare`` takes ``runs.Run`` and returns ``views.comparison.Comparison``: rows of text for a terminal, a page or a
+``compare`` takes ``runs.Run`` and returns ``result.Comparison``: rows of text for a terminal, a page or a
 report, and the numbers behind them.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from captioning.metrics import bleu_counts, bleu_from_counts, sentence_bleu
-from captioning.runs import CaptionedImage, Curve, Run, flat
-from captioning.statistics import Difference, Floats, Interval, differences, intervals, share
-from captioning.views.comparison import METRICS, Cell, Comparison, Disagreement, Row, Table, metric_title
+from captioning.comparison.result import METRICS, Cell, Comparison, Disagreement, Row, Table, metric_title
+from captioning.comparison.runs import CaptionedImage, Curve, Run, flat
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, sentence_bleu
+from captioning.evaluation.resampling import Difference, Floats, Interval, differences, intervals, share
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
 # are what attention that knows nothing of the caption would get at the same nouns.

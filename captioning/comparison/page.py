@@ -1,135 +1,22 @@
 """Runs side by side, in one HTML file that needs nothing else: verdict, scores, where they look, curves, settings.
 
-The page's body is comparison.html, its style comparison.css; comparison.js reads values off the curves.
+The page's body is page.html, its style page.css; page.js reads values off the curves.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from string import Template
-from typing import Any
 
-from captioning.statistics import Difference, Interval
-from captioning.views.charts import Curve, interval_bar, line_chart
+from captioning.comparison.charts import interval_bar, line_chart
+from captioning.comparison.result import Cell, Comparison, Disagreement, Table, metric_title
 from captioning.views.page import asset, page
-
-METRICS = ("bleu1", "bleu2", "bleu3", "bleu4")
 
 # Okabe and Ito's colours, told apart by colour-blind readers; further runs begin anew with a dashed line.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
 _OPEN_CHARTS = 6  # the others are folded away
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A number as it is shown.
-
-    Attributes:
-        text: the number; "" where there is none.
-        detail: what belongs to it, such as its interval or its step.
-        change: how it differs from the first run's.
-        clear: the change is more than chance.
-        best: no other run's is better.
-        value: the number itself; None for a text.
-        between: the ends of its 95 % interval.
-    """
-
-    text: str
-    detail: str = ""
-    change: str = ""
-    clear: bool = False
-    best: bool = False
-    value: float | None = None
-    between: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measure of all runs. A baseline belongs to the row before it."""
-
-    name: str
-    cells: list[Cell]
-    baseline: bool = False
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    rows: list[Row]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class Disagreement:
-    """An image that the runs tell differently: by run its caption and its sentence score in percent."""
-
-    image_id: int
-    captions: dict[str, str]
-    scores: dict[str, float]
-    references: list[str]
-
-
-@dataclass
-class Comparison:
-    """What ``captioning.comparison.compare`` found.
-
-    Attributes:
-        runs: their names; the first is what the others are compared with.
-        metric: the score that verdicts and sentence scores are of.
-        verdicts: a sentence per further run.
-        notices: what a reader must know to read the numbers, a sentence each.
-        tables: in the order of interest.
-        settings: the settings that differ.
-        bleu: by run, the four intervals of BLEU-1..4.
-        tests: by run but the first, and by measure, its difference from the first.
-        curves: by log key, the curves of the runs that have it.
-        disagreements: the images where the runs differ most, first the largest difference of sentence scores.
-        images: how many images all scores are of; 0 if the runs have none in common.
-    """
-
-    runs: list[str]
-    metric: str
-    verdicts: list[str] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    tables: list[Table] = field(default_factory=list)
-    settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
-    bleu: dict[str, list[Interval]] = field(default_factory=dict)
-    tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
-    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
-    disagreements: list[Disagreement] = field(default_factory=list)
-    images: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the numbers as plain data for JSON."""
-        return {
-            "runs": self.runs,
-            "metric": self.metric,
-            "images": self.images,
-            "verdicts": self.verdicts,
-            "notices": self.notices,
-            "intervals": {
-                run: {name: vars(interval) for name, interval in zip(METRICS, found, strict=True)}
-                for run, found in self.bleu.items()
-            },
-            "differences": {
-                run: {name: {**vars(test.interval), "p_value": test.p_value} for name, test in tests.items()}
-                for run, tests in self.tests.items()
-            },
-            "tables": {
-                table.title: {
-                    row.name: {
-                        run: cell.text if cell.value is None else cell.value
-                        for run, cell in zip(self.runs, row.cells, strict=True)
-                    }
-                    for row in table.rows
-                }
-                for table in [*self.tables, self.settings]
-            },
-            "disagreements": [vars(item) for item in self.disagreements],
-        }
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
@@ -148,13 +35,13 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         _curves(comparison),
         _section(comparison.settings.title, _settings(comparison.settings, comparison.runs)),
     ]
-    body = Template(asset("comparison.html")).substitute(
+    body = Template(asset("page.html", __package__)).substitute(
         runs=_legend(comparison.runs),
         sections="\n".join(section for section in sections if section),
         footer="".join(f"<p>{html.escape(line)}</p>" for line in footer),
-        script=asset("comparison.js"),
+        script=asset("page.js", __package__),
     )
-    return page(" · ".join(comparison.runs), asset("comparison.css"), body)
+    return page(" · ".join(comparison.runs), asset("page.css", __package__), body)
 
 
 def color_of(number: int) -> str:
@@ -282,8 +169,3 @@ def _marked(words: Iterable[str], known: set[str]) -> str:
     return " ".join(
         html.escape(word) if word in known else f'<span class="alone">{html.escape(word)}</span>' for word in words
     )
-
-
-def metric_title(metric: str) -> str:
-    """Return BLEU-4 of bleu4."""
-    return f"BLEU-{metric[-1]}"

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning.attention import additive_cpu
-from captioning.unroll import Use, uses_of
+from captioning.kernels import additive_cpu
+from captioning.kernels.unroll import Use, uses_of
 
 
 def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def _kernels(projected: Tensor) -> ModuleType | None:
 def _cuda_kernels() -> ModuleType | None:
     if importlib.util.find_spec("triton") is None:
         return None
-    from captioning.attention import additive_cuda
+    from captioning.kernels import additive_cuda
 
     return additive_cuda
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioning import native
+from captioning.kernels import native
 
 
 def usable(projected: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning import native
+from captioning.kernels import native
 
 
 def plain_step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:

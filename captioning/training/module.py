@@ -16,20 +16,20 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning import losses
 from captioning.attention.base import Attention, Memory
-from captioning.batch import CaptionBatch
+from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.diagnostics import CollapseWatch, attention_statistics
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.estimators import Estimator
+from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.grounding import NounHit, grounding_scores, noun_hits
 from captioning.files import write_json
-from captioning.grounding import NounHit, grounding_scores, noun_hits
-from captioning.metrics import corpus_bleu
 from captioning.model import CHECKPOINT_FORMAT, Captioner
-from captioning.objective import Objective, sampled_bounds
+from captioning.objective import losses
+from captioning.objective.collapse import CollapseWatch, attention_statistics
+from captioning.objective.estimators import Estimator
+from captioning.objective.objective import Objective, sampled_bounds
 from captioning.vocabulary import Vocabulary
 
 

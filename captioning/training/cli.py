@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from jsonargparse import get_loader, set_loader
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.callbacks import AtomicCheckpointIO, LogLines, WandbRun
-from captioning.data.datamodule import CaptionDataModule
+from captioning.component import current_path
 from captioning.errors import InputError
 from captioning.provenance import provenance
-from captioning.training import CaptioningModule
+from captioning.training.callbacks import AtomicCheckpointIO, LogLines
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
+from captioning.training.wandb_run import WandbRun
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:
@@ -39,10 +42,31 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},
             auto_configure_optimizers=False,  # the module takes its own
+            parser_kwargs={"parser_mode": CONFIG_FORMAT},
             args=with_run_config(args),
         )
     except MisconfigurationException as error:  # options of the trainer that contradict each other
         raise InputError(" ".join(str(error).split())) from error
+
+
+def _load_config(text: str) -> Any:
+    """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found."""
+    return _with_current_paths(get_loader("yaml")(text))
+
+
+def _with_current_paths(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_current_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: _with_current_paths(item) for key, item in value.items()}
+    if isinstance(found.get("class_path"), str):
+        found["class_path"] = current_path(found["class_path"])
+    return found
+
+
+CONFIG_FORMAT = "captioning"
+set_loader(CONFIG_FORMAT, _load_config)
 
 
 def _quieten() -> None:
@@ -225,7 +249,7 @@ def _loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
         if "save_dir" in logger.init_args:
             logger.init_args.save_dir = str(run_dir)
         if logger.class_path.endswith(("WandbLogger", "WandbRun")):
-            logger.class_path = "captioning.callbacks.WandbRun"
+            logger.class_path = "captioning.training.WandbRun"
             logger.init_args.pop("experiment", None)  # an object, which no config can hold
             project = os.environ.get("WANDB_PROJECT", "captioning")
             defaults = {"name": run_dir.name, "project": project, "group": group, "job_type": "train"}

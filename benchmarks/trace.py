@@ -1,0 +1,95 @@
+"""Print what must not change when code is moved: losses of 30 training steps and captions with alphas, bit by bit.
+
+Every attention is trained on shapes on one thread of the CPU; then its checkpoint captions validation images with beams
+of 1, 3 and 5. Two versions of the code compute the same when they print the same:
+
+    python benchmarks/trace.py > before.txt
+    python benchmarks/trace.py > after.txt && diff before.txt after.txt
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from captioning.inference import load
+
+# Attention -> what its config is changed by.
+OPTIONS = {
+    "soft": [],
+    "hard": ["--model.decoder.init_args.attention.init_args.ramp=[0,10]"],  # draws begin at once
+    "multihead": [],
+    "local": [],
+}
+BEAMS = (1, 3, 5)
+IMAGES = 8
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def train(attention: str, steps: int, runs: Path) -> Path:
+    """Train and return the run's folder."""
+    command = [
+        *(sys.executable, "-m", "captioning", "fit", "--config", f"configs/shapes_{attention}.yaml"),
+        *("--runs", str(runs), "--name", attention, "--trainer.logger=false", "--trainer.callbacks=[]"),
+        *("--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.max_epochs=1"),
+        *(f"--trainer.limit_train_batches={steps}", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1"),
+        *("--trainer.enable_progress_bar=false", "--data.num_workers=0", "--data.limit_images=1600"),
+        *OPTIONS[attention],
+    ]
+    done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+    return runs / attention
+
+
+def losses(folder: Path) -> list[str]:
+    """Return a line for every number that was logged."""
+    (path,) = folder.glob("metrics/version_*/metrics.csv")
+    with path.open(newline="") as file:
+        return [
+            f"step {row['step']} {name} {float(value).hex()}"
+            for row in csv.DictReader(file)
+            for name, value in sorted(row.items())
+            if value and name.startswith(("train/", "val/")) and not name.endswith("per_second")
+        ]
+
+
+def captions(name: str, checkpoint: Path, images: list[Path]) -> Iterator[str]:
+    """Yield a line for each image and beam: the caption, its score, and a digest of alphas and gates."""
+    captioner = load(checkpoint)
+    for beam in BEAMS:
+        for path, found in zip(images, captioner.caption(images, beam_size=beam), strict=True):
+            attention = hashlib.sha256(found.alphas.tobytes() + found.betas.tobytes()).hexdigest()[:16]
+            yield f"{name} beam {beam} {path.name}: {found.text} {float(found.score).hex()} {attention}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=30, help="training steps of each attention (default: 30)")
+    parser.add_argument("--checkpoint", type=Path, nargs="*", default=[], help="caption with these, too")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        for attention in OPTIONS:
+            folder = train(attention, args.steps, Path(scratch))
+            for line in losses(folder):
+                print(attention, line, flush=True)
+            images = sorted(Path("data/shapes/val").glob("*.png"))[:IMAGES]
+            for line in captions(attention, folder / "checkpoints" / "last.ckpt", images):
+                print(line, flush=True)
+    for number, checkpoint in enumerate(args.checkpoint, 1):
+        for line in captions(f"checkpoint {number}", checkpoint, images):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()

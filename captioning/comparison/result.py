@@ -1,0 +1,126 @@
+"""What a comparison of runs has found: rows of text for a terminal, a page or a report, and the numbers behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from captioning.comparison.runs import Curve
+from captioning.evaluation.resampling import Difference, Interval
+
+METRICS = ("bleu1", "bleu2", "bleu3", "bleu4")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number as it is shown.
+
+    Attributes:
+        text: the number; "" where there is none.
+        detail: what belongs to it, such as its interval or its step.
+        change: how it differs from the first run's.
+        clear: the change is more than chance.
+        best: no other run's is better.
+        value: the number itself; None for a text.
+        between: the ends of its 95 % interval.
+    """
+
+    text: str
+    detail: str = ""
+    change: str = ""
+    clear: bool = False
+    best: bool = False
+    value: float | None = None
+    between: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure of all runs. A baseline belongs to the row before it."""
+
+    name: str
+    cells: list[Cell]
+    baseline: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    rows: list[Row]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """An image that the runs tell differently: by run its caption and its sentence score in percent."""
+
+    image_id: int
+    captions: dict[str, str]
+    scores: dict[str, float]
+    references: list[str]
+
+
+@dataclass
+class Comparison:
+    """What ``captioning.comparison.compare.compare`` found.
+
+    Attributes:
+        runs: their names; the first is what the others are compared with.
+        metric: the score that verdicts and sentence scores are of.
+        verdicts: a sentence per further run.
+        notices: what a reader must know to read the numbers, a sentence each.
+        tables: in the order of interest.
+        settings: the settings that differ.
+        bleu: by run, the four intervals of BLEU-1..4.
+        tests: by run but the first, and by measure, its difference from the first.
+        curves: by log key, the curves of the runs that have it.
+        disagreements: the images where the runs differ most, first the largest difference of sentence scores.
+        images: how many images all scores are of; 0 if the runs have none in common.
+    """
+
+    runs: list[str]
+    metric: str
+    verdicts: list[str] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
+    bleu: dict[str, list[Interval]] = field(default_factory=dict)
+    tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
+    disagreements: list[Disagreement] = field(default_factory=list)
+    images: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the numbers as plain data for JSON."""
+        return {
+            "runs": self.runs,
+            "metric": self.metric,
+            "images": self.images,
+            "verdicts": self.verdicts,
+            "notices": self.notices,
+            "intervals": {
+                run: {name: vars(interval) for name, interval in zip(METRICS, found, strict=True)}
+                for run, found in self.bleu.items()
+            },
+            "differences": {
+                run: {name: {**vars(test.interval), "p_value": test.p_value} for name, test in tests.items()}
+                for run, tests in self.tests.items()
+            },
+            "tables": {
+                table.title: {
+                    row.name: {
+                        run: cell.text if cell.value is None else cell.value
+                        for run, cell in zip(self.runs, row.cells, strict=True)
+                    }
+                    for row in table.rows
+                }
+                for table in [*self.tables, self.settings]
+            },
+            "disagreements": [vars(item) for item in self.disagreements],
+        }
+
+
+def metric_title(metric: str) -> str:
+    """Return BLEU-4 of bleu4."""
+    return f"BLEU-{metric[-1]}"

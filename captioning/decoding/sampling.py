@@ -1,0 +1,121 @@
+"""Captions word by word: the most probable word, or one drawn from the model's distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from captioning.decoding.search import Beams, Ended, Rules, Search, check_lengths
+from captioning.decoding.step import Hypothesis, ImageStepFunction, State, StepFunction
+from captioning.errors import InputError
+from captioning.vocabulary import END, START
+
+
+def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length: int = 0) -> list[Hypothesis]:
+    """Return the caption that takes the most probable word at every step, one per row of ``state``.
+
+    Args:
+        max_length: steps. A caption that has not ended by then is cut off after this many words.
+        min_length: words before <end> may come.
+    """
+    return _roll_out(step, state, lambda log_probs, rows: log_probs.argmax(dim=-1), max_length, min_length)
+
+
+def sample(
+    step: StepFunction,
+    state: State,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    max_length: int = 30,
+    min_length: int = 0,
+) -> list[Hypothesis]:
+    """Return one caption per row of ``state``, each word drawn from the model's distribution.
+
+    Scores and log-probabilities are the model's own, not those of the tempered and cut distribution. A step draws one
+    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
+
+    Args:
+        temperature: log-probabilities are divided by it; must be positive.
+        top_k: draw from the k most probable words alone.
+        top_p: draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+
+    Raises:
+        InputError: an option out of its range.
+    """
+    if temperature <= 0:
+        raise InputError(f"temperature must be positive, got {temperature}; use greedy decoding for the limit 0")
+    if top_k is not None and top_k < 1:
+        raise InputError(f"top_k must be at least 1, got {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise InputError(f"top_p must be in (0, 1], got {top_p}")
+
+    N = state[0].shape[0]
+
+    def draw(log_probs: Tensor, rows: Tensor) -> Tensor:
+        log_probs = log_probs / temperature
+        if top_k is not None:
+            least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+            log_probs = log_probs.masked_fill(log_probs < least, float("-inf"))
+        if top_p is not None:
+            ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
+            before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
+            outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+            log_probs = log_probs.masked_fill(outside, float("-inf"))
+        reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (N', V)
+        below = torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows] * reached[:, -1:]
+        return torch.searchsorted(reached, below, right=True).squeeze(-1)  # the first word to lie beyond
+
+    return _roll_out(step, state, draw, max_length, min_length)
+
+
+def _rows(images: Tensor, rows: int) -> Tensor:
+    """Return the rows (B * rows,) of some images, each of which has ``rows`` of them."""
+    return (images.unsqueeze(1) * rows + torch.arange(rows, device=images.device)).flatten()
+
+
+def _roll_out(
+    step: StepFunction, state: State, choose: Callable[[Tensor, Tensor], Tensor], max_length: int, min_length: int
+) -> list[Hypothesis]:
+    """Follow every row with the word that ``choose(log_probs (N', V), rows (N',))`` names, rows of the N at first."""
+    check_lengths(min_length, max_length)
+    N, device = state[0].shape[0], state[0].device
+    images = step.images if isinstance(step, ImageStepFunction) else N
+    R = N // images
+    rules, search = Rules.on(device, min_length), Search(step, images, device)
+    rows = torch.arange(N, device=device)
+    slots = rows[:R].expand(images, R)
+    tokens = torch.full((N,), START, device=device)
+    ended = Ended(
+        score=torch.zeros(images, R, device=device),
+        step=torch.full_like(slots, max_length - 1),
+        slot=slots,
+        finished=torch.zeros_like(slots, dtype=torch.bool),
+    )
+    for words in range(max_length):
+        out = search.step(tokens, state)
+        state = out.state
+        log_probs = rules.apply(out.log_probs, words)
+        tokens = choose(log_probs, rows).masked_fill(ended.finished.flatten(), END)
+        chosen = log_probs.gather(-1, tokens.unsqueeze(-1)).view_as(ended.score)
+        word = tokens.view_as(ended.slot)
+        search.history.append(Beams.of(out, word, chosen, ended.slot))
+        ends = (word == END) & ~ended.finished
+        ended = Ended(
+            score=ended.score + chosen.masked_fill(ended.finished, 0.0),
+            step=ended.step.masked_fill(ends, words),
+            slot=ended.slot,
+            finished=ended.finished | ends,
+        )
+        remaining = search.remaining(~ended.finished.all(dim=1)) if words < max_length - 1 else None
+        if remaining is not None:
+            ended = search.keep(remaining, ended)
+            if not len(remaining):
+                break
+            places = _rows(remaining, R)
+            state = tuple(part.index_select(0, places) for part in state)
+            tokens, rows = tokens[places], rows[places]
+    return [hypothesis for image in search.results(ended) for hypothesis in image]

@@ -1,0 +1,77 @@
+"""What decoding works with: a step function, the captions it leads to, and the options of a search.
+
+A step function takes ``(tokens (N,), state)`` and returns a ``Step``. The state is a tuple of tensors whose first axis
+is N = images * rows, the rows of an image adjacent; between steps it is reordered with ``index_select`` alone. Images
+whose captions have all ended leave the batch where the step function can do without them (``ImageStepFunction``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, runtime_checkable
+
+from torch import Tensor
+
+State = tuple[Tensor, ...]
+
+
+class Step(NamedTuple):
+    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
+
+    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
+    """
+
+    log_probs: Tensor
+    state: State
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+
+StepFunction = Callable[[Tensor, State], Step]
+
+
+@runtime_checkable
+class ImageStepFunction(Protocol):
+    """A step function over ``images`` images that can go on with some of them alone."""
+
+    images: int
+
+    def __call__(self, tokens: Tensor, state: State) -> Step: ...
+
+    def select(self, images: Tensor) -> ImageStepFunction:
+        """Return the step function of the given images, (B',) indices. Called when at most half of them are left."""
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One decoded caption.
+
+    Attributes:
+        ids: word ids, without <start> and <end>.
+        log_probs: nats per word; one more for <end> when the caption is finished.
+        score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        finished: False when the maximum length cut the caption off.
+        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
+        betas: (len(ids),).
+        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
+    """
+
+    ids: list[int]
+    log_probs: list[float]
+    score: float
+    finished: bool
+    alphas: Tensor
+    betas: Tensor
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class BeamOptions:
+    """How captions are searched for in evaluation; see ``beam_search``. A beam of 1 is greedy decoding."""
+
+    beam_size: int = 3
+    length_normalization: float = 0.0
+    max_length: int = 30
+    min_length: int = 1

@@ -1,0 +1,1 @@
+"""How good captions are and where attention looks: strings and arrays in, numbers out."""

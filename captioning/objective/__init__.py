@@ -1,0 +1,24 @@
+"""What training minimises, and how its gradient reaches drawn locations. PyTorch alone."""
+
+from captioning.objective.estimators import (
+    Estimator,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    RewardToGo,
+    SelfCritical,
+)
+from captioning.objective.losses import ArcticReduction, Reduction
+from captioning.objective.objective import Objective
+
+__all__ = [
+    "ArcticReduction",
+    "Estimator",
+    "LeaveOneOut",
+    "MovingAverage",
+    "NoBaseline",
+    "Objective",
+    "Reduction",
+    "RewardToGo",
+    "SelfCritical",
+]

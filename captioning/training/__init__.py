@@ -1,0 +1,17 @@
+"""Everything of Lightning: the module, the data of a run, callbacks, loggers and the command line."""
+
+from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
+from captioning.training.schedules import WarmupCosine
+from captioning.training.wandb_run import WandbRun
+
+__all__ = [
+    "CaptionDataModule",
+    "CaptionSamples",
+    "CaptioningModule",
+    "Throughput",
+    "Unfreeze",
+    "WandbRun",
+    "WarmupCosine",
+]

@@ -1,0 +1,116 @@
+"""What happens beside training: sample captions, unfreezing, throughput, safe checkpoint files."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from captioning.data.batch import CaptionBatch
+from captioning.training.module import CaptioningModule
+from captioning.training.wandb_run import WandbRun
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint under a temporary name and renames it: a crash leaves the old file or the new one."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        temporary = f"{path}.part"
+        super().save_checkpoint(checkpoint, temporary, storage_options)
+        os.replace(temporary, path)
+
+
+class CaptionSamples(Callback):
+    """Captions and attention overlays of the first images of the validation split, after every validation.
+
+    They are written to ``samples/`` in the run's folder, and logged where the logger takes images (wandb).
+
+    Args:
+        images: how many.
+    """
+
+    def __init__(self, images: int = 4) -> None:
+        self.images = images
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or not trainer.is_global_zero or not self.images:
+            return
+        from captioning.views.overlays import attention_figure  # matplotlib is slow to import
+
+        assert isinstance(pl_module, CaptioningModule)
+        samples = pl_module.caption_samples(self.images)
+        folder = Path(trainer.default_root_dir) / "samples"
+        folder.mkdir(parents=True, exist_ok=True)
+        paths = []
+        for sample in samples:
+            figure = attention_figure(
+                sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
+            )
+            path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
+            figure.savefig(path, dpi=80)
+            paths.append(path)
+        for logger in trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.log_samples(samples, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+
+
+class LogLines(Callback):
+    """One line per validation where the output is no terminal: a progress bar shows nothing there before its end."""
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._started = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero or sys.stdout.isatty():
+            return
+        shown = [
+            f"{name} {float(trainer.callback_metrics[name]):.2f}"
+            for name in ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
+            if name in trainer.callback_metrics
+        ]
+        seconds = time.perf_counter() - self._started
+        print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *shown, flush=True)
+
+
+class Throughput(Callback):
+    """Logs ``train/captions_per_second`` of this process.
+
+    Args:
+        every_n_steps: batches that one figure covers.
+    """
+
+    def __init__(self, every_n_steps: int = 50) -> None:
+        self.every_n_steps = every_n_steps
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._captions, self._since = 0, time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
+    ) -> None:
+        self._captions += len(batch.captions)
+        if (batch_idx + 1) % self.every_n_steps == 0:
+            now = time.perf_counter()
+            pl_module.log("train/captions_per_second", self._captions / (now - self._since))
+            self._captions, self._since = 0, now
+
+
+class Unfreeze(Callback):
+    """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
+
+    Args:
+        epoch: the first epoch (from 0) in which the encoder is trained.
+    """
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        pl_module.encoder.set_trainable(trainer.current_epoch >= self.epoch)

@@ -75,7 +75,7 @@ class Timed:
 @torch.inference_mode()
 def decode(captioner: Captioner, annotations: Tensor, words: Tensor, *, beam_size: int) -> list[list[Hypothesis]]:
     """Return the captions of annotations (B, L, D); they have the given numbers of words, (B,)."""
-    memory = captioner.remember(annotations=annotations)
+    memory = captioner.encode(annotations=annotations)
     step, state = Timed(captioner.stepper(memory), words), tuple(captioner.decoder.init_state(memory))
     if beam_size == 1:
         return [[best] for best in decoding.greedy(step, state, max_length=_MAX_LENGTH)]

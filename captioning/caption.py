@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.errors import InputError
+from captioning.trace import AttentionTrace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,9 +37,7 @@ class Alternative:
         log_probs: nats per word, and one more for <end> when the caption is finished.
         score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False when the maximum length cut the caption off.
-        alphas: (T, L), the probabilities of locations, row ``t`` belongs to ``words[t]``.
-        weights: (T, L), what the contexts were formed with: ``alphas``, or one-hot where hard attention chose.
-        betas: (T,), the gate in [0, 1]; None if the decoder has no gate.
+        trace: where the model looked at each word, as arrays (T, ..).
     """
 
     text: str
@@ -46,9 +45,17 @@ class Alternative:
     log_probs: list[float]
     score: float
     finished: bool
-    alphas: Float32
-    weights: Float32
-    betas: Float32 | None
+    trace: AttentionTrace
+
+    @property
+    def alphas(self) -> Float32:
+        """(T, L), the probabilities of the locations, row ``t`` belongs to ``words[t]``."""
+        return self.trace.alphas
+
+    @property
+    def betas(self) -> Float32 | None:
+        """(T,), the gate in [0, 1]; None if the decoder has no gate."""
+        return self.trace.betas
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,7 @@ class Caption(Alternative):
         """Return the paper's figure: the view, then one panel per word with the attention over it."""
         from captioning.views.overlays import attention_figure  # matplotlib is needed only by those who look
 
-        return attention_figure(
-            self.view, self.words, self.alphas, self.grid_size, betas=self.betas, weights=self.weights
-        )
+        return attention_figure(self.view, self.words, self.trace, self.grid_size)
 
     def look(
         self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
@@ -89,14 +94,8 @@ class Caption(Alternative):
 
         return Look(
             run=run,
-            words=self.words,
-            alphas=self.alphas,
+            captions=[self, *self.alternatives],
             grid_size=self.grid_size,
-            weights=self.weights,
-            betas=self.betas,
-            log_probs=self.log_probs,
-            score=self.score,
-            alternatives=self.alternatives,
             references=references,
             numbers=numbers or {},
         )
@@ -126,8 +125,6 @@ class Caption(Alternative):
 
         "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
         """
-        from captioning.views.overlays import chosen_cells
-
         return {
             "image": self.path,
             "caption": self.text,
@@ -139,7 +136,7 @@ class Caption(Alternative):
             "view_size": [self.view.height, self.view.width],
             "alphas": [_rounded(row) for row in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),
-            "chosen": chosen_cells(self.alphas, self.weights),
+            "chosen": self.trace.chosen(),
             "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
         }
 

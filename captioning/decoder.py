@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from captioning.attention.annotation_lstm import AnnotationLSTM
-from captioning.attention.base import Attention, AttentionOutput, Memory, expected_context
+from captioning.attention import AnnotationLSTM, Attention, Memory
+from captioning.attention.base import expected_context
 from captioning.component import Component
-from captioning.kernels.compilation import Mode, ShapeBuckets, begin_training_step, compiled
+from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.lstm import lstm_cell
-from captioning.kernels.unroll import StepLinear, unrolled
+from captioning.kernels.recurrence import Recurrence, to_autocast
+from captioning.kernels.unroll import StepLinear
+from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
 
-
-class DecoderState(NamedTuple):
-    """h and c, each (N, H)."""
-
-    h: Tensor
-    c: Tensor
-
-
-class StepAttention(NamedTuple):
-    """What one step looked at, for N rows."""
-
-    attention: AttentionOutput
-    beta: Tensor
-    """(N,), the gate in [0, 1]; ones where the decoder has no gate."""
+State = tuple[Tensor, ...]
+"""h and c, (N, H) each, and after them what the attention carries from step to step, (N, ..) each."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +31,7 @@ class DecoderOutput:
         logits: (M, V), unnormalised log-probabilities of the word at each existing step.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        alphas: (N, T, L), 0 at steps that do not exist.
-        betas: (N, T), 0 at steps that do not exist.
-        weights: (N, T, L), what the contexts were formed with, alphas or one-hot samples; 0 at steps without a word.
+        trace: of (N, T) steps; alphas and betas are 0 at steps that do not exist.
         selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for deterministic attention.
     """
@@ -53,19 +39,19 @@ class DecoderOutput:
     logits: Tensor
     targets: Tensor
     mask: Tensor
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    trace: AttentionTrace
     selection_log_probs: Tensor | None = None
 
 
-class _Taken(NamedTuple):
-    """What one step of the recurrence leaves behind."""
+class _Kept(NamedTuple):
+    """What a step of the recurrence leaves behind: h_t, the gated context, and how it came about; rows first."""
 
-    state: DecoderState
-    looked: StepAttention
+    h: Tensor
     context: Tensor
-    """(N, D), gated."""
+    alphas: Tensor
+    beta: Tensor | None
+    locations: Tensor
+    log_prob: Tensor | None
 
 
 class _StateInitialiser(nn.Module):
@@ -124,15 +110,11 @@ class AttentionDecoder(Component):
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
         self.annotation_lstm = annotation_lstm
-        self._compile_mode: Mode | None = None
-        self._buckets = ShapeBuckets()
+        self._recurrence = Recurrence()
 
     def compile_training(self, mode: Mode) -> None:
-        """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes.
-
-        Small batches are filled up with rows that predict no word, so that few shapes are compiled.
-        """
-        self._compile_mode = mode
+        """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes."""
+        self._recurrence.mode = mode
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters for V words and annotations of size D that lie on ``grid_size`` (rows, columns)."""
@@ -168,7 +150,7 @@ class AttentionDecoder(Component):
             self.embedding_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
         nn.init.zeros_(self.output.bias)
 
-    def remember(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+    def encode(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         """Return what the steps look at, computed once per image.
 
         Args:
@@ -178,9 +160,7 @@ class AttentionDecoder(Component):
         annotations = annotations.to(self.embedding.weight.dtype)
         if self.standardize is not None:
             annotations = self._standardized(annotations, mask)
-        device = annotations.device.type
-        if torch.is_autocast_enabled(device):  # once, not at every step
-            annotations = annotations.to(torch.get_autocast_dtype(device))
+        annotations = to_autocast(annotations)
         if self.annotation_lstm is not None:
             annotations = self.annotation_lstm(annotations, mask)
         return self.attention.prepare(annotations, mask)
@@ -193,51 +173,41 @@ class AttentionDecoder(Component):
         standardized[mask] = self.standardize(annotations[mask])  # absent locations must not enter the statistics
         return standardized
 
-    def init_state(self, memory: Memory) -> DecoderState:
-        """Return h_0 and c_0, (B, H) each, from the mean of the locations that exist."""
+    def init_state(self, memory: Memory) -> State:
+        """Return h_0 and c_0 from the mean of the locations that exist, and attention's first state; (B, ..) each."""
         exists = torch.ones_like(memory.annotations[:, :, 0]) if memory.mask is None else memory.mask
         share = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
-        mean = expected_context(share.unsqueeze(1), memory.annotations)  # (B, D)
-        return DecoderState(self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype))
+        mean = expected_context(share.unsqueeze(1), memory.annotations).squeeze(1)  # (B, D)
+        h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
+        return (h, c, *self.attention.init_state(memory))
 
-    def step(self, tokens: Tensor, state: DecoderState, memory: Memory) -> tuple[Tensor, DecoderState, StepAttention]:
+    def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         """Read the previous word and predict the next.
 
         Args:
             tokens: (N,) int64, y_{t-1}; N = B * R, the rows of an image adjacent.
-            state: h_{t-1} and c_{t-1}.
+            state: of the step before, or ``init_state``.
             memory: of B images.
 
         Returns:
             logits (N, V), the new state, and what was looked at.
         """
         embedded = self.embedding(tokens)  # (N, E)
-        state, looked, context = self._recur(self.embedding_to_gates(embedded), state, memory)
-        return self._deep_output(embedded, state.h, context), state, looked
+        state, kept = self._recur(self.embedding_to_gates(embedded), state, memory)
+        trace = AttentionTrace(kept.alphas, kept.beta, kept.locations)
+        return self._deep_output(embedded, kept.h, kept.context), state, trace
 
-    def _recur(self, embedded_gates: Tensor, state: DecoderState, memory: Memory) -> _Taken:
-        """One step of Eq. 1-6."""
-        attention = self.attention(state.h, memory)  # Eq. 4-6
-        context = attention.context
-        if self.gate is None:
-            beta = torch.ones_like(context[:, 0])
-        else:
-            beta = torch.sigmoid(self.gate(state.h)).squeeze(-1)  # (N,)
+    def _recur(self, embedded_gates: Tensor, state: State, memory: Memory) -> tuple[State, _Kept]:
+        """One step of Eq. 1-6, for the part (N, 4H) of the gates that comes from y_{t-1}."""
+        h, c, *carried = state
+        attention = self.attention(h, memory, tuple(carried))  # Eq. 4-6
+        context, beta = attention.context, None
+        if self.gate is not None:
+            beta = torch.sigmoid(self.gate(h)).squeeze(-1)  # (N,)
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
-        h, c = lstm_cell(embedded_gates, self.hidden_to_gates(state.h), self.context_to_gates(context), state.c)
-        return _Taken(DecoderState(h, c), StepAttention(attention, beta), context)
-
-    def _unroll(self, embedded_gates: Tensor, state: DecoderState, memory: Memory) -> list[_Taken]:
-        """Take all steps, from embedded_gates (N, T, 4H)."""
-        memory = memory.shared()
-        with unrolled(self):
-            return _take(self._recur, embedded_gates.unbind(1), state, memory)
-
-    def _unroll_compiled(self, embedded_gates: Tensor, state: DecoderState, memory: Memory, mode: Mode) -> list[_Taken]:
-        """``_unroll``, compiled. A step's gradients are added up step by step: what is compiled has no memory."""
-        begin_training_step(mode)
-        steps = embedded_gates.transpose(0, 1).contiguous()  # strides must not depend on T
-        return _take(partial(compiled(AttentionDecoder._recur, mode), self), steps.unbind(0), state, memory)
+        h, c = lstm_cell(embedded_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)  # Eq. 1-3
+        kept = _Kept(h, context, attention.alphas, beta, attention.locations, attention.log_prob)
+        return (h, c, *attention.state), kept
 
     def _deep_output(self, embedded: Tensor, h: Tensor, context: Tensor) -> Tensor:
         """Return logits: L_o(E y_{t-1} + L_h h_t + L_z z_t), Eq. 7."""
@@ -258,65 +228,22 @@ class AttentionDecoder(Component):
         if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
             raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
         N, T, B = captions.shape[0], captions.shape[1] - 1, memory.annotations.shape[0]
-        mode = self._compile_mode if self.training and torch.is_grad_enabled() else None
-        if mode is not None and (images := self._buckets.images(B, N // B)) > B:
-            return self._forward_filled_up(captions, lengths, memory, images)
         mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)  # (N, T)
         embedded = self.embedding(captions[:, :-1])  # (N, T, E)
         embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
         state = self.init_state(memory)
         if N > B:
-            state = DecoderState(state.h.repeat_interleave(N // B, 0), state.c.repeat_interleave(N // B, 0))
-        if mode is None:
-            taken = self._unroll(embedded_gates, state, memory)
-        else:
-            taken = self._unroll_compiled(embedded_gates, state, memory, mode)
-        hidden, contexts = torch.stack([t.state.h for t in taken], 1), torch.stack([t.context for t in taken], 1)
+            state = tuple(part.repeat_interleave(N // B, 0) for part in state)
+        steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
         exists = mask.flatten().nonzero().squeeze(1)  # (M,)
-        embedded, h, context = (part.flatten(0, 1).index_select(0, exists) for part in (embedded, hidden, contexts))
-        logits = self._deep_output(embedded, h, context)
-        selections = [t.looked.attention for t in taken]
-        log_probs = [selection.log_prob for selection in selections if selection.log_prob is not None]
-        alphas = torch.stack([selection.alphas for selection in selections], 1) * mask.unsqueeze(-1)  # (N, T, L)
-        weights = alphas
-        if log_probs:
-            weights = torch.stack([selection.weights for selection in selections], 1) * mask.unsqueeze(-1)
+        parts = (part.flatten(0, 1).index_select(0, exists) for part in (embedded, steps.h, steps.context))
+        trace = AttentionTrace(
+            steps.alphas * mask.unsqueeze(-1), None if steps.beta is None else steps.beta * mask, steps.locations
+        )
         return DecoderOutput(
-            logits=logits,
+            logits=self._deep_output(*parts),  # Eq. 7 needs no loop either
             targets=captions[:, 1:].flatten().index_select(0, exists),
             mask=mask,
-            alphas=alphas,
-            betas=torch.stack([t.looked.beta for t in taken], 1) * mask,
-            weights=weights,
-            selection_log_probs=torch.stack(log_probs, 1) * mask if log_probs else None,
+            trace=trace,
+            selection_log_probs=None if steps.log_prob is None else steps.log_prob * mask,
         )
-
-    def _forward_filled_up(self, captions: Tensor, lengths: Tensor, memory: Memory, images: int) -> DecoderOutput:
-        """``forward`` with the last image repeated until there are ``images``; its further rows predict no word."""
-        N, B = len(captions), len(memory.annotations)
-        more = (images - B) * (N // B)
-        repeated = memory.select(torch.arange(images, device=captions.device).clamp(max=B - 1))
-        pad = torch.nn.functional.pad
-        output = self.forward(pad(captions, (0, 0, 0, more), value=PAD), pad(lengths, (0, more)), repeated)
-        drawn = output.selection_log_probs
-        return replace(
-            output,
-            mask=output.mask[:N],
-            alphas=output.alphas[:N],
-            betas=output.betas[:N],
-            weights=output.weights[:N],
-            selection_log_probs=None if drawn is None else drawn[:N],
-        )
-
-
-def _take(
-    step: Callable[[Tensor, DecoderState, Memory], _Taken],
-    embedded_gates: tuple[Tensor, ...],
-    state: DecoderState,
-    memory: Memory,
-) -> list[_Taken]:
-    taken = []
-    for gates in embedded_gates:
-        taken.append(step(gates, state, memory))
-        state = taken[-1].state
-    return taken

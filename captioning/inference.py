@@ -22,7 +22,7 @@ import torch
 from PIL import Image, ImageOps
 
 from captioning import decoding
-from captioning.attention.base import Memory
+from captioning.attention import Memory
 from captioning.caption import Alternative, Caption
 from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
@@ -236,9 +236,7 @@ class ImageCaptioner:
             "log_probs": hypothesis.log_probs,
             "score": hypothesis.score,
             "finished": hypothesis.finished,
-            "alphas": hypothesis.alphas.numpy(),
-            "weights": hypothesis.weights.numpy(),
-            "betas": hypothesis.betas.numpy() if self.captioner.decoder.gated else None,
+            "trace": hypothesis.trace.map(lambda part: part.numpy()),
         }
 
     @torch.inference_mode()
@@ -251,12 +249,12 @@ class ImageCaptioner:
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # every batch draws anew
-            return self._search(self.captioner.remember(pixels), options)
+            return self._search(self.captioner.encode(pixels), options)
 
     def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
         if options.method == "beam":
             return self.captioner.search(memory, options)
-        step, state = self.captioner.stepper(memory), tuple(self.captioner.decoder.init_state(memory))
+        step, state = self.captioner.stepper(memory), self.captioner.decoder.init_state(memory)
         lengths = {"max_length": options.max_length, "min_length": options.min_length}
         if options.method == "greedy":
             return [[hypothesis] for hypothesis in decoding.greedy(step, state, **lengths)]

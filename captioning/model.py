@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention.base import Memory
+from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, DecoderOutput, DecoderState
+from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
 
@@ -23,10 +23,8 @@ class _Stepper:
         self.images = memory.annotations.shape[0]
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
-        logits, new_state, looked = self.decoder.step(tokens, DecoderState(*state), self.memory)
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
-        attention = looked.attention
-        return Step(log_probs, tuple(new_state), attention.alphas, looked.beta, attention.weights)
+        logits, state, trace = self.decoder.step(tokens, state, self.memory)
+        return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
     def select(self, images: Tensor) -> _Stepper:
         return _Stepper(self.decoder, self.memory.select(images))
@@ -47,7 +45,7 @@ class Captioner(nn.Module):
         self.decoder = decoder
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
 
-    def remember(
+    def encode(
         self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
@@ -61,7 +59,7 @@ class Captioner(nn.Module):
             annotations = self.encoder(images)
         if annotations.shape[-1] != self.encoder.annotation_dim:
             raise ValueError(f"annotations must have size {self.encoder.annotation_dim}, got {annotations.shape[-1]}")
-        return self.decoder.remember(annotations, mask)
+        return self.decoder.encode(annotations, mask)
 
     def forward(self, batch: CaptionBatch, samples: int = 1) -> DecoderOutput:
         """Teacher-forced logits and alphas of every caption in the batch.
@@ -69,10 +67,10 @@ class Captioner(nn.Module):
         Args:
             samples: rows per caption, adjacent, which differ in what a stochastic attention draws for them.
         """
-        memory = self.remember(batch.images, batch.annotations, batch.annotation_mask)
-        return self.teach(batch, memory, samples)
+        memory = self.encode(batch.images, batch.annotations, batch.annotation_mask)
+        return self.teacher_force(batch, memory, samples)
 
-    def teach(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
+    def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """``forward`` over the memory of the batch's images."""
         images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
         each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
@@ -90,10 +88,9 @@ class Captioner(nn.Module):
     @torch.inference_mode()
     def search(self, memory: Memory, options: BeamOptions) -> list[list[Hypothesis]]:
         """Return the beam-search hypotheses of every image in ``memory``, best first."""
-        state = self.decoder.init_state(memory)
         return beam_search(
             self.stepper(memory),
-            tuple(state),
+            self.decoder.init_state(memory),
             beam_size=options.beam_size,
             length_normalization=options.length_normalization,
             max_length=options.max_length,

@@ -63,15 +63,15 @@ def test_absent_locations_do_not_influence_the_decoder():
     mask[:, [0, 5]] = False
     other = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
     captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
-    outputs = [decoder(captions, lengths, decoder.remember(each, mask)) for each in (annotations, other)]
+    outputs = [decoder(captions, lengths, decoder.encode(each, mask)) for each in (annotations, other)]
     torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
-    assert (outputs[0].alphas[:, :, [0, 5]] == 0).all()
+    assert (outputs[0].trace.alphas[:, :, [0, 5]] == 0).all()
 
 
 def test_decoder_attends_to_what_the_lstm_returns_and_trains_it():
     decoder = make_decoder(standardize_annotations=True).train()
     annotations = torch.randn(B, L, D)
-    memory = decoder.remember(annotations)
+    memory = decoder.encode(annotations)
     assert memory.annotations.shape == (B, L, 2 * C) and decoder.annotation_dim == D
     captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
     decoder(captions, lengths, memory).logits.logsumexp(-1).sum().backward()

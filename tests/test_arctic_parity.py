@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers import one_hot
 from torch import Tensor
 
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
@@ -62,9 +63,11 @@ def authors_gradient(captioner: Captioner, output: DecoderOutput, baseline: floa
     (baseline - masked_cost.mean(0)) / 10 * (-alphas_sample / alphas) + alpha_entropy_c * (log(alphas) + 1)
     """
     cost = -losses.step_log_probs(output.logits, output.targets, output.mask)  # (N, T)
-    alphas = output.alphas
+    alphas = output.trace.alphas
     surplus = (baseline - cost.mean(dim=1)).detach()
-    known = surplus.view(-1, 1, 1) / 10 * (-output.weights / alphas) + 0.002 * (alphas.log() + 1)
+    known = surplus.view(-1, 1, 1) / 10 * (-one_hot(output.trace.locations, alphas.shape[-1]) / alphas) + 0.002 * (
+        alphas.log() + 1
+    )
     total = cost.sum(dim=1).mean()  # cost.sum(0), then cost.mean()
     parameters = list(captioner.decoder.parameters())
     return torch.autograd.grad(
@@ -115,7 +118,7 @@ def test_penalty_is_summed_over_the_batch_and_averaged_over_locations():
     captioner, batch = make_captioner(), make_batch()
     _, terms, output = run(captioner, make_objective(captioner), batch)
     torch.testing.assert_close(
-        terms["attention_penalty"], ((1 - output.alphas.sum(1)) ** 2).sum(0).mean(0).detach(), check_dtype=False
+        terms["attention_penalty"], ((1 - output.trace.alphas.sum(1)) ** 2).sum(0).mean(0).detach(), check_dtype=False
     )
 
 
@@ -131,7 +134,7 @@ def test_soft_attention_has_the_authors_loss_too():
     objective = Objective(decoder.attention, attention_penalty=1.0, reduction=losses.ArcticReduction())
     loss, _, output = objective(captioner, make_batch())
     cost = -losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).mean()
-    torch.testing.assert_close(loss, cost + ((1 - output.alphas.sum(1)) ** 2).sum(0).mean(0), check_dtype=False)
+    torch.testing.assert_close(loss, cost + ((1 - output.trace.alphas.sum(1)) ** 2).sum(0).mean(0), check_dtype=False)
 
 
 def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():

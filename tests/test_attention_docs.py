@@ -58,12 +58,18 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
     mask = torch.ones(B, L, dtype=torch.bool)
     mask[:, 1:8] = False  # two locations are left, fewer than k
     captions, lengths = pad_captions(torch.randint(4, V, (B * R, 4)).tolist())
-    output = decoder(captions, lengths, decoder.remember(torch.randn(B, L, D), mask if masked else None))
-    torch.testing.assert_close(output.alphas.sum(-1), torch.ones(B * R, 5))
-    assert ((output.alphas > 0).sum(-1) == (2 if masked else 3)).all()
-    (output.logits.logsumexp(-1).sum() + output.alphas.square().sum()).backward()
+    output = decoder(captions, lengths, decoder.encode(torch.randn(B, L, D), mask if masked else None))
+    torch.testing.assert_close(output.trace.alphas.sum(-1), torch.ones(B * R, 5))
+    (output.logits.logsumexp(-1).sum() + output.trace.alphas.square().sum()).backward()
     assert all(parameter.grad.isfinite().all() for parameter in decoder.parameters())
     assert attention.score.scale.grad != 0
+
+    query, memory = torch.randn(B * R, H), decoder.encode(torch.randn(B, L, D), mask if masked else None)
+    out = attention(query, memory)
+    best = out.alphas.topk(2 if masked else 3)
+    shares = best.values / best.values.sum(-1, keepdim=True)
+    for row in range(B * R):
+        torch.testing.assert_close(out.context[row], shares[row] @ memory.annotations[row // R][best.indices[row]])
 
 
 def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
 import torch
+from helpers import one_hot
 
 import captioning.attention
 from captioning.attention import (
@@ -19,10 +21,11 @@ from captioning.attention import (
     StochasticAttention,
     UniformAttention,
 )
-from captioning.attention.base import expected_context
+from captioning.attention.base import Selected
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder, DecoderState
+from captioning.decoder import AttentionDecoder
 from captioning.errors import InputError
+from captioning.trace import EXPECTATION
 
 B, R, T, E, A, V = 2, 3, 4, 5, 6, 13
 GRID = (3, 5)
@@ -82,12 +85,10 @@ def test_alphas_are_probabilities_and_exactly_zero_where_masked(make, training):
     attention, mask = built(make).train(training), make_mask()
     out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D), mask))
     masked = ~mask.repeat_interleave(R, 0)
-    assert out.context.shape == (B * R, D) and out.alphas.shape == out.weights.shape == (B * R, L)
+    assert out.context.shape == (B * R, D) and out.alphas.shape == (B * R, L) and out.locations.shape == (B * R,)
     torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
-    torch.testing.assert_close(out.weights.sum(-1), torch.ones(B * R))
-    torch.testing.assert_close(out.log_alphas.exp(), out.alphas)
-    assert (out.alphas[masked] == 0).all() and (out.weights[masked] == 0).all()
-    assert (out.log_alphas[masked] == -torch.inf).all()
+    assert (out.alphas[masked] == 0).all()
+    assert not one_hot(out.locations, L)[masked].any()
 
 
 @every_pair
@@ -127,7 +128,7 @@ def test_autocast_computes_probabilities_in_float32_and_stays_close(make):
     exact = attention(query, attention.prepare(annotations, mask))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = attention(query, attention.prepare(annotations.bfloat16(), mask))
-    assert out.alphas.dtype == out.log_alphas.dtype == torch.float32
+    assert out.alphas.dtype == torch.float32
     torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
     # A position may round across the edge of a window, where the Gaussian is exp(-2) = 0.14.
     torch.testing.assert_close(out.alphas, exact.alphas, atol=0.15, rtol=0)
@@ -156,12 +157,12 @@ def test_gradients_collected_over_the_steps_are_those_of_single_steps(make):
     captions, lengths = pad_captions(torch.randint(4, V, (B * R, T - 1)).tolist())
     annotations, target = torch.randn(B, L, D, dtype=torch.double), torch.randn(B * R, T, V, dtype=torch.double)
 
-    decoder(captions, lengths, decoder.remember(annotations)).logits.mul(target.flatten(0, 1)).sum().backward()
+    decoder(captions, lengths, decoder.encode(annotations)).logits.mul(target.flatten(0, 1)).sum().backward()
     collected = {name: parameter.grad for name, parameter in decoder.named_parameters()}
     decoder.zero_grad()
 
-    memory = decoder.remember(annotations)
-    state = DecoderState(*(part.repeat_interleave(R, 0) for part in decoder.init_state(memory)))
+    memory = decoder.encode(annotations)
+    state = tuple(part.repeat_interleave(R, 0) for part in decoder.init_state(memory))
     for t in range(T):
         logits, state, _ = decoder.step(captions[:, t], state, memory)
         (logits * target[:, t]).sum().backward(retain_graph=True)
@@ -194,38 +195,40 @@ def test_dropout_changes_the_weights_in_training_and_not_the_alphas_that_are_rep
     trained = attention(query, attention.prepare(annotations))
     evaluated = attention.eval()(query, attention.prepare(annotations))
     torch.testing.assert_close(trained.alphas, evaluated.alphas)
-    torch.testing.assert_close(evaluated.weights, evaluated.alphas)
-    assert not torch.allclose(trained.weights, trained.alphas) and not torch.allclose(
-        trained.context, evaluated.context
-    )
+    assert not torch.allclose(trained.context, evaluated.context)
 
 
-def test_weights_that_stay_are_scaled_up_and_form_the_context():
-    attention, annotations = dropping(SoftAttention), torch.randn(B, L, D)
-    out = attention(torch.randn(B * R, D), attention.prepare(annotations))
-    kept = out.weights > 0
+def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, Selected]:
+    """Alphas, the weights of the contexts (which are the contexts of one-hot annotations), and the selection."""
+    alphas = torch.randn(B, R, L).softmax(-1)
+    memory = attention.prepare(torch.randn(B, L, D))
+    memory = dataclasses.replace(memory, annotations=torch.eye(L).expand(B, L, L))
+    selected = attention.select(alphas, alphas.log(), memory)
+    return alphas, selected.context, selected
+
+
+def test_weights_that_stay_are_scaled_up():
+    alphas, weights, _ = select(dropping(SoftAttention))
+    kept = weights > 0
     assert kept.any() and not kept.all()
-    torch.testing.assert_close(out.weights[kept], 2 * out.alphas[kept])
-    torch.testing.assert_close(out.context, expected_context(out.weights.unflatten(0, (B, R)), annotations))
+    torch.testing.assert_close(weights[kept], 2 * alphas[kept])
 
 
 @pytest.mark.parametrize("cls", STOCHASTIC)
 def test_dropout_leaves_a_drawn_location_alone(cls):
-    attention = dropping(cls, sample_probability=1.0)
-    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D)))
-    assert (out.weights.amax(-1) == 1).all() and (out.weights.sum(-1) == 1).all()
-    drawn = out.weights.argmax(-1, keepdim=True)
-    torch.testing.assert_close(out.log_prob, out.log_alphas.gather(-1, drawn).squeeze(-1))
+    alphas, weights, selected = select(dropping(cls, sample_probability=1.0))
+    torch.testing.assert_close(weights, one_hot(selected.locations, L))
+    drawn = alphas.gather(-1, selected.locations.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(selected.log_prob, drawn.log())
 
 
 @pytest.mark.parametrize("cls", STOCHASTIC)
 def test_dropout_applies_to_the_expectations_of_semi_sampling(cls):
-    attention = dropping(cls, sample_probability=0.0)
-    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D)))
-    kept = out.weights > 0
+    alphas, weights, selected = select(dropping(cls, sample_probability=0.0))
+    kept = weights > 0
     assert not kept.all()
-    torch.testing.assert_close(out.weights[kept], 2 * out.alphas[kept])
-    torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
+    torch.testing.assert_close(weights[kept], 2 * alphas[kept])
+    assert (selected.locations == EXPECTATION).all() and not selected.log_prob.any()
 
 
 # Multi-head

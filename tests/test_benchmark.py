@@ -168,10 +168,10 @@ def test_flops_are_those_that_torch_counts():
     data = Data.make(sizes, CPU)
     for backward in (False, True):
         with FlopCounterMode(display=False) as counter:
-            output = decoder(data.captions, data.lengths, decoder.remember(data.annotations))
+            output = decoder(data.captions, data.lengths, decoder.encode(data.annotations))
             if backward:
                 loss = losses.caption_nll(output.logits, output.targets)
-                (loss + losses.doubly_stochastic_penalty(output.alphas)).backward()
+                (loss + losses.doubly_stochastic_penalty(output.trace.alphas)).backward()
         assert counter.get_total_flops() == decoder_flops(sizes, backward=backward)
 
 

@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers import trace_of
 from PIL import Image
 
 from captioning.caption import Alternative, Caption
@@ -27,9 +28,7 @@ def told(text: str, seed: int = 0) -> dict:
         "log_probs": [-0.5] * (len(words) + 1),
         "score": -0.5 * (len(words) + 1),
         "finished": True,
-        "alphas": alphas,
-        "weights": alphas,
-        "betas": np.linspace(0.25, 1, len(words), dtype=np.float32),
+        "trace": trace_of(alphas, np.linspace(0.25, 1, len(words))),
     }
 
 
@@ -45,7 +44,7 @@ def caption() -> Caption:
 
 
 def hard(caption: Caption, cells: list[int]) -> Caption:
-    return dataclasses.replace(caption, weights=np.eye(CELLS, dtype=np.float32)[cells])
+    return dataclasses.replace(caption, trace=caption.trace._replace(locations=np.array(cells)))
 
 
 def test_the_figure_has_a_panel_and_a_gate_for_every_word(caption):

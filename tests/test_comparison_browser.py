@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
+from helpers import explored, look, random_alphas
 from test_comparison import captioned, run
-from test_explorer import explored, look, random_alphas
 
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page

@@ -11,13 +11,12 @@ import pytest
 import torch
 
 import benchmarks.compiled
-from captioning import decoder as decoder_module
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.attention.base import Attention
 from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.kernels import compilation
+from captioning.kernels import compilation, recurrence
 from captioning.kernels.compilation import ShapeBuckets
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
@@ -60,11 +59,11 @@ def teach(
 ) -> DecoderOutput:
     captions, lengths = pad_captions([[4 + (7 * n + i) % (V - 4) for i in range(n)] for n in words])
     device = annotations.device
-    return decoder(captions.to(device), lengths.to(device), decoder.remember(annotations, mask))
+    return decoder(captions.to(device), lengths.to(device), decoder.encode(annotations, mask))
 
 
 def loss(output: DecoderOutput) -> torch.Tensor:
-    return output.logits.pow(2).mean() + output.alphas.pow(3).sum() + output.betas.sum()
+    return output.logits.pow(2).mean() + output.trace.alphas.pow(3).sum() + output.trace.betas.sum()
 
 
 def assert_same(compiled: AttentionDecoder, eager: AttentionDecoder, *batch, **tolerance) -> None:
@@ -145,7 +144,7 @@ def test_batches_of_ever_other_sizes_make_few_of_them():
 
 
 def test_only_training_is_compiled(monkeypatch):
-    monkeypatch.setattr(decoder_module, "compiled", lambda *arguments: pytest.fail("compiled"))
+    monkeypatch.setattr(recurrence, "compiled", lambda *arguments: pytest.fail("compiled"))
     decoder = make_decoder()
     decoder.compile_training("default")
     annotations = torch.randn(1, L, D)
@@ -153,7 +152,7 @@ def test_only_training_is_compiled(monkeypatch):
         teach(decoder, [2], annotations)
     decoder.eval()
     teach(decoder, [2], annotations)
-    decoder.step(torch.tensor([1]), decoder.init_state(memory := decoder.remember(annotations)), memory)
+    decoder.step(torch.tensor([1]), decoder.init_state(memory := decoder.encode(annotations)), memory)
     decoder.train()
     with pytest.raises(pytest.fail.Exception):
         teach(decoder, [2], annotations)
@@ -170,7 +169,7 @@ def test_a_model_trained_compiled_is_saved_as_any_other():
     )
     plain.assemble(Vocabulary(["a", "b"]))
     compiled.assemble(Vocabulary(["a", "b"]))
-    assert compiled.captioner.decoder._compile_mode == "default"
+    assert compiled.captioner.decoder._recurrence.mode == "default"
     assert list(compiled.state_dict()) == list(plain.state_dict())
     assert compiled.captioner.decoder.to_config() == plain.captioner.decoder.to_config()
     plain.load_state_dict(compiled.state_dict())
@@ -246,7 +245,7 @@ def test_no_step_and_no_gradient_makes_the_host_wait_for_the_gpu(attention, prec
 
         return run
 
-    monkeypatch.setattr(decoder, "_unroll", watched(decoder._unroll))
+    monkeypatch.setattr(decoder, "_recurrence", watched(decoder._recurrence))
     mode = "default"
     train([4, 2, 3])  # compiles kernels, sets libraries up
     mode = "error"

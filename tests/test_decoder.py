@@ -8,7 +8,7 @@ import torch
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder, DecoderState
+from captioning.decoder import AttentionDecoder
 from captioning.vocabulary import START
 
 B, T, L, D, A, E, H, V = 2, 5, 9, 7, 6, 8, 10, 13
@@ -85,7 +85,7 @@ def test_decoder_equals_a_numpy_loop_over_the_equations(init_layers, masked):
     annotations = torch.randn(B, L, D)
     mask = torch.rand(B, L) > 0.4 if masked else None
     captions, lengths = make_captions([4, 2])
-    output = decoder(captions, lengths, decoder.remember(annotations, mask))
+    output = decoder(captions, lengths, decoder.encode(annotations, mask))
     weights = {name: value.numpy() for name, value in decoder.state_dict().items()}
     row = 0
     for b in range(B):
@@ -99,33 +99,33 @@ def test_decoder_equals_a_numpy_loop_over_the_equations(init_layers, masked):
             None if mask is None else mask[b].numpy(),
         )
         np.testing.assert_allclose(output.logits[row : row + steps].detach().numpy(), logits, atol=1e-5)
-        np.testing.assert_allclose(output.alphas[b, :steps].detach().numpy(), alphas, atol=1e-5)
-        np.testing.assert_allclose(output.betas[b, :steps].detach().numpy(), betas, atol=1e-5)
+        np.testing.assert_allclose(output.trace.alphas[b, :steps].detach().numpy(), alphas, atol=1e-5)
+        np.testing.assert_allclose(output.trace.betas[b, :steps].detach().numpy(), betas, atol=1e-5)
         row += steps
     assert row == len(output.logits)
 
 
 def test_teacher_forcing_equals_step_by_step():
     decoder = make_decoder()
-    memory = decoder.remember(torch.randn(B, L, D))
+    memory = decoder.encode(torch.randn(B, L, D))
     captions, lengths = make_captions([4, 4])
     output = decoder(captions, lengths, memory)
     state = decoder.init_state(memory)
     for t in range(5):
         logits, state, looked = decoder.step(captions[:, t], state, memory)
         torch.testing.assert_close(logits, output.logits.view(B, T, V)[:, t])
-        torch.testing.assert_close(looked.attention.alphas, output.alphas[:, t])
+        torch.testing.assert_close(looked.alphas, output.trace.alphas[:, t])
 
 
 def test_padding_changes_neither_logits_nor_alphas():
     decoder = make_decoder()
-    memory = decoder.remember(torch.randn(B, L, D))
+    memory = decoder.encode(torch.randn(B, L, D))
     captions, lengths = make_captions([3, 3])
     padded = torch.nn.functional.pad(captions, (0, 2))
     plain, longer = decoder(captions, lengths, memory), decoder(padded, lengths, memory)
     torch.testing.assert_close(plain.logits, longer.logits)
-    torch.testing.assert_close(plain.alphas, longer.alphas[:, :4])
-    assert (longer.alphas[:, 4:] == 0).all() and (longer.betas[:, 4:] == 0).all()
+    torch.testing.assert_close(plain.trace.alphas, longer.trace.alphas[:, :4])
+    assert (longer.trace.alphas[:, 4:] == 0).all() and (longer.trace.betas[:, 4:] == 0).all()
 
 
 def test_masked_locations_get_exactly_zero_and_do_not_influence_the_output():
@@ -133,18 +133,18 @@ def test_masked_locations_get_exactly_zero_and_do_not_influence_the_output():
     annotations, mask = torch.randn(B, L, D), torch.ones(B, L, dtype=torch.bool)
     mask[:, [2, 5]] = False
     captions, lengths = make_captions([4, 3])
-    output = decoder(captions, lengths, decoder.remember(annotations, mask))
-    assert (output.alphas[:, :, [2, 5]] == 0).all()
+    output = decoder(captions, lengths, decoder.encode(annotations, mask))
+    assert (output.trace.alphas[:, :, [2, 5]] == 0).all()
     other = annotations.clone()
     other[:, [2, 5]] = 100.0
-    torch.testing.assert_close(output.logits, decoder(captions, lengths, decoder.remember(other, mask)).logits)
+    torch.testing.assert_close(output.logits, decoder(captions, lengths, decoder.encode(other, mask)).logits)
 
 
 def test_alphas_sum_to_one_over_locations_at_existing_steps():
     decoder = make_decoder()
     captions, lengths = make_captions([4, 2])
-    output = decoder(captions, lengths, decoder.remember(torch.randn(B, L, D)))
-    torch.testing.assert_close(output.alphas.sum(-1), output.mask.float())
+    output = decoder(captions, lengths, decoder.encode(torch.randn(B, L, D)))
+    torch.testing.assert_close(output.trace.alphas.sum(-1), output.mask.float())
 
 
 @pytest.mark.parametrize("attention", [SoftAttention(AdditiveScore(A)), UniformAttention()])
@@ -153,16 +153,16 @@ def test_rows_of_one_image_share_its_memory(attention):
     decoder = make_decoder(attention)
     annotations = torch.randn(B, L, D)
     tokens = torch.randint(4, V, (B * 3,))
-    state = DecoderState(torch.randn(B * 3, H), torch.randn(B * 3, H))
-    shared, _, looked = decoder.step(tokens, state, decoder.remember(annotations))
-    copied, _, looked_copied = decoder.step(tokens, state, decoder.remember(annotations.repeat_interleave(3, 0)))
+    state = (torch.randn(B * 3, H), torch.randn(B * 3, H))
+    shared, _, looked = decoder.step(tokens, state, decoder.encode(annotations))
+    copied, _, looked_copied = decoder.step(tokens, state, decoder.encode(annotations.repeat_interleave(3, 0)))
     torch.testing.assert_close(shared, copied)
-    torch.testing.assert_close(looked.attention.alphas, looked_copied.attention.alphas)
+    torch.testing.assert_close(looked.alphas, looked_copied.alphas)
 
 
 def test_uniform_attention_sees_the_mean_annotation():
     decoder = make_decoder(UniformAttention())
-    memory = decoder.remember(torch.randn(B, L, D))
+    memory = decoder.encode(torch.randn(B, L, D))
     out = decoder.attention(torch.randn(B, H), memory)
     torch.testing.assert_close(out.context, memory.annotations.mean(1))
 
@@ -173,7 +173,7 @@ def test_standardizing_gives_channels_of_mean_zero_and_variance_one_and_leaves_m
     mask = torch.ones(40, L, dtype=torch.bool)
     mask[:, 0] = False
     annotations[:, 0] = 1000.0
-    seen = decoder.remember(annotations, mask).annotations[mask]
+    seen = decoder.encode(annotations, mask).annotations[mask]
     torch.testing.assert_close(seen.mean(0), torch.zeros(D), atol=1e-4, rtol=0)
     torch.testing.assert_close(seen.var(0, unbiased=False), torch.ones(D), atol=1e-3, rtol=0)
 
@@ -183,21 +183,21 @@ def test_gradients_match_finite_differences():
     captions, lengths = make_captions([2, 1])
 
     def loss(annotations):
-        output = decoder(captions, lengths, decoder.remember(annotations))
-        return output.logits.pow(2).sum() + output.alphas.pow(3).sum() + output.betas.sum()
+        output = decoder(captions, lengths, decoder.encode(annotations))
+        return output.logits.pow(2).sum() + output.trace.alphas.pow(3).sum() + output.trace.betas.sum()
 
     torch.autograd.gradcheck(loss, torch.randn(B, 4, D, dtype=torch.double, requires_grad=True))
 
 
 def test_wrong_shapes_are_refused_by_name():
     decoder = make_decoder()
-    memory = decoder.remember(torch.randn(B, L, D))
+    memory = decoder.encode(torch.randn(B, L, D))
     with pytest.raises(ValueError, match=r"captions must be \(N, T\+1\)"):
         decoder(torch.full((3,), START), torch.tensor([1]), memory)
     with pytest.raises(ValueError, match="annotation mask must be"):
-        decoder.remember(torch.randn(B, L, D), torch.ones(B, L + 1, dtype=torch.bool))
+        decoder.encode(torch.randn(B, L, D), torch.ones(B, L + 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one location"):
-        decoder.remember(torch.randn(B, L, D), torch.zeros(B, L, dtype=torch.bool))
+        decoder.encode(torch.randn(B, L, D), torch.zeros(B, L, dtype=torch.bool))
 
 
 def test_config_round_trip_rebuilds_the_same_decoder():

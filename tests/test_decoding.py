@@ -9,6 +9,7 @@ import torch
 
 from captioning.decoding import Step, beam_search, greedy, sample
 from captioning.errors import InputError
+from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
 
 V, L = 7, 3  # words 4, 5, 6
@@ -22,7 +23,7 @@ def markov(table: torch.Tensor):
     def step(tokens, state):
         (count,) = state
         alphas = torch.stack([tokens.float(), count[:, 0], torch.zeros(len(tokens))], 1)
-        return Step(table[tokens], (count + 1,), alphas, tokens / 10, alphas)
+        return Step(table[tokens], (count + 1,), AttentionTrace(alphas, tokens / 10, tokens))
 
     return step
 
@@ -98,9 +99,8 @@ def test_images_are_searched_independently():
     def step_of(images):
         def step(tokens, state):
             (image,) = state
-            return Step(
-                tables[image[:, 0].long(), tokens], state, image.expand(-1, L), image[:, 0], image.expand(-1, L)
-            )
+            trace = AttentionTrace(image.expand(-1, L), image[:, 0], image[:, 0].long())
+            return Step(tables[image[:, 0].long(), tokens], state, trace)
 
         return step
 
@@ -124,7 +124,7 @@ class Tables:
         alphas = torch.stack([tokens.float(), count[:, 0], self.tables[image, 0, 0]], 1)
         log_probs = self.tables[image, tokens]
         log_probs[:, END] += count[:, 0] / 3
-        return Step(log_probs, (count + 1,), alphas, tokens / 10, alphas.flip(1))
+        return Step(log_probs, (count + 1,), AttentionTrace(alphas, tokens / 10, tokens + 1))
 
     def select(self, images):
         return Tables(self.tables[images], self.met)
@@ -141,7 +141,7 @@ def content(found):
     """Everything in (lists of) hypotheses as plain values."""
     if isinstance(found, list):
         return [content(item) for item in found]
-    return [value.tolist() if isinstance(value, torch.Tensor) else value for value in vars(found).values()]
+    return [*list(vars(found).values())[:-1], *(part.tolist() for part in found.trace)]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +172,11 @@ def test_checking_every_few_steps_changes_nothing(strategy, monkeypatch):
     assert results[0] == results[1]
 
 
-def test_the_weights_of_a_hypothesis_are_its_own():
+def test_the_locations_of_a_hypothesis_are_its_own():
     tables = torch.stack([table(seed) for seed in range(5)])
     for image in beam_search(Tables(tables, []), start(5), beam_size=3, max_length=MAX_LENGTH):
         for h in image:
-            assert torch.equal(h.weights, h.alphas.flip(1)) and len(h.weights) == len(h.ids)
+            assert (h.trace.locations == h.trace.alphas[:, 0] + 1).all() and len(h.trace.locations) == len(h.ids)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -194,9 +194,9 @@ def test_alphas_and_log_probs_belong_to_their_word(beam_size):
     log_probs = table(3)
     for h in beam_search(markov(log_probs), start(1), beam_size=beam_size, max_length=MAX_LENGTH)[0]:
         path = [START, *h.ids, *([END] if h.finished else [])]
-        assert h.alphas[:, 0].tolist() == path[: len(h.ids)]  # the word read before each word
-        assert h.alphas[:, 1].tolist() == list(range(len(h.ids)))
-        torch.testing.assert_close(h.betas, torch.tensor(path[: len(h.ids)]) / 10)
+        assert h.trace.alphas[:, 0].tolist() == path[: len(h.ids)]  # the word read before each word
+        assert h.trace.alphas[:, 1].tolist() == list(range(len(h.ids)))
+        torch.testing.assert_close(h.trace.betas, torch.tensor(path[: len(h.ids)]) / 10)
         expected = [float(log_probs[a, b]) for a, b in itertools.pairwise(path)]
         torch.testing.assert_close(torch.tensor(h.log_probs), torch.tensor(expected))
 
@@ -217,7 +217,7 @@ def test_unfinished_hypotheses_still_give_a_caption_with_its_last_word():
     (image,) = beam_search(markov(never_ends.log_softmax(-1)), start(1), beam_size=2, max_length=4)
     (row,) = greedy(markov(never_ends.log_softmax(-1)), start(1), max_length=4)
     for h in (*image, row):
-        assert not h.finished and len(h.ids) == len(h.log_probs) == len(h.alphas) == 4
+        assert not h.finished and len(h.ids) == len(h.log_probs) == len(h.trace.alphas) == 4
     assert image[0].ids == row.ids == [5, 5, 5, 5]
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from captioning.objective.collapse import PATIENCE, CollapseWatch, attention_statistics
+from captioning.trace import AttentionTrace
 
 N, T, L = 4, 6, 9
 
@@ -22,7 +23,7 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
     mask = make_mask()
     alphas = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
     betas = torch.rand(N, T) * mask
-    found = attention_statistics(alphas, betas, mask)
+    found = attention_statistics(AttentionTrace(alphas, betas, None), mask)
     entropy, largest, kl = [], [], []
     for n in range(N):
         for t in range(int(mask[n].sum())):
@@ -40,7 +41,7 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
 
 def test_statistics_are_finite_where_alphas_are_exactly_zero():
     alphas = torch.nn.functional.one_hot(torch.randint(L, (N, T)), L).float()
-    found = attention_statistics(alphas, torch.ones(N, T), torch.ones(N, T, dtype=torch.bool))
+    found = attention_statistics(AttentionTrace(alphas, None, None), torch.ones(N, T, dtype=torch.bool))
     assert all(torch.isfinite(value) for value in found.values())
     assert float(found["attention_entropy"]) == 0.0 and float(found["step_kl"]) > 10
 
@@ -51,7 +52,7 @@ def watch(
     """Return what the watch says of batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
     mask = make_mask()
     alphas = torch.softmax(logits.expand(N, T, L), -1) * mask.unsqueeze(-1)
-    statistics = attention_statistics(alphas, torch.full((N, T), beta) * mask, mask)
+    statistics = attention_statistics(AttentionTrace(alphas, torch.full((N, T), beta) * mask, None), mask)
     watcher = CollapseWatch(draws=draws, estimated=draws)
     for _ in range(batches):
         watcher.update(statistics, locations)
@@ -100,6 +101,6 @@ def test_the_past_is_forgotten():
     still = torch.full((N, T, L), 1 / L) * mask.unsqueeze(-1)
     moving = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
     for alphas in [still] * PATIENCE + [moving] * 20:
-        watcher.update(attention_statistics(alphas, 0.5 * mask, mask), L)
+        watcher.update(attention_statistics(AttentionTrace(alphas, 0.5 * mask, None), mask), L)
     assert watcher.cause() is None
     assert math.isclose(float(watcher.means["beta"]), 0.5, rel_tol=1e-4)

@@ -58,10 +58,10 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     steps = int(batch.lengths)
     paths = torch.tensor(list(itertools.product(range(L), repeat=steps)))  # (L^T, T)
     step = itertools.count()
-    memory = captioner.remember(annotations=batch.annotations)
+    memory = captioner.encode(annotations=batch.annotations)
     with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
         patch.setattr(stochastic, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
-        output = captioner.teach(batch, memory, samples=len(paths))
+        output = captioner.teacher_force(batch, memory, samples=len(paths))
     log_path = output.selection_log_probs.sum(dim=1)
     torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))
     return output, log_path, losses.step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
@@ -70,13 +70,13 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
 def expectation(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor]:
     batch = make_batch(chosen=slice(image, image + 1))
     with captioner.decoder.attention.inferring("expected"):
-        output = captioner.teach(batch, captioner.remember(annotations=batch.annotations))
+        output = captioner.teacher_force(batch, captioner.encode(annotations=batch.annotations))
     return output, losses.step_log_probs(output.logits, output.targets, output.mask).sum()
 
 
 def penalties(output: DecoderOutput) -> Tensor:
     """Return the doubly stochastic penalty of every row, (N,)."""
-    return ((1 - output.alphas.sum(dim=1)) ** 2).mean(dim=1)
+    return ((1 - output.trace.alphas.sum(dim=1)) ** 2).mean(dim=1)
 
 
 def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float = 0.0, penalty: float = 0.0) -> Tensor:
@@ -90,9 +90,9 @@ def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float
         output, log_path, log_caption = every_path(captioner, image)
         path = log_path.exp()
         bound = (path * log_caption).sum()
-        entropies = losses.step_entropy(output.alphas).sum(dim=1)
+        entropies = losses.step_entropy(output.trace.alphas).sum(dim=1)
         soft, soft_log_caption = expectation(captioner, image)
-        soft_entropy = losses.step_entropy(soft.alphas).sum()
+        soft_entropy = losses.step_entropy(soft.trace.alphas).sum()
         loss = loss - (sampled * bound + (1 - sampled) * soft_log_caption) / WORDS
         entropy_mean = sampled * (path.detach() * entropies).sum() + (1 - sampled) * soft_entropy
         penalty_mean = sampled * (path.detach() * penalties(output)).sum() + (1 - sampled) * penalties(soft).sum()
@@ -228,7 +228,7 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
     copies = 4000
     batch = make_batch(copies)
     with torch.no_grad():
-        bounds = sampled_bounds(captioner, batch, captioner.remember(annotations=batch.annotations), 2)
+        bounds = sampled_bounds(captioner, batch, captioner.encode(annotations=batch.annotations), 2)
         exact = [every_path(captioner, image)[1:] for image in range(2)]
     bound = sum(float((path.exp() * caption).sum()) for path, caption in exact)
     pairs = sum(

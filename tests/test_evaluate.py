@@ -110,13 +110,13 @@ def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir)
 @torch.inference_mode()
 def alphas_of(model, path: str, text: str) -> np.ndarray:
     """(T, L), one step of the decoder after the other."""
-    memory = model.captioner.remember(model.encoder.preprocessing(Image.open(path))[None])
-    step, state = model.captioner.stepper(memory), tuple(model.captioner.decoder.init_state(memory))
+    memory = model.captioner.encode(model.encoder.preprocessing(Image.open(path))[None])
+    step, state = model.captioner.stepper(memory), model.captioner.decoder.init_state(memory)
     rows = []
     for token in [START, *model.vocabulary.encode(text.split())]:
         looked = step(torch.tensor([token]), state)
         state = looked.state
-        rows.append(looked.alphas[0].numpy())
+        rows.append(looked.trace.alphas[0].numpy())
     assert END not in model.vocabulary.encode(text.split())
     return np.stack(rows)
 

@@ -10,32 +10,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers import explored, look, random_alphas, random_view, told
 from PIL import Image
 
 from captioning.views import overlays
-from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
-
-GRID = (3, 5)
-CELLS = 15
-
-
-def random_view(width: int = 60, height: int = 40) -> Image.Image:
-    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(pixels)
-
-
-def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
-    return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
-
-
-def look(run: str = "soft", words: str = "two cats sleep", **changes) -> Look:
-    told = words.split()
-    fields = {"alphas": random_alphas(len(told)), "grid_size": GRID, **changes}
-    return Look(run=run, words=told, **fields)
-
-
-def explored(*looks: Look, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
-    return ExploredImage(view=view or random_view(), name=name, looks=looks or [look()])
+from captioning.views.explorer import explorer_fragment, explorer_page
 
 
 def content(page: str) -> dict:
@@ -48,8 +27,8 @@ def caption(page: str, image: int = 0, run: int = 0, rank: int = 0) -> dict:
     return content(page)["images"][image]["looks"][run]["captions"][rank]
 
 
-def levels(told: dict) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(told["levels"]), dtype=np.uint8).reshape(len(told["words"]), -1)
+def levels(shown: dict) -> np.ndarray:
+    return np.frombuffer(base64.b64decode(shown["levels"]), dtype=np.uint8).reshape(len(shown["words"]), -1)
 
 
 class Tags(HTMLParser):
@@ -76,47 +55,46 @@ class Tags(HTMLParser):
 
 def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
-    told = caption(explorer_page([explored(look(alphas=alphas))]))
-    peaks = np.array(told["peaks"])
+    shown = caption(explorer_page([explored(look(alphas=alphas))]))
+    peaks = np.array(shown["peaks"])
     np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
-    back = levels(told) / 255 * peaks[:, None]
+    back = levels(shown) / 255 * peaks[:, None]
     assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
-    np.testing.assert_array_equal(levels(told).argmax(axis=1), alphas.argmax(axis=1))
+    np.testing.assert_array_equal(levels(shown).argmax(axis=1), alphas.argmax(axis=1))
 
 
 def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
-    weights = np.eye(CELLS)[[4, 0, 14]]
-    told = caption(
+    shown = caption(
         explorer_page(
-            [explored(look(weights=weights, betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75))]
+            [explored(look(locations=[4, 0, 14], betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75))]
         )
     )
-    assert told["words"] == ["two", "cats", "sleep"]
-    assert told["chosen"] == [4, 0, 14]
-    assert told["betas"] == [0.25, 0.5, 1]
-    assert told["logProbs"] == [-1.5, -2, -0.25]
-    assert told["score"] == -3.75
+    assert shown["words"] == ["two", "cats", "sleep"]
+    assert shown["chosen"] == [4, 0, 14]
+    assert shown["betas"] == [0.25, 0.5, 1]
+    assert shown["logProbs"] == [-1.5, -2, -0.25]
+    assert shown["score"] == -3.75
 
 
 def test_what_is_not_known_is_null_not_zero():
-    told = caption(explorer_page([explored(look())]))
-    assert told["betas"] is told["logProbs"] is told["score"] is None
-    assert told["chosen"] == [None] * 3
+    shown = caption(explorer_page([explored(look())]))
+    assert shown["betas"] is shown["logProbs"] is shown["score"] is None
+    assert shown["chosen"] == [None] * 3
 
 
 def test_alternatives_carry_their_own_attention():
-    other = look(words="a cat", alphas=random_alphas(2, seed=9), score=-7.0)
+    other = told("a cat", random_alphas(2, seed=9), score=-7.0)
     page = explorer_page([explored(look(alternatives=[other]))])
-    told = caption(page, rank=1)
-    assert told["words"] == ["a", "cat"]
-    assert told["score"] == -7
-    np.testing.assert_array_equal(levels(told).argmax(axis=1), other.alphas.argmax(axis=1))
+    shown = caption(page, rank=1)
+    assert shown["words"] == ["a", "cat"]
+    assert shown["score"] == -7
+    np.testing.assert_array_equal(levels(shown).argmax(axis=1), other.trace.alphas.argmax(axis=1))
 
 
 def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
     page = explorer_page([explored(look("soft")), explored(look("hard"), look("soft")), explored(look("local"))])
     assert content(page)["runs"] == ["soft", "hard", "local"]
-    assert [[told["run"] for told in image["looks"]] for image in content(page)["images"]] == [
+    assert [[shown["run"] for shown in image["looks"]] for image in content(page)["images"]] == [
         ["soft"],
         ["hard", "soft"],
         ["local"],
@@ -134,8 +112,8 @@ def test_numbers_may_be_words_and_need_not_exist():
 
 
 def test_a_caption_without_words_is_no_error():
-    told = caption(explorer_page([explored(look(words="", alphas=[]))]))
-    assert told["words"] == told["peaks"] == []
+    shown = caption(explorer_page([explored(look(words="", alphas=[]))]))
+    assert shown["words"] == shown["peaks"] == []
 
 
 def test_a_page_without_images_is_no_error():
@@ -216,7 +194,7 @@ def test_the_map_is_drawn_with_the_overlays_constants():
 def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
     """224 x 224 pixels of noise are a worst case for JPEG; two runs with a beam of three, 12 words on 14 x 14."""
     words = " ".join(["word"] * 12)
-    other = look(words=words, alphas=random_alphas(12, 196), grid_size=(14, 14))
+    other = told(words, random_alphas(12, 196))
     looks = [
         look(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
         for run in ("soft", "hard")
@@ -236,7 +214,7 @@ def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
         ({"alphas": -random_alphas(3)}, "alphas must be finite and at least 0"),
         ({"betas": [0.5]}, r"betas must be \(3,\), one per word, got \(1,\)"),
         ({"log_probs": [-1.0]}, "1 log_probs for 3 words"),
-        ({"weights": random_alphas(2)}, r"weights must be \(3, 15\) like alphas"),
+        ({"locations": [1, 2]}, r"locations must be \(3,\), one per word, got 2"),
     ],
 )
 def test_a_look_of_contradicting_shapes_is_refused(changes, message):

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
+from helpers import explored, look, random_alphas, told, trace_of
 from PIL import Image
-from test_explorer import explored, look, random_alphas
 
 from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
 from captioning.views.overlays import attention_figure, smooth_alphas
@@ -44,21 +44,21 @@ SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
 
 
 def looks(number: int = 0) -> list[Look]:
-    other = look(words="a dog", alphas=peaked(OTHER_CELLS), betas=[0.1, 0.2], score=-9.5)
-    soft = Look(
-        run="soft",
-        words=SOFT,
+    other = told("a dog", peaked(OTHER_CELLS), [0.1, 0.2], score=-9.5)
+    soft = look(
+        "soft",
+        " ".join(SOFT),
         alphas=peaked(SOFT_CELLS),
-        grid_size=GRID,
         betas=[0.1, 0.9, 0.8, 0.5],
         log_probs=np.log([0.5, 0.25, 0.75, 0.125]).tolist(),
         score=-4.25,
         alternatives=[other],
+        grid_size=GRID,
         references=["some dogs", f"reference {number}"],
         numbers={"BLEU-4": 0.25},
     )
-    chosen = np.eye(CELLS)[[9, *HARD_CELLS[1:]]]  # the first was drawn where the distribution is low
-    hard = Look(run="hard", words=HARD, alphas=peaked(HARD_CELLS), grid_size=GRID, weights=chosen)
+    chosen = [9, *HARD_CELLS[1:]]  # the first was drawn where the distribution is low
+    hard = look("hard", " ".join(HARD), alphas=peaked(HARD_CELLS), locations=chosen, grid_size=GRID)
     return [soft, hard]
 
 
@@ -100,7 +100,11 @@ def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
             lambda request: None if request.url.startswith((file.as_uri(), "data:")) else problems.append(request.url),
         )
         page.goto(file.as_uri())
-        page.wait_for_function("[...document.querySelectorAll('.stage canvas')].every((canvas) => canvas.width >= 336)")
+        drawn = "[...document.querySelectorAll('.stage canvas')].every((canvas) => canvas.width >= 336)"
+        for _ in range(600):  # wait_for_function would evaluate inside the page, which the page's policy forbids
+            if page.evaluate(drawn):
+                break
+            page.wait_for_timeout(50)
         return page
 
     yield visit
@@ -227,7 +231,7 @@ def test_opacity_goes_from_the_untouched_view_to_the_published_figure(visit):
     page.locator("input[type=range]").fill("100")
     full = pixels(page, "soft").astype(int)
     np.testing.assert_allclose(half, (128 + full) / 2, atol=1)
-    figure = attention_figure(grey(full.shape[1], full.shape[0]), ["brown"], peaked([3]), GRID)
+    figure = attention_figure(grey(full.shape[1], full.shape[0]), ["brown"], trace_of(peaked([3])), GRID)
     published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
     np.testing.assert_allclose(full, published, atol=3)
 
@@ -236,8 +240,7 @@ def test_a_chosen_cells_map_is_the_published_figures_too(visit):
     page = visit()
     page.locator("input[type=range]").fill("100")
     drawn = pixels(page, "hard").astype(int)
-    chosen = np.eye(CELLS)[[9]]
-    figure = attention_figure(grey(*drawn.shape[1::-1]), ["brown"], peaked([5]), GRID, weights=chosen)
+    figure = attention_figure(grey(*drawn.shape[1::-1]), ["brown"], trace_of(peaked([5]), locations=[9]), GRID)
     published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
     np.testing.assert_allclose(drawn, published, atol=3)
 
@@ -459,14 +462,13 @@ def test_keys_leave_text_fields_and_the_browsers_own_alone(visit):
 
 def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
-    words = trap.split()
-    alphas = np.full((len(words), CELLS), 1 / CELLS)
-    trapped = Look(run=trap, words=words, alphas=alphas, grid_size=GRID, references=[trap], numbers={trap: trap})
+    alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)
+    trapped = look(trap, trap, alphas=alphas, grid_size=GRID, references=[trap], numbers={trap: trap})
     page = visit(explorer_page([ExploredImage(grey(), trap, [trapped])], trap))
     assert page.evaluate("window.caught") is None
     assert page.title() == trap
     assert page.locator(".explorer h2").inner_text() == trap
-    assert page.locator(".word .text").all_inner_texts() == words
+    assert page.locator(".word .text").all_inner_texts() == trap.split()
     assert page.locator(".references li").all_inner_texts() == [trap]
 
 

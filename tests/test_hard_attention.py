@@ -11,6 +11,7 @@ from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.errors import InputError
 from captioning.objective.losses import step_entropy
+from captioning.trace import EXPECTATION
 
 B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
 
@@ -25,13 +26,13 @@ def make_decoder(attention: Attention) -> AttentionDecoder:
 
 def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, rows: int = 1) -> DecoderOutput:
     captions, lengths = pad_captions([[5, 6, 7, 8], [5, 6], [9, 8, 7], [4]])
-    memory = decoder.remember(annotations, mask)
+    memory = decoder.encode(annotations, mask)
     return decoder(captions.repeat_interleave(rows, 0), lengths.repeat_interleave(rows, 0), memory)
 
 
 def one_hot_steps(output: DecoderOutput) -> torch.Tensor:
     """(N, T) bool, the steps whose context is one location."""
-    return (output.weights == 1).any(-1)
+    return (output.trace.locations != EXPECTATION) & output.mask
 
 
 @pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
@@ -39,8 +40,7 @@ def test_every_step_looks_at_exactly_one_location(attention):
     decoder = make_decoder(attention(AdditiveScore(A), sample_probability=1.0)).train()
     output = decode(decoder, torch.randn(B, L, D))
     assert torch.equal(one_hot_steps(output), output.mask)
-    torch.testing.assert_close(output.weights.sum(-1), output.mask.float())
-    assert ((output.weights > 0).sum(-1) == output.mask).all()
+    assert output.trace.locations.min() >= 0 and output.trace.locations.max() < L
 
 
 def test_locations_are_drawn_as_often_as_alphas_say():
@@ -58,8 +58,8 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
     mask = torch.ones(B, L, dtype=torch.bool)
     mask[:, 2:] = False
     output = decode(decoder, torch.randn(B, L, D), mask, rows=50)
-    assert (output.weights[..., 2:] == 0).all() and (output.weights[..., :2] == 1).any(0).any(0).all()
-    (output.selection_log_probs.sum() + output.logits.sum() + step_entropy(output.alphas).sum()).backward()
+    assert set(output.trace.locations[output.mask].tolist()) - {EXPECTATION} == {0, 1}
+    (output.selection_log_probs.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
 
 
@@ -69,15 +69,15 @@ def test_context_is_the_annotation_of_the_drawn_location():
     attention.train()
     annotations = torch.randn(B, L, D)
     out = attention(torch.randn(B * 3, H), attention.prepare(annotations))
-    chosen = out.weights.argmax(-1)
+    chosen = out.locations
     torch.testing.assert_close(out.context, annotations.repeat_interleave(3, 0)[torch.arange(B * 3), chosen])
-    torch.testing.assert_close(out.log_prob, out.log_alphas[torch.arange(B * 3), chosen])
+    torch.testing.assert_close(out.log_prob, out.alphas.log()[torch.arange(B * 3), chosen])
 
 
 def test_log_probs_are_those_of_the_drawn_locations_and_zero_past_the_end():
     decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=1.0)).train()
     output = decode(decoder, torch.randn(B, L, D))
-    drawn = (output.alphas * output.weights).sum(-1)
+    drawn = output.trace.alphas.gather(-1, output.trace.locations.unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(output.selection_log_probs[output.mask], drawn[output.mask].log())
     assert (output.selection_log_probs[~output.mask] == 0).all()
 
@@ -99,12 +99,13 @@ def test_gumbel_contexts_pass_a_gradient_to_the_score():
 def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
     def jacobian(temperature: float) -> float:
         attention = GumbelAttention(AdditiveScore(A), temperature=temperature, final_temperature=temperature)
-        attention.build(D, H)
+        attention.build(L, H)
         logits = torch.randn(1, 2000, L, requires_grad=True)
         torch.manual_seed(1)
         attention.train()
-        memory = attention.prepare(torch.randn(1, L, D))
-        weights = attention._train(torch.log_softmax(logits, -1), memory).weights
+        memory = attention.prepare(torch.eye(L).unsqueeze(0))  # the contexts are the weights
+        log_alphas = torch.log_softmax(logits, -1)
+        weights = attention.select(log_alphas.exp(), log_alphas, memory).context
         (gradient,) = torch.autograd.grad(weights.square().sum(), logits)
         return float((gradient.abs().sum(-1) < 1e-3).float().mean())
 
@@ -138,7 +139,8 @@ def test_images_that_are_not_drawn_see_what_soft_attention_sees():
     annotations = torch.randn(B, L, D)
     output, reference = decode(hard, annotations), decode(soft, annotations)
     torch.testing.assert_close(output.logits, reference.logits)
-    torch.testing.assert_close(output.weights, reference.alphas)
+    assert (output.trace.locations == EXPECTATION).all()
+    torch.testing.assert_close(output.trace.alphas, reference.trace.alphas)
     assert (output.selection_log_probs == 0).all() and reference.selection_log_probs is None
 
 
@@ -146,16 +148,16 @@ def test_inference_modes_are_expectation_most_probable_location_and_draw():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).eval()
     annotations = torch.randn(B, L, D)
     expected = decode(decoder, annotations)
-    torch.testing.assert_close(expected.weights, expected.alphas)
+    assert (expected.trace.locations == EXPECTATION).all()
     decoder.attention.inference = "argmax"
     sure = decode(decoder, annotations)
     assert torch.equal(one_hot_steps(sure), sure.mask)
-    assert torch.equal(sure.weights[sure.mask].argmax(-1), sure.alphas[sure.mask].argmax(-1))
+    assert torch.equal(sure.trace.locations[sure.mask], sure.trace.alphas[sure.mask].argmax(-1))
     torch.testing.assert_close(decode(decoder, annotations).logits, sure.logits)
     decoder.attention.inference = "sample"
     draws = [decode(decoder, annotations) for _ in range(2)]
     assert torch.equal(one_hot_steps(draws[0]), draws[0].mask)
-    assert not torch.equal(draws[0].weights, draws[1].weights)
+    assert not torch.equal(draws[0].trace.locations, draws[1].trace.locations)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -174,7 +176,7 @@ def test_a_mode_lent_for_a_while_is_given_back(training):
 
 def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
     decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).eval()
-    assert decoder.remember(torch.randn(B, L, D)).expected is None
+    assert decoder.encode(torch.randn(B, L, D)).expected is None
     assert int(decoder.attention.batches) == 0
 
 
@@ -283,12 +285,12 @@ def test_draws_come_from_the_global_generator():
     state = torch.get_rng_state()
     first = decode(decoder, annotations)
     torch.set_rng_state(state)
-    assert torch.equal(decode(decoder, annotations).weights, first.weights)
+    assert torch.equal(decode(decoder, annotations).trace.locations, first.trace.locations)
 
 
 def test_alphas_stay_probabilities_under_autocast():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).train()
     with torch.autocast("cpu", torch.bfloat16):
         output = decode(decoder, torch.randn(B, L, D))
-    assert output.selection_log_probs.dtype == output.alphas.dtype == torch.float32
-    torch.testing.assert_close(output.alphas.sum(-1), output.mask.float())
+    assert output.selection_log_probs.dtype == output.trace.alphas.dtype == torch.float32
+    torch.testing.assert_close(output.trace.alphas.sum(-1), output.mask.float())

@@ -24,6 +24,7 @@ from captioning.inference import load
 from captioning.model import Captioner
 from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
+from captioning.trace import EXPECTATION
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 
@@ -192,11 +193,11 @@ def make_module_vocabulary(shapes: ShapesSource):
 def test_the_api_looks_where_the_mode_says(trained):
     captioner = load(trained)
     image = Image.effect_noise((60, 50), 90).convert("RGB")
-    assert captioner.caption(image).weights.max() < 1
+    assert (captioner.caption(image).trace.locations == EXPECTATION).all()
     sure = captioner.caption(image, inference="argmax")
-    assert (sure.weights.max(axis=1) == 1).all() and (sure.weights.argmax(1) == sure.alphas.argmax(1)).all()
+    assert (sure.trace.locations == sure.alphas.argmax(1)).all()
     first, second = (captioner.caption(image, inference="sample", seed=8) for _ in range(2))
-    assert (first.weights == second.weights).all() and (first.weights.max(axis=1) == 1).all()
+    assert (first.trace.locations == second.trace.locations).all() and (first.trace.locations >= 0).all()
     assert captioner.captioner.decoder.attention.inference == "expected"
     with pytest.raises(InputError, match="seed=1 has an effect only when sampling"):
         captioner.caption(image, inference="argmax", seed=1)

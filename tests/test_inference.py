@@ -191,7 +191,7 @@ def test_an_alternative_has_everything_in_step_with_its_words(captioner, images)
     for other in caption.alternatives:
         T = len(other.words)
         assert other.text == " ".join(other.words)
-        assert other.alphas.shape == other.weights.shape == (T, ROWS * COLUMNS)
+        assert other.alphas.shape == (T, ROWS * COLUMNS) and other.trace.locations.shape == (T,)
         np.testing.assert_allclose(other.alphas.sum(axis=1), 1, rtol=1e-5)
         assert other.betas.shape == (T,)
         assert len(other.log_probs) == T + other.finished

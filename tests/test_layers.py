@@ -17,23 +17,28 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "files": "", "kernels": "", "provenance": "", "terminal": "", "views": ""},
-    {"caption": "errors views", "component": "errors", "vocabulary": "errors"},
-    {"attention": "component errors kernels", "data": "errors files vocabulary", "decoding": "errors vocabulary"},
+    {"errors": "", "files": "", "kernels": "", "provenance": "", "terminal": "", "trace": ""},
+    {"component": "errors", "views": "trace", "vocabulary": "errors"},
     {
-        "decoder": "attention component kernels vocabulary",
+        "attention": "component errors kernels trace",
+        "caption": "errors trace views",
+        "data": "errors files vocabulary",
+        "decoding": "errors trace vocabulary",
+    },
+    {
+        "decoder": "attention component kernels trace vocabulary",
         "encoders": "component data errors",
         "evaluation": "data",
     },
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model vocabulary",
-        "objective": "attention component data decoder errors kernels model",
+        "objective": "attention component data decoder errors kernels model trace",
     },
     {
         "comparison": "caption data errors evaluation inference views",
         "training": "attention component data decoder decoding encoders errors evaluation files model objective "
-        "provenance views vocabulary",
+        "provenance trace views vocabulary",
     },
     {"__main__": "errors training"},
 ]

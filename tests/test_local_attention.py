@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from helpers import one_hot
 
 from captioning.attention import AdditiveScore, HardAttention, LocalScore, MultiHeadAttention, SoftAttention
 from captioning.errors import InputError
@@ -103,7 +104,7 @@ def test_hard_attention_draws_within_the_window_alone():
     attention.build(D, H, GRID)
     look_at(attention, 1.5, 3.5)
     query, memory = torch.randn(B * 200, H), attention.prepare(torch.randn(B, L, D))
-    drawn = attention(query, memory).weights.sum(0).unflatten(-1, GRID)
+    drawn = one_hot(attention(query, memory).locations, L).sum(0).unflatten(-1, GRID)
     assert drawn[0:3, 2:5].sum() == B * 200
 
 

@@ -7,9 +7,11 @@ import sys
 
 import numpy as np
 import pytest
+from helpers import trace_of
 from PIL import Image
 
-from captioning.views.overlays import attention_figure, chosen_cells, smooth_alphas
+from captioning.trace import EXPECTATION
+from captioning.views.overlays import attention_figure, smooth_alphas
 
 
 def one_hot(cell: int, cells: int) -> np.ndarray:
@@ -76,7 +78,9 @@ def test_smoothing_is_the_authors_on_their_sizes():
 
 def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_step():
     view, words = random_view(), ["two", "cats", "sleep"]
-    figure = attention_figure(view, words, random_alphas(3, 15), (3, 5), betas=[0.25, 0.5, 1], title="two cats sleep")
+    figure = attention_figure(
+        view, words, trace_of(random_alphas(3, 15), [0.25, 0.5, 1]), (3, 5), title="two cats sleep"
+    )
     pictures = [image.get_array() for image in figure.axes[0].images]
     assert len(pictures) == 4
     np.testing.assert_array_equal(pictures[0], np.asarray(view))
@@ -86,7 +90,7 @@ def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_s
 def test_each_panel_is_brightest_where_its_word_looked():
     grey = Image.new("RGB", (60, 40), "gray")
     cells = [0, 14, 7]
-    figure = attention_figure(grey, ["a", "b", "c"], [one_hot(cell, 15) for cell in cells], (3, 5))
+    figure = attention_figure(grey, ["a", "b", "c"], trace_of([one_hot(cell, 15) for cell in cells]), (3, 5))
     for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
         red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
         y, x = np.unravel_index(red.argmax(), red.shape)
@@ -95,7 +99,7 @@ def test_each_panel_is_brightest_where_its_word_looked():
 
 def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere():
     alphas = [np.full(15, 1 / 15), one_hot(7, 15)]
-    figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], alphas, (3, 5))
+    figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], trace_of(alphas), (3, 5))
     even, focused = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
     assert even.max() < focused.max()
     assert even.max() - even.min() <= 3
@@ -103,7 +107,9 @@ def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere(
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 6, 11, 20, 30])
 def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
-    figure = attention_figure(random_view(), ["word"] * steps, random_alphas(steps, 15), (3, 5), betas=[0.5] * steps)
+    figure = attention_figure(
+        random_view(), ["word"] * steps, trace_of(random_alphas(steps, 15), [0.5] * steps), (3, 5)
+    )
     width, height = figure.get_size_inches()
     boxes = []
     for image in figure.axes[0].images:
@@ -118,7 +124,7 @@ def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
 
 def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
     words = ["$x_", "a_$b$", "internationalisation-of-everything"]
-    figure = attention_figure(random_view(), words, random_alphas(3, 15), (3, 5))
+    figure = attention_figure(random_view(), words, trace_of(random_alphas(3, 15)), (3, 5))
     drawn(figure)
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
@@ -126,7 +132,7 @@ def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
 
 
 def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
-    figure = attention_figure(random_view(), ["a", "cat"], random_alphas(2, 15), (3, 5))
+    figure = attention_figure(random_view(), ["a", "cat"], trace_of(random_alphas(2, 15)), (3, 5))
     assert drawn(figure).std() > 0
     for name in ("figure.png", "figure.pdf"):
         figure.savefig(tmp_path / name)
@@ -135,7 +141,7 @@ def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
 
 
 def test_figures_leave_nothing_behind_in_pyplot():
-    attention_figure(random_view(), ["a"], random_alphas(1, 15), (3, 5))
+    attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15)), (3, 5))
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
 
@@ -150,7 +156,7 @@ def test_figures_leave_nothing_behind_in_pyplot():
 )
 def test_a_figure_of_contradicting_shapes_is_refused(alphas, betas, message):
     with pytest.raises(ValueError, match=message):
-        attention_figure(random_view(), ["a", "cat"], alphas, (3, 5), betas=betas)
+        attention_figure(random_view(), ["a", "cat"], trace_of(alphas, betas), (3, 5))
 
 
 def test_a_map_of_another_grid_is_refused():
@@ -169,8 +175,7 @@ def frames(figure) -> list[tuple[float, float]]:
 
 def test_the_chosen_cell_is_framed_in_its_panel():
     cells = [0, 14, 7]
-    weights = [one_hot(cell, 15) for cell in cells]
-    figure = attention_figure(random_view(), ["a", "b", "c"], random_alphas(3, 15), (3, 5), weights=weights)
+    figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3, 15), locations=cells), (3, 5))
     expected = []
     for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
         left, right, bottom, top = image.get_extent()
@@ -183,14 +188,15 @@ def test_the_chosen_cell_is_framed_in_its_panel():
 def test_a_frame_leaves_its_cell_free_and_is_seen_on_black_and_on_white():
     for level in (0, 255):
         view = Image.new("RGB", (50, 30), (level, level, level))
-        weights = [one_hot(7, 15)]
         framed, plain = (
-            drawn(attention_figure(view, ["cat"], random_alphas(1, 15), (3, 5), weights=w), dpi=100).astype(int)
-            for w in (weights, None)
+            drawn(
+                attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=cell), (3, 5)), dpi=100
+            ).astype(int)
+            for cell in ([7], None)
         )
         difference = np.abs(framed - plain)[:, :, :3].max(axis=2)
         assert difference.max() > 100
-        figure = attention_figure(view, ["cat"], random_alphas(1, 15), (3, 5), weights=weights)
+        figure = attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=[7]), (3, 5))
         (x, y), height = frames(figure)[0], figure.get_size_inches()[1]
         column, row = round(x * 100), round(y * 100)
         assert 0 < y < height
@@ -201,8 +207,8 @@ def test_a_frame_leaves_its_cell_free_and_is_seen_on_black_and_on_white():
 def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
     grey = Image.new("RGB", (60, 40), "gray")
     alphas = [random_alphas(1, 15)[0]] * 2
-    weights = [alphas[0], one_hot(3, 15)]  # semi-sampling: an expectation beside a draw
-    figure = attention_figure(grey, ["a", "b"], alphas, (3, 5), weights=weights)
+    trace = trace_of(alphas, locations=[EXPECTATION, 3])  # semi-sampling: an expectation beside a draw
+    figure = attention_figure(grey, ["a", "b"], trace, (3, 5))
     expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
     assert draw.max() < expectation.max()
     assert np.corrcoef(draw.ravel(), expectation.ravel())[0, 1] > 0.95
@@ -211,23 +217,18 @@ def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
 
 def test_soft_attention_chooses_nothing_even_where_it_is_certain():
     alphas = np.stack([one_hot(3, 15), random_alphas(1, 15)[0]])
-    assert chosen_cells(alphas, alphas) == chosen_cells(alphas, None) == [None, None]
-    figure = attention_figure(random_view(), ["a", "b"], alphas, (3, 5), weights=alphas.copy())
+    assert trace_of(alphas).chosen() == [None, None]
+    figure = attention_figure(random_view(), ["a", "b"], trace_of(alphas), (3, 5))
     assert frames(figure) == []
 
 
-def test_only_one_hot_rows_are_choices():
-    alphas = random_alphas(4, 15)
-    weights = [one_hot(3, 15), alphas[1], one_hot(2, 15) + one_hot(5, 15), 0.5 * one_hot(1, 15)]
-    assert chosen_cells(alphas, weights) == [3, None, None, None]
-
-
-def test_weights_of_another_shape_are_refused():
-    with pytest.raises(ValueError, match=r"weights must be \(2, 15\) like alphas, got \(3, 15\)"):
-        attention_figure(random_view(), ["a", "b"], random_alphas(2, 15), (3, 5), weights=random_alphas(3, 15))
+def test_a_trace_of_another_length_is_refused():
+    trace = trace_of(random_alphas(2, 15), locations=[3, 4, 5])
+    with pytest.raises(ValueError, match=r"locations must be \(2,\), one per word, got 3"):
+        attention_figure(random_view(), ["a", "b"], trace, (3, 5))
 
 
 def test_a_figure_with_frames_is_saved_as_pdf(tmp_path):
-    figure = attention_figure(random_view(), ["a"], random_alphas(1, 15), (3, 5), weights=[one_hot(1, 15)])
+    figure = attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15), locations=[1]), (3, 5))
     figure.savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"

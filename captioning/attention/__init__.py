@@ -1,7 +1,7 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
 from captioning.attention.annotation_lstm import AnnotationLSTM
-from captioning.attention.base import Attention, AttentionOutput, Memory, Score
+from captioning.attention.base import Attention, AttentionOutput, Memory, Score, Selected, State, expected_context
 from captioning.attention.local import LocalScore
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
@@ -22,7 +22,10 @@ __all__ = [
     "MultiHeadAttention",
     "ScaledDotScore",
     "Score",
+    "Selected",
     "SoftAttention",
+    "State",
     "StochasticAttention",
     "UniformAttention",
+    "expected_context",
 ]

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,25 +14,43 @@ from torch import Tensor
 from captioning.component import Component
 from captioning.errors import InputError
 from captioning.kernels.unroll import matmul, share
+from captioning.trace import EXPECTATION
+
+State = tuple[Tensor, ...]
+"""What attention carries from one step to the next. The first axis of every tensor is that of the rows, N."""
 
 
-@dataclass(frozen=True)
-class AttentionOutput:
+class AttentionOutput(NamedTuple):
     """One step of attention for N rows.
 
     Attributes:
         context: (N, D), the paper's z-hat before the gate.
         alphas: (N, L), softmax of the scores: probabilities, exactly 0 at masked locations.
-        weights: (N, L), what the context was formed with: alphas themselves, or a sample.
-        log_alphas: (N, L), log-softmax of the scores in nats, -inf at masked locations.
+        locations: (N,) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
+            expectation.
         log_prob: (N,), log-probability in nats of the location that was drawn, 0 where the context is the expectation;
             None for deterministic attention.
+        state: for the next step.
     """
 
     context: Tensor
     alphas: Tensor
-    weights: Tensor
-    log_alphas: Tensor
+    locations: Tensor
+    log_prob: Tensor | None = None
+    state: State = ()
+
+
+class Selected(NamedTuple):
+    """What a selection makes of the alphas of B images with R rows each.
+
+    Attributes:
+        context: (B, R, D).
+        locations: (B, R) int64, as in ``AttentionOutput``; None where all contexts are expectations.
+        log_prob: (B, R), as in ``AttentionOutput``.
+    """
+
+    context: Tensor
+    locations: Tensor | None = None
     log_prob: Tensor | None = None
 
 
@@ -53,6 +71,13 @@ class Memory:
     projected: Tensor
     mask: Tensor | None = None
     expected: Tensor | None = None
+
+    @property
+    def exists(self) -> Tensor:
+        """(B, L) bool, True where a location exists."""
+        if self.mask is not None:
+            return self.mask
+        return torch.ones(self.annotations.shape[:2], dtype=torch.bool, device=self.annotations.device)
 
     def shared(self) -> Memory:
         """Return this memory for many steps whose gradients are collected, see ``captioning.kernels.unroll``."""
@@ -82,7 +107,11 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
 
 class Score(Component):
-    """e_ti = f_att(a_i, h_{t-1}), Eq. 4."""
+    """e_ti = f_att(a_i, h_{t-1}), Eq. 4.
+
+    A score may carry something from step to step, such as the alphas before: ``init_state`` makes it, ``forward`` takes
+    it as further arguments, ``update`` says how it goes on. Most scores carry nothing.
+    """
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
@@ -98,11 +127,22 @@ class Score(Component):
 
     @abstractmethod
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        """Return logits (B, R, L) of queries (B, R, H) over projected annotations (B, L, A)."""
+        """Return logits (B, R, L) of queries (B, R, H) over projected annotations (B, L, A).
+
+        A score with a state gets its tensors, (B, R, ..) each, as further arguments.
+        """
+
+    def init_state(self, exists: Tensor) -> State:
+        """Return what the first step starts with, (B, ..) each, for locations that exist (B, L) bool."""
+        return ()
+
+    def update(self, alphas: Tensor, *state: Tensor) -> State:
+        """Return the state of the next step after alphas (B, R, L)."""
+        return state
 
 
 class Attention(Component):
-    """A score and a selection. Subclasses say how alphas become a context.
+    """A score and a selection. Subclasses say in ``select`` how alphas become a context.
 
     Attributes:
         inference: what the context is formed with in eval mode: "expected", the expectation over locations; "argmax",
@@ -168,9 +208,37 @@ class Attention(Component):
         projected = annotations if self.score is None else self.score.project(annotations)
         return Memory(annotations, projected, mask)
 
-    @abstractmethod
-    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        """Attend with queries (N, H), N = B * R."""
+    def init_state(self, memory: Memory) -> State:
+        """Return what the first step starts with, (B, ..) each."""
+        return () if self.score is None else self.score.init_state(memory.exists)
+
+    def forward(self, query: Tensor, memory: Memory, state: State = ()) -> AttentionOutput:
+        """Attend with queries (N, H), N = B * R, and the state that the step before returned, (N, ..) each."""
+        images = len(memory.annotations)
+        queries, *carried = (x.unflatten(0, (images, -1)) for x in (query, *state))  # (B, R, ..)
+        logits = self.logits(queries, memory, *carried)  # Eq. 4
+        log_alphas = masked_log_softmax(logits, None if memory.mask is None else memory.mask.unsqueeze(1))  # Eq. 5
+        alphas = log_alphas.exp()
+        context, locations, log_prob = self.select(alphas, log_alphas, memory)  # Eq. 6
+        after = () if self.score is None else self.score.update(alphas, *carried)
+        if locations is None:
+            locations = torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device)
+        return AttentionOutput(
+            context=context.flatten(0, 1),
+            alphas=alphas.flatten(0, 1),
+            locations=locations.flatten(),
+            log_prob=None if log_prob is None else log_prob.flatten(),
+            state=tuple(part.flatten(0, 1) for part in after),
+        )
+
+    def logits(self, queries: Tensor, memory: Memory, *state: Tensor) -> Tensor:
+        """Return the score's logits (B, R, L) of queries (B, R, H)."""
+        assert self.score is not None
+        return self.score(queries, memory.projected, *state)
+
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+        """Form the contexts of alphas (B, R, L); at masked locations they are 0 and their logarithms -inf."""
+        raise NotImplementedError(f"{type(self).__name__} needs a select, or a forward of its own")
 
 
 def check_mask(annotations: Tensor, mask: Tensor | None) -> None:
@@ -187,5 +255,5 @@ def check_mask(annotations: Tensor, mask: Tensor | None) -> None:
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
-    """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B * R, D)."""
-    return matmul(weights.to(annotations.dtype), annotations).flatten(0, 1)
+    """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B, R, D)."""
+    return matmul(weights.to(annotations.dtype), annotations)

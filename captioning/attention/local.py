@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score
+from captioning.attention.base import Score, State
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
 
@@ -89,8 +89,14 @@ class LocalScore(Score):
             raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
         return self.score.project(annotations)
 
-    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        logits = self.score(query, projected)  # (B, R, L)
+    def init_state(self, exists: Tensor) -> State:
+        return self.score.init_state(exists)
+
+    def update(self, alphas: Tensor, *state: Tensor) -> State:
+        return self.score.update(alphas, *state)
+
+    def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
+        logits = self.score(query, projected, *state)  # (B, R, L)
         offset = (self.centres - self.position(query).unsqueeze(-1)) / self.reach  # (B, R, 2, L), in windows
         gaussian = -2 * offset.square().sum(dim=-2)  # its logarithm: s is half a window
         outside = (offset.abs() > 1).any(dim=-2)

@@ -12,6 +12,7 @@ from captioning.attention.base import (
     AttentionOutput,
     Memory,
     Score,
+    State,
     check_mask,
     expected_context,
     masked_log_softmax,
@@ -19,6 +20,7 @@ from captioning.attention.base import (
 from captioning.errors import InputError
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.unroll import StepLinear, share
+from captioning.trace import EXPECTATION
 
 
 @dataclass(frozen=True)
@@ -44,8 +46,8 @@ class MultiHeadAttention(Attention):
     size d / h; keys and values are computed once per image. All heads are rows of one batch: the score sees B * h
     images and knows nothing of heads, so any will do. Its own parameters, if it has any, are the same for all heads.
 
-    Alphas and weights are means over the heads, so that alphas are probabilities again. A mean hides which head looked
-    where; and the doubly stochastic penalty asks of all heads together, not of each, that they visit every location.
+    Alphas are means over the heads, so that they are probabilities again. A mean hides which head looked where; and the
+    doubly stochastic penalty asks of all heads together, not of each, that they visit every location.
 
     Args:
         score: gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
@@ -86,25 +88,28 @@ class MultiHeadAttention(Attention):
         values = self._split(self.value_projection(annotations))
         return MultiHeadMemory(annotations, projected, mask, values=values)
 
-    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
+    def init_state(self, memory: Memory) -> State:
+        """Return the score's state of every head, (B, h, ..) each."""
+        state = self.score.init_state(memory.exists.repeat_interleave(self.heads, 0))
+        return tuple(part.unflatten(0, (-1, self.heads)) for part in state)
+
+    def forward(self, query: Tensor, memory: Memory, state: State = ()) -> AttentionOutput:
         assert isinstance(memory, MultiHeadMemory)
         images, heads = len(memory.annotations), self.heads
+
+        def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h, R, ..)
+            return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 1)
+
+        def to_rows(x: Tensor) -> Tensor:  # and back
+            return x.unflatten(0, (images, heads)).transpose(1, 2).flatten(0, 1)
+
         queries = self._split(self.query_projection(query).unflatten(0, (images, -1)))  # (B * h, R, d / h)
-        logits = self.score(queries, memory.projected)  # (B * h, R, L)
+        carried = [to_heads(part) for part in state]
+        logits = self.score(queries, memory.projected, *carried)  # (B * h, R, L)
         mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0).unsqueeze(1)
         alphas = masked_log_softmax(logits, mask).exp()
-        weights = self.dropout(alphas)
-        contexts = expected_context(weights, memory.values)  # (B * h * R, d / h)
-        contexts = contexts.view(images, heads, len(query) // images, -1).transpose(1, 2)  # (B, R, h, d / h)
-        alphas, weights = self._mean(alphas), self._mean(weights)
-        return AttentionOutput(self.output(contexts.flatten(0, 1).flatten(1)), alphas, weights, _log(alphas))
-
-    def _mean(self, weights: Tensor) -> Tensor:
-        """Return the mean over heads (N, L) of (B * h, R, L)."""
-        return weights.unflatten(0, (-1, self.heads)).mean(dim=1).flatten(0, 1)
-
-
-def _log(alphas: Tensor) -> Tensor:
-    """Return the logarithm, -inf with the gradient 0 where alphas are 0."""
-    tiny = torch.finfo(alphas.dtype).tiny
-    return alphas.clamp_min(tiny).log().masked_fill(alphas == 0, float("-inf"))
+        contexts = expected_context(self.dropout(alphas), memory.values)  # (B * h, R, d / h)
+        carried = [to_rows(part) for part in self.score.update(alphas, *carried)]
+        mean = alphas.unflatten(0, (images, heads)).mean(dim=1).flatten(0, 1)  # (N, L)
+        locations = torch.full((len(query),), EXPECTATION, device=query.device)
+        return AttentionOutput(self.output(to_rows(contexts).flatten(1)), mean, locations, state=tuple(carried))

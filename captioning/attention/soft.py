@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
+from captioning.attention.base import Attention, Memory, Score, Selected, expected_context
 from captioning.kernels.dropout import Dropout
 
 
@@ -23,16 +22,8 @@ class SoftAttention(Attention):
         self.score = score
         self.dropout = Dropout(dropout)
 
-    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        assert self.score is not None
-        images = memory.annotations.shape[0]
-        logits = self.score(query.unflatten(0, (images, -1)), memory.projected)  # (B, R, L)
-        mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        log_alphas = masked_log_softmax(logits, mask)
-        alphas = log_alphas.exp()
-        weights = self.dropout(alphas)
-        context = expected_context(weights, memory.annotations)
-        return AttentionOutput(context, alphas.flatten(0, 1), weights.flatten(0, 1), log_alphas.flatten(0, 1))
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+        return Selected(expected_context(self.dropout(alphas), memory.annotations))
 
 
 class UniformAttention(Attention):
@@ -45,13 +36,8 @@ class UniformAttention(Attention):
         super().__init__()
         self.score = None
 
-    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        images, locations, _ = memory.annotations.shape
-        rows = query.shape[0] // images
-        mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        logits = torch.zeros(images, rows, locations, device=query.device)
-        log_alphas = masked_log_softmax(logits, mask)
-        alphas = log_alphas.exp()
-        context = expected_context(alphas, memory.annotations)
-        alphas = alphas.flatten(0, 1)
-        return AttentionOutput(context, alphas, alphas, log_alphas.flatten(0, 1))
+    def logits(self, queries: Tensor, memory: Memory, *state: Tensor) -> Tensor:
+        return queries.new_zeros(*queries.shape[:2], memory.annotations.shape[1])
+
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+        return Selected(expected_context(alphas, memory.annotations))

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Attention, AttentionOutput, Memory, Score, expected_context, masked_log_softmax
+from captioning.attention.base import Attention, Memory, Score, Selected, expected_context
 from captioning.errors import InputError
 from captioning.kernels.dropout import Dropout
+from captioning.trace import EXPECTATION
 
 
 class StochasticAttention(Attention):
@@ -94,38 +95,31 @@ class StochasticAttention(Attention):
         uniform = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
         return dataclasses.replace(memory, expected=uniform >= probability)
 
-    def forward(self, query: Tensor, memory: Memory) -> AttentionOutput:
-        assert self.score is not None
-        images = memory.annotations.shape[0]
-        logits = self.score(query.unflatten(0, (images, -1)), memory.projected)  # (B, R, L)
-        mask = None if memory.mask is None else memory.mask.unsqueeze(1)
-        log_alphas = masked_log_softmax(logits, mask)
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         if self.training:
-            return self._train(log_alphas, memory)
+            return self._train(alphas, log_alphas, memory)
         if self.inference == "expected":
-            return _expectation(log_alphas, memory)
-        alphas = log_alphas.exp()
+            return Selected(expected_context(alphas, memory.annotations), log_prob=torch.zeros_like(alphas[..., 0]))
         return _one_location(log_alphas, alphas.argmax(-1) if self.inference == "argmax" else draw(alphas), memory)
 
     @abstractmethod
-    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        """Form the contexts of training from log_alphas (B, R, L)."""
+    def _train(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+        """``select`` in training."""
 
 
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, learned by REINFORCE with an estimator of ``estimators``.
 
-    The context passes no gradient on to the alphas; ``AttentionOutput.log_prob`` does.
+    The context passes no gradient on to the alphas; ``Selected.log_prob`` does.
     """
 
     needs_estimator = True
 
-    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        alphas = log_alphas.exp()
+    def _train(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         locations = draw(alphas.detach())
         if memory.expected is None:
             return _one_location(log_alphas, locations, memory)
-        expectation, one_hot = self.dropout(alphas), _one_hot(locations, alphas.detach())
+        expectation, one_hot = self.dropout(log_alphas.exp()), _one_hot(locations, alphas.detach())
         return _mixture(log_alphas, locations, one_hot, expectation, memory.expected, memory)
 
 
@@ -196,8 +190,7 @@ class GumbelAttention(StochasticAttention):
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 
-    def _train(self, log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-        alphas = log_alphas.exp()
+    def _train(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         gumbel = -torch.empty_like(alphas).exponential_().log()
         relaxed = torch.softmax((log_alphas + gumbel) / self._batch_temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
@@ -206,7 +199,7 @@ class GumbelAttention(StochasticAttention):
         expected = memory.expected
         if expected is None:
             expected = torch.zeros(len(alphas), dtype=torch.bool, device=alphas.device)
-        return _mixture(log_alphas, locations, weights, self.dropout(alphas), expected, memory)
+        return _mixture(log_alphas, locations, weights, self.dropout(log_alphas.exp()), expected, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -221,43 +214,25 @@ def _one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
     return torch.zeros_like(alphas).scatter_(-1, locations.unsqueeze(-1), 1.0)
 
 
-def _expectation(log_alphas: Tensor, memory: Memory) -> AttentionOutput:
-    """Attend with log_alphas (B, R, L) by Eq. 13."""
-    alphas = log_alphas.exp()
-    context = expected_context(alphas, memory.annotations)
-    alphas, log_alphas = alphas.flatten(0, 1), log_alphas.flatten(0, 1)
-    return AttentionOutput(context, alphas, alphas, log_alphas, torch.zeros_like(alphas[:, 0]))
-
-
-def _one_location(log_alphas: Tensor, locations: Tensor, memory: Memory) -> AttentionOutput:
+def _one_location(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Selected:
     """Attend with log_alphas (B, R, L) to one location per row, (B, R): nothing is summed over L."""
     images = torch.arange(len(locations), device=locations.device).unsqueeze(1)
-    alphas = log_alphas.exp()
-    return AttentionOutput(
-        context=memory.annotations[images, locations].flatten(0, 1),  # (N, D)
-        alphas=alphas.flatten(0, 1),
-        weights=_one_hot(locations, alphas.detach()).flatten(0, 1),
-        log_alphas=log_alphas.flatten(0, 1),
-        log_prob=_log_prob(log_alphas, locations),
-    )
+    return Selected(memory.annotations[images, locations], locations, _log_prob(log_alphas, locations))
 
 
 def _mixture(
     log_alphas: Tensor, locations: Tensor, drawn: Tensor, expectation: Tensor, expected: Tensor, memory: Memory
-) -> AttentionOutput:
+) -> Selected:
     """Attend with weights ``expectation`` (B, R, L) to the images that are ``expected`` (B,), ``drawn`` to others."""
-    alphas = log_alphas.exp()
-    weights = torch.where(expected.view(-1, 1, 1), expectation, drawn)
-    log_prob = _log_prob(log_alphas, locations).masked_fill(expected.repeat_interleave(alphas.shape[1]), 0.0)
-    return AttentionOutput(
-        context=expected_context(weights, memory.annotations),
-        alphas=alphas.flatten(0, 1),
-        weights=weights.flatten(0, 1),
-        log_alphas=log_alphas.flatten(0, 1),
-        log_prob=log_prob,
+    expected = expected.unsqueeze(1)  # (B, 1)
+    weights = torch.where(expected.unsqueeze(2), expectation, drawn)
+    return Selected(
+        expected_context(weights, memory.annotations),
+        locations.masked_fill(expected, EXPECTATION),
+        _log_prob(log_alphas, locations).masked_fill(expected, 0.0),
     )
 
 
 def _log_prob(log_alphas: Tensor, locations: Tensor) -> Tensor:
-    """Return the log-probability of each row's location, (N,) in nats."""
-    return log_alphas.gather(-1, locations.unsqueeze(-1)).flatten()
+    """Return the log-probability in nats of every row's location, (B, R)."""
+    return log_alphas.gather(-1, locations.unsqueeze(-1)).squeeze(-1)

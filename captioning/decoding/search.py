@@ -12,6 +12,7 @@ from torch import Tensor
 
 from captioning.decoding.step import Hypothesis, ImageStepFunction, Step, StepFunction
 from captioning.errors import InputError
+from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
 
 
@@ -47,29 +48,21 @@ class Beams(NamedTuple):
     Attributes:
         word, log_prob: (B, K).
         parent: (B, K), the row each slot goes on from, 0 .. width - 1.
-        alphas, weights: (B, width, L).
-        betas: (B, width).
+        trace: of the (B, width) rows.
     """
 
     word: Tensor
     log_prob: Tensor
     parent: Tensor
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    trace: AttentionTrace
 
     @classmethod
     def of(cls, out: Step, word: Tensor, log_prob: Tensor, parent: Tensor) -> Beams:
-        alphas, betas, weights = (
-            looked.unflatten(0, (len(word), -1)) for looked in (out.alphas, out.betas, out.weights)
-        )
-        return cls(word, log_prob, parent, alphas, betas, alphas if out.weights is out.alphas else weights)
+        return cls(word, log_prob, parent, out.trace.map(lambda part: part.unflatten(0, (len(word), -1))))
 
     def select(self, images: Tensor) -> Beams:
-        word, log_prob, parent, alphas, betas = (part[images] for part in self[:5])
-        return Beams(
-            word, log_prob, parent, alphas, betas, alphas if self.weights is self.alphas else self.weights[images]
-        )
+        word, log_prob, parent = (part[images] for part in self[:3])
+        return Beams(word, log_prob, parent, self.trace.map(lambda part: part[images]))
 
 
 class Ended(NamedTuple):
@@ -164,21 +157,18 @@ class Found(NamedTuple):
     ended: Ended
     ids: Tensor
     log_probs: Tensor
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    trace: AttentionTrace
 
     def hypotheses(self) -> list[list[Hypothesis]]:
-        alphas, betas = self.alphas.float().cpu(), self.betas.float().cpu()
-        weights = alphas if self.weights is self.alphas else self.weights.float().cpu()
+        flat_trace = self.trace.map(
+            lambda part: (part.float() if part.is_floating_point() else part).flatten(0, 1).cpu()
+        )
         columns = [column.flatten(0, 1).tolist() for column in (*self.ended, self.ids, self.log_probs)]
-        looked = [column.flatten(0, 1).unbind() for column in (alphas, betas, weights)]
         flat = []
-        for score, step, _, finished, ids, log_probs, *views in zip(*columns, *looked, strict=True):
+        for number, (score, step, _, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
             words = step + (not finished)
-            flat.append(
-                Hypothesis(ids[:words], log_probs[: step + 1], score, finished, *(view[:words] for view in views))
-            )
+            trace = AttentionTrace(*(None if part is None else part[number, :words] for part in flat_trace))
+            flat.append(Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace))
         K = self.ids.shape[1]
         return [flat[first : first + K] for first in range(0, len(flat), K)]
 
@@ -186,22 +176,14 @@ class Found(NamedTuple):
 def _backtrack(history: list[Beams], ended: Ended) -> Found:
     """Follow the parents of all hypotheses at once, from the last step to the first."""
     slot = ended.slot
-    columns: list[tuple[Tensor, ...]] = []
+    images = torch.arange(len(slot), device=slot.device).unsqueeze(1)
+    columns: list[tuple[Tensor, Tensor, AttentionTrace]] = []
     for t in range(len(history) - 1, -1, -1):
         beams = history[t]
         parent = beams.parent.gather(1, slot)
-        place = parent.unsqueeze(-1).expand(-1, -1, beams.alphas.shape[-1])
-        alphas = beams.alphas.gather(1, place)
-        weights = alphas if beams.weights is beams.alphas else beams.weights.gather(1, place)
-        columns.append(
-            (beams.word.gather(1, slot), beams.log_prob.gather(1, slot), alphas, beams.betas.gather(1, parent), weights)
-        )
+        trace = AttentionTrace(*(None if part is None else part[images, parent] for part in beams.trace))
+        columns.append((beams.word.gather(1, slot), beams.log_prob.gather(1, slot), trace))
         slot = torch.where(t <= ended.step, parent, slot)
-    ids, log_probs, alphas, betas = (
-        torch.stack([column[part] for column in reversed(columns)], 2) for part in range(4)
-    )
-    if all(column[4] is column[2] for column in columns):
-        weights = alphas
-    else:
-        weights = torch.stack([column[4] for column in reversed(columns)], 2)
-    return Found(ended, ids, log_probs, alphas, betas, weights)
+    ids, log_probs, traces = zip(*reversed(columns), strict=True)
+    parts = (None if part[0] is None else torch.stack(part, 2) for part in zip(*traces, strict=True))
+    return Found(ended, torch.stack(ids, 2), torch.stack(log_probs, 2), AttentionTrace(*parts))

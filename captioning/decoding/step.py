@@ -13,20 +13,17 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from captioning.trace import AttentionTrace
+
 State = tuple[Tensor, ...]
 
 
 class Step(NamedTuple):
-    """One step of N rows: log_probs (N, V) in nats, the new state, and what it was made with.
-
-    That is alphas (N, L), betas (N,) and the weights (N, L) of the context: alphas again, or the location drawn.
-    """
+    """One step of N rows: log_probs (N, V) in nats, the new state, and where the step looked, (N, ..)."""
 
     log_probs: Tensor
     state: State
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    trace: AttentionTrace
 
 
 StepFunction = Callable[[Tensor, State], Step]
@@ -53,18 +50,14 @@ class Hypothesis:
         log_probs: nats per word; one more for <end> when the caption is finished.
         score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False when the maximum length cut the caption off.
-        alphas: (len(ids), L), the probabilities of locations that were current when each word was chosen.
-        betas: (len(ids),).
-        weights: (len(ids), L), what the contexts were formed with: alphas, or one-hot where hard attention chose.
+        trace: of the steps that chose the words, (len(ids), ..); float32 on the CPU.
     """
 
     ids: list[int]
     log_probs: list[float]
     score: float
     finished: bool
-    alphas: Tensor
-    betas: Tensor
-    weights: Tensor
+    trace: AttentionTrace
 
 
 @dataclass(frozen=True)

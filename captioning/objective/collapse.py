@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from captioning.objective.losses import step_entropy
+from captioning.trace import AttentionTrace
 
 PATIENCE = 500
 """Training batches before a judgement: at the start every attention is uniform."""
@@ -17,29 +18,30 @@ STILL = 0.01
 """Nats: alphas that move less from word to word do not depend on the word."""
 
 
-def attention_statistics(alphas: Tensor, betas: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def attention_statistics(trace: AttentionTrace, mask: Tensor) -> dict[str, Tensor]:
     """Return means over the steps that exist, as scalars.
 
     Args:
-        alphas: (N, T, L), 0 at steps that do not exist.
-        betas: (N, T), likewise.
+        trace: of (N, T) steps, 0 at steps that do not exist.
         mask: (N, T) bool, True where a step exists.
 
     Returns:
         "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
-        nats, from one word to the next; "beta".
+        nats, from one word to the next; "beta" where the decoder has a gate.
     """
-    alphas = alphas.detach().float()
+    alphas = trace.alphas.detach().float()
     steps = mask.sum()
     before, after = alphas[:, :-1], alphas[:, 1:]
     tiny = torch.finfo(alphas.dtype).tiny
     kl = (torch.special.xlogy(after, after) - after * before.clamp_min(tiny).log()).sum(dim=-1)  # (N, T-1)
-    return {
+    statistics = {
         "attention_entropy": (step_entropy(alphas) * mask).sum() / steps,
         "max_alpha": alphas.amax(dim=-1).sum() / steps,
         "step_kl": (kl * mask[:, 1:]).sum() / mask[:, 1:].sum().clamp_min(1),
-        "beta": betas.detach().float().sum() / steps,
     }
+    if trace.betas is not None:
+        statistics["beta"] = trace.betas.detach().float().sum() / steps
+    return statistics
 
 
 class CollapseWatch:
@@ -67,9 +69,10 @@ class CollapseWatch:
         """Return what is wrong and what to do about it in one line, None where all is well or it is too early."""
         if self.batches < PATIENCE:
             return None
-        entropy, largest, kl, beta, limit = (
-            float(self.means[name]) for name in ("attention_entropy", "max_alpha", "step_kl", "beta", "limit")
+        entropy, largest, kl, limit = (
+            float(self.means[name]) for name in ("attention_entropy", "max_alpha", "step_kl", "limit")
         )
+        beta = float(self.means.get("beta", 1.0))
         if beta < 0.05:
             return (
                 f"the gate is closed (mean beta {beta:.3f}): words are made without looking, and alphas learn nothing; "

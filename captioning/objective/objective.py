@@ -60,16 +60,16 @@ class Objective(nn.Module):
         # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
         samples = 1 if self.estimator is None else self.estimator.samples
         estimator = self.estimator if captioner.decoder.attention.draws else None
-        memory = captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
-        output = captioner.teach(batch, memory, samples)
+        memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        output = captioner.teacher_force(batch, memory, samples)
         drawn = output.selection_log_probs
         images = batch.image_index.repeat_interleave(samples)  # (N,), of the output's rows
         mask = None if memory.mask is None else memory.mask[images]
         nll = self.reduction.nll(output.logits, output.targets, output.mask, label_smoothing=self.label_smoothing)
-        penalty = self.reduction.penalty(output.alphas, mask, drawn=drawn is not None)
+        penalty = self.reduction.penalty(output.trace.alphas, mask, drawn=drawn is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if drawn is not None:
-            entropy = self.reduction.steps(losses.step_entropy(output.alphas), output.mask)
+            entropy = self.reduction.steps(losses.step_entropy(output.trace.alphas), output.mask)
             loss = loss - self.entropy_weight * entropy  # lambda_e d H[s]
         terms = {"loss": loss.detach(), "nll": nll.detach(), "attention_penalty": penalty.detach()}
         if estimator is not None:
@@ -87,7 +87,7 @@ class Objective(nn.Module):
     def _greedy_rewards(self, captioner: Captioner, batch: CaptionBatch, memory: Memory) -> Tensor:
         """Return log p(y_t) where attention takes the most probable location at every step, (N, T)."""
         with captioner.decoder.attention.inferring("argmax"):
-            output = captioner.teach(batch, memory)
+            output = captioner.teacher_force(batch, memory)
         return losses.step_log_probs(output.logits, output.targets, output.mask)
 
 
@@ -124,7 +124,7 @@ def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, sa
     draws = []
     with captioner.decoder.attention.inferring("sample"):
         for _ in range(samples):  # one after the other: the logits of all draws at once would fill the memory
-            output = captioner.teach(batch, memory)
+            output = captioner.teacher_force(batch, memory)
             draws.append(losses.step_log_probs(output.logits, output.targets, output.mask).sum(dim=1))
     log_probs = torch.stack(draws).double()  # (S, N)
     tighter = log_probs.logsumexp(dim=0) - math.log(samples)

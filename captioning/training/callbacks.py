@@ -49,9 +49,7 @@ class CaptionSamples(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for sample in samples:
-            figure = attention_figure(
-                sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
-            )
+            figure = attention_figure(sample.view, sample.words, sample.trace, pl_module.encoder.grid_size)
             path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
             figure.savefig(path, dpi=80)
             paths.append(path)

@@ -30,19 +30,19 @@ from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective, sampled_bounds
+from captioning.trace import AttentionTrace
 from captioning.vocabulary import Vocabulary
 
 
 @dataclass
 class Sample:
-    """A captioned image with what the model looked at: alphas (T, L), betas (T,); the view is what it saw."""
+    """A captioned image with what the model looked at at each word; the view is what it saw."""
 
     image_id: int
     words: list[str]
     references: list[list[str]]
     score: float
-    alphas: Tensor
-    betas: Tensor
+    trace: AttentionTrace
     view: Image
 
 
@@ -161,9 +161,9 @@ class CaptioningModule(pl.LightningModule):
         assert self.captioner is not None
         schedule = self.attention.schedule()
         loss, terms, output = self.objective(self.captioner, batch)
-        statistics = attention_statistics(output.alphas, output.betas, output.mask)
+        statistics = attention_statistics(output.trace, output.mask)
         mask = batch.annotation_mask
-        self._watch.update(statistics, output.alphas.shape[-1] if mask is None else mask.sum(dim=1))
+        self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         for name, value in (terms | statistics | schedule).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         return loss
@@ -232,7 +232,7 @@ class CaptioningModule(pl.LightningModule):
     def _search(self, batch: CaptionBatch, memory: Memory | None = None) -> list[Hypothesis]:
         assert self.captioner is not None
         if memory is None:
-            memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
+            memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         return [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
 
     @torch.inference_mode()
@@ -249,7 +249,7 @@ class CaptioningModule(pl.LightningModule):
             if view is not None:
                 references = [reference.split() for reference in datamodule.evaluated.references(row)]
                 words = self.vocabulary.decode(best.ids)
-                samples.append(Sample(image_id, words, references, best.score, best.alphas, best.betas, view))
+                samples.append(Sample(image_id, words, references, best.score, best.trace, view))
         self.train(training)
         return samples
 
@@ -257,22 +257,22 @@ class CaptioningModule(pl.LightningModule):
         assert self.captioner is not None and self.vocabulary is not None
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
         index = datamodule.evaluated
-        memory = self.captioner.remember(batch.images, batch.annotations, batch.annotation_mask)
+        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         reference_hits: dict[int, list[NounHit]] = {row: [] for row in batch.rows.tolist()}
         if len(batch.captions):
             with self.attention.inferring("expected"):
-                output = self.captioner.teach(batch, memory)
+                output = self.captioner.teacher_force(batch, memory)
             self._words += len(output.targets)
             self._sums["nll"] -= float(losses.token_log_probs(output.logits, output.targets).sum())
             if self.trainer.state.fn != "fit" and self.bound_samples and "sample" in self.attention.inference_modes:
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
                 self._sums["bound"] += bounds.bound
                 self._sums["iwae_bound"] += bounds.importance_weighted
-            reference_hits = self._reference_hits(batch, output.alphas)
+            reference_hits = self._reference_hits(batch, output.trace.alphas)
         found = self._search(batch, memory)
         for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), found, strict=True):
             words = self.vocabulary.decode(best.ids)
-            hits = noun_hits(words, best.alphas.numpy(), datamodule.objects(row))
+            hits = noun_hits(words, best.trace.alphas.numpy(), datamodule.objects(row))
             references = [reference.split() for reference in index.references(row)]
             self._seen.append(
                 CaptionedImage(row, image_id, words, best.score, best.finished, references, hits, reference_hits[row])

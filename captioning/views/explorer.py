@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike
 from PIL import Image
 
+from captioning.trace import AttentionTrace
 from captioning.views import overlays
 from captioning.views.page import asset, page
 
@@ -28,16 +28,19 @@ _JPEG_QUALITY = 90
 
 
 class Attended(Protocol):
-    """A caption and where its words looked; ``Look`` says what each is."""
+    """A caption and where its words looked, such as ``caption.Alternative``.
+
+    Attributes:
+        words: T words.
+        trace: of (T,) steps; step ``t`` belongs to ``words[t]``.
+        log_probs: nats, T of the words or T + 1 with <end>; None if they are not known.
+        score: what captions are ranked by.
+    """
 
     @property
     def words(self) -> Sequence[str]: ...
     @property
-    def alphas(self) -> ArrayLike: ...
-    @property
-    def weights(self) -> ArrayLike | None: ...
-    @property
-    def betas(self) -> ArrayLike | None: ...
+    def trace(self) -> AttentionTrace: ...
     @property
     def log_probs(self) -> Sequence[float] | None: ...
     @property
@@ -50,27 +53,15 @@ class Look:
 
     Attributes:
         run: a name; looks of the same run on several images share it.
-        words: T words.
-        alphas: (T, L), row ``t`` belongs to ``words[t]``; weights at least 0.
+        captions: of the search, best first.
         grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
-        weights: (T, L), what the contexts were formed with; one-hot where hard attention chose a cell.
-        betas: (T,), the gate in [0, 1].
-        log_probs: nats, T of the words or T + 1 with <end>.
-        score: what captions are ranked by.
-        alternatives: other captions of the search, best first, on the same grid.
         references: what people wrote.
         numbers: shown beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
     """
 
     run: str
-    words: Sequence[str]
-    alphas: ArrayLike
+    captions: Sequence[Attended]
     grid_size: tuple[int, int]
-    weights: ArrayLike | None = None
-    betas: ArrayLike | None = None
-    log_probs: Sequence[float] | None = None
-    score: float | None = None
-    alternatives: Sequence[Attended] = ()
     references: Sequence[str] = ()
     numbers: Mapping[str, float | str] = field(default_factory=dict)
 
@@ -167,12 +158,12 @@ def _look(look: Look, where: str) -> dict[str, Any]:
         "rows": rows,
         "columns": columns,
         "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in look.numbers.items()},
-        "captions": [_caption(caption, rows * columns, where) for caption in (look, *look.alternatives)],
+        "captions": [_caption(caption, rows * columns, where) for caption in look.captions],
     }
 
 
 def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
-    alphas = np.asarray(caption.alphas, dtype=np.float32)
+    alphas = np.asarray(caption.trace.alphas, dtype=np.float32)
     steps = len(caption.words)
     if alphas.size == 0:
         alphas = alphas.reshape(steps, cells)
@@ -180,11 +171,13 @@ def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: alphas must be ({steps}, {cells}), got {alphas.shape}")
     if not (np.isfinite(alphas) & (alphas >= 0)).all():
         raise ValueError(f"{where}: alphas must be finite and at least 0")
-    betas = None if caption.betas is None else np.asarray(caption.betas, dtype=np.float32)
+    betas = None if caption.trace.betas is None else np.asarray(caption.trace.betas, dtype=np.float32)
     if betas is not None and betas.shape != (steps,):
         raise ValueError(f"{where}: betas must be ({steps},), one per word, got {betas.shape}")
     if caption.log_probs is not None and len(caption.log_probs) < steps:
         raise ValueError(f"{where}: {len(caption.log_probs)} log_probs for {steps} words")
+    if len(chosen := caption.trace.chosen()) != steps:
+        raise ValueError(f"{where}: locations must be ({steps},), one per word, got {len(chosen)}")
     peaks = alphas.max(axis=1, initial=0)
     # A byte per alpha, of its row's maximum: finer than the map's 256 colours show.
     levels = np.rint(alphas / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
@@ -195,7 +188,7 @@ def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
         "betas": None if betas is None else [_number(value) for value in betas],
         "peaks": [_number(value) for value in peaks],
         "levels": _base64(levels.tobytes()),
-        "chosen": overlays.chosen_cells(alphas, caption.weights),
+        "chosen": chosen,
     }
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from captioning.trace import AttentionTrace
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -35,11 +37,9 @@ _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, an
 def attention_figure(
     view: Image.Image,
     words: Sequence[str],
-    alphas: ArrayLike,
+    trace: AttentionTrace,
     grid_size: tuple[int, int],
     *,
-    betas: ArrayLike | None = None,
-    weights: ArrayLike | None = None,
     title: str | None = None,
 ) -> Figure:
     """Return the view followed by one panel per word, the attention as colour over the greyed view.
@@ -52,10 +52,8 @@ def attention_figure(
     Args:
         view: exactly the pixels the model saw (``Preprocessing.view``).
         words: T words.
-        alphas: (T, L), row ``t`` belongs to ``words[t]``; weights at least 0.
+        trace: of the (T,) words' steps; the gate is written beneath each panel.
         grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
-        betas: (T,), the gate in [0, 1], written beneath each panel.
-        weights: (T, L), what the contexts were formed with; see ``chosen_cells``.
         title: above all panels.
 
     Raises:
@@ -64,17 +62,18 @@ def attention_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    alphas = np.asarray(alphas, dtype=np.float32)
+    alphas = np.asarray(trace.alphas, dtype=np.float32)
     cells = math.prod(grid_size)
     if alphas.shape != (len(words), cells):
         raise ValueError(
             f"alphas must be ({len(words)}, {cells}) for {len(words)} words on a grid of "
             f"{grid_size[0]} x {grid_size[1]}, got {alphas.shape}"
         )
-    gates = None if betas is None else np.asarray(betas, dtype=np.float32)
+    gates = None if trace.betas is None else np.asarray(trace.betas, dtype=np.float32)
     if gates is not None and gates.shape != (len(words),):
         raise ValueError(f"betas must be ({len(words)},), one per word, got {gates.shape}")
-    chosen = chosen_cells(alphas, weights)
+    if len(chosen := trace.chosen()) != len(words):
+        raise ValueError(f"locations must be ({len(words)},), one per word, got {len(chosen)}")
 
     layout = _Layout(len(words) + 1, view.size, with_betas=gates is not None, with_title=title is not None)
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
@@ -100,29 +99,6 @@ def attention_figure(
             label = f"\N{GREEK SMALL LETTER BETA} {gates[t]:.2f}"
             _text(axes, x + layout.panel_width / 2, below, label, size=8.5, color="0.35")
     return figure
-
-
-def chosen_cells(alphas: ArrayLike, weights: ArrayLike | None) -> list[int | None]:
-    """Return the location hard attention chose at each of T words, None where the context is an expectation.
-
-    Args:
-        alphas: (T, L).
-        weights: (T, L), what the contexts were formed with: one-hot where a location was chosen. None, or the alphas
-            themselves, where nothing was: soft attention may be certain too, and that is no choice.
-
-    Raises:
-        ValueError: weights of another shape.
-    """
-    alphas = np.asarray(alphas, dtype=np.float32)
-    if weights is None:
-        return [None] * len(alphas)
-    weights = np.asarray(weights, dtype=np.float32)
-    if weights.shape != alphas.shape:
-        raise ValueError(f"weights must be {alphas.shape} like alphas, got {weights.shape}")
-    if np.array_equal(weights, alphas):
-        return [None] * len(alphas)
-    one_hot = ((weights == 1).sum(axis=1) == 1) & ((weights != 0).sum(axis=1) == 1)
-    return [int(cell) if alone else None for cell, alone in zip(weights.argmax(axis=1), one_hot, strict=True)]
 
 
 def smooth_alphas(alpha: ArrayLike, grid_size: tuple[int, int], size: tuple[int, int]) -> NDArray[np.float32]:

@@ -1,0 +1,34 @@
+"""Where the decoder looked: one type from a step to the picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+EXPECTATION = -1
+"""In place of a location: the context is the expectation over all of them."""
+
+
+class AttentionTrace(NamedTuple):
+    """What steps looked at: tensors while captions are decoded, arrays in a finished caption.
+
+    The leading axes are those of the steps: (N,) for one step, (N, T) for N captions, (T,) for a caption.
+
+    Attributes:
+        alphas: (.., L), the probabilities of the locations.
+        betas: (..), the gate in [0, 1]; None if the decoder has no gate.
+        locations: (..) integers, the location that the context was taken from, ``EXPECTATION`` where it is the
+            expectation over the alphas.
+    """
+
+    alphas: Any
+    betas: Any
+    locations: Any
+
+    def map(self, function: Callable[[Any], Any]) -> AttentionTrace:
+        """Return the trace with ``function`` applied to its parts."""
+        return AttentionTrace(*(None if part is None else function(part) for part in self))
+
+    def chosen(self) -> list[int | None]:
+        """Return the location of every step of a caption (T,), None where the context is the expectation."""
+        return [None if location == EXPECTATION else location for location in self.locations.tolist()]

@@ -1,0 +1,74 @@
+"""What several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from PIL import Image
+from torch import Tensor
+
+from captioning.trace import EXPECTATION, AttentionTrace
+from captioning.views.explorer import ExploredImage, Look
+
+
+def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: ArrayLike | None = None) -> AttentionTrace:
+    """The trace of a caption with alphas (T, L); contexts are expectations where no locations are given."""
+    alphas = np.asarray(alphas, dtype=np.float32)
+    chosen: Any = np.full(len(alphas), EXPECTATION) if locations is None else np.asarray(locations)
+    return AttentionTrace(alphas, None if betas is None else np.asarray(betas, dtype=np.float32), chosen)
+
+
+def one_hot(locations: Tensor, size: int) -> Tensor:
+    """(.., L) with 1 at the locations (..), all 0 where the context is the expectation."""
+    return torch.nn.functional.one_hot(locations + 1, size + 1)[..., 1:].float()
+
+
+# The explorer
+
+GRID = (3, 5)
+CELLS = 15
+
+
+def random_view(width: int = 60, height: int = 40) -> Image.Image:
+    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
+    return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
+
+
+class Told(NamedTuple):
+    """A caption as the explorer takes it."""
+
+    words: list[str]
+    trace: AttentionTrace
+    log_probs: list[float] | None = None
+    score: float | None = None
+
+
+def told(words: str, alphas=None, betas=None, locations=None, **numbers) -> Told:
+    alphas = random_alphas(len(words.split())) if alphas is None else alphas
+    return Told(words.split(), trace_of(alphas, betas, locations), **numbers)
+
+
+def look(
+    run: str = "soft",
+    words: str = "two cats sleep",
+    *,
+    alternatives: Sequence[Told] = (),
+    grid_size: tuple[int, int] = GRID,
+    references: Sequence[str] = (),
+    numbers: Mapping[str, float | str] | None = None,
+    **caption: Any,
+) -> Look:
+    captions = [told(words, **caption), *alternatives]
+    return Look(run, captions, grid_size, references, numbers or {})
+
+
+def explored(*looks: Look, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
+    return ExploredImage(view=view or random_view(), name=name, looks=looks or [look()])

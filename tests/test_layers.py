@@ -23,13 +23,13 @@ FLOORS: list[dict[str, str]] = [
     {
         "decoder": "attention component kernels vocabulary",
         "encoders": "component data errors",
-        "evaluation": "data",
     },
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model vocabulary",
         "objective": "attention component data decoder errors kernels model",
     },
+    {"evaluation": "attention data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption data errors evaluation inference views",
         "training": "attention component data decoder decoding encoders errors evaluation files model objective "

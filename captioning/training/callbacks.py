@@ -49,15 +49,17 @@ class CaptionSamples(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for sample in samples:
+            found = sample.found
             figure = attention_figure(
-                sample.view, sample.words, sample.alphas, pl_module.encoder.grid_size, betas=sample.betas
+                sample.view, sample.image.words, found.alphas, pl_module.encoder.grid_size, betas=found.betas
             )
-            path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
+            path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
             figure.savefig(path, dpi=80)
             paths.append(path)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
-                logger.log_samples(samples, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+                images = [sample.image for sample in samples]
+                logger.log_samples(images, paths, epoch=trainer.current_epoch, step=trainer.global_step)
 
 
 class LogLines(Callback):

@@ -243,6 +243,11 @@ def test_bleu_is_scored_on_free_running_captions_against_words_the_vocabulary_la
     assert {word for image in module.results for word in image.words} <= set(module.vocabulary.words)
 
 
+def test_a_module_that_was_handed_no_data_says_what_to_call(shapes, tmp_path):
+    with pytest.raises(RuntimeError, match=r"call its connect\(data\) before the trainer starts"):
+        make_trainer(tmp_path).fit(make_module(), datamodule=make_data(shapes))
+
+
 def test_overfits_a_handful_of_images(shapes, tmp_path):
     module = make_module(hidden_dim=48, dropout=0.0, lr=2e-2, attention_penalty=0.0)
     data = make_data(shapes, batch_size=10, limit_images=2)

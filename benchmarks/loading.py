@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -60,10 +59,9 @@ class CachedEncoder(FeatureSource):
 
 
 def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionDataModule:
-    """Return a data module that is attached to an encoder, as a trainer does it."""
+    """Return a data module that prepares training batches for an encoder."""
     data = CaptionDataModule(source, **options)
-    module = types.SimpleNamespace(encoder=encoder)
-    data.trainer = types.SimpleNamespace(lightning_module=module, global_rank=0, world_size=1)  # type: ignore[assignment]
+    data.encoder = encoder
     data.setup("fit")
     return data
 

@@ -13,8 +13,8 @@ import torch
 import wandb
 from PIL import Image
 
+from captioning.evaluation.records import CaptionedImage
 from captioning.training import WandbRun
-from captioning.training.module import Sample
 
 
 class FakeRun:
@@ -53,13 +53,12 @@ def test_samples_become_one_table_and_an_image_each(tmp_path):
     for name in ("a.png", "b.png"):
         Image.new("RGB", (5, 4), "red").save(tmp_path / name)
         overlays.append(tmp_path / name)
-    alphas, betas, view = torch.ones(2, 4) / 4, torch.ones(2), Image.new("RGB", (4, 4))
-    samples = [
-        Sample(31, ["a", "dog"], [["a", "dog"], ["two", "big", "dogs"]], -1.5, alphas, betas, view),
-        Sample(32, ["cats"], [["a", "bird"]], -2.5, alphas, betas, view),
+    images = [
+        CaptionedImage(image_id=31, caption="a dog", log_prob=-1.5, references=["a dog", "two big dogs"]),
+        CaptionedImage(image_id=32, caption="cats", log_prob=-2.5, references=["a bird"]),
     ]
     logger, run = make_logger(tmp_path)
-    logger.log_samples(samples, overlays, epoch=3, step=40)
+    logger.log_samples(images, overlays, epoch=3, step=40)
     assert [sorted(entry) for entry in run.logged] == [
         [key, "trainer/global_step"] if key < "trainer" else ["trainer/global_step", key]
         for key in ("val/sample_1", "val/sample_2", "val/samples")

@@ -16,8 +16,9 @@ from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Cell, Comparison, Table
-from captioning.comparison.runs import CaptionedImage, Run
+from captioning.comparison.runs import Run
 from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.records import CaptionedImage, NounHit
 
 WORDS = "a red dog sits on the green mat near two cats".split()
 
@@ -31,12 +32,16 @@ def captioned(images: int = 20, skill: float = 0.7, *, seed: int = 0, first: int
         references = [[people.choice(WORDS) for _ in range(7)] for _ in range(2)]
         caption = [word if draw.random() < skill else draw.choice(WORDS) for word in references[0]]
         nouns = [
-            {"step": 2, "noun": "dog", "hit": draw.random() < skill, "chance": 0.25, "centre_hit": 0.5}
-            | {"correctness": skill / 2, "uniform": 0.2, "centre": 0.3}
+            NounHit(2, "dog", draw.random() < skill, 0.25, 0.5, correctness=skill / 2, uniform=0.2, centre=0.3)
             for _ in range(image % 3)
         ]
-        found[image] = CaptionedImage(" ".join(caption), [" ".join(r) for r in references], nouns if hits else [])
+        people_said = [" ".join(words) for words in references]
+        found[image] = said(image, " ".join(caption), people_said, hits=nouns if hits else [])
     return found
+
+
+def said(image_id: int, caption: str, references: list[str], **fields) -> CaptionedImage:
+    return CaptionedImage(image_id=image_id, caption=caption, references=references, **fields)
 
 
 def run(name: str, captions=None, **changes) -> Run:
@@ -148,7 +153,7 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     soft, hard = captioned(40, 0.5), captioned(40, 0.8, seed=1)
     judged = [hit for image in hard.values() for hit in image.hits]
     found = cells(pair, "Grounding", "Pointing accuracy")[1]
-    assert found.value == pytest.approx(100 * np.mean([hit["hit"] for hit in judged]))
+    assert found.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
     assert found.detail.endswith(f"{len(judged)} nouns") and "p " in found.change
     assert [cell.text for cell in cells(pair, "Grounding", "by chance")] == ["25.0", "25.0"]
     assert [cell.text for cell in cells(pair, "Grounding", "always the centre")] == ["50.0", "50.0"]
@@ -160,10 +165,10 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
 
 
 def test_judgements_of_older_runs_lack_what_was_not_measured_then():
-    old = captioned(8)
-    for image in old.values():
-        for hit in image.hits:
-            del hit["correctness"]
+    old = {
+        number: dataclasses.replace(image, hits=[dataclasses.replace(hit, correctness=None) for hit in image.hits])
+        for number, image in captioned(8).items()
+    }
     found = compare([run("old", old), run("new", captioned(8, seed=1))], samples=20)
     assert [bool(cell.text) for cell in cells(found, "Grounding", "Attention correctness")] == [False, True]
     without = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], samples=20)
@@ -232,9 +237,9 @@ def test_an_option_that_a_class_does_not_have_is_not_a_none():
 
 def test_the_images_where_sentences_scores_differ_most_come_first():
     references = ["a red dog sits on the mat"]
-    soft = {i: CaptionedImage("a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
+    soft = {i: said(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
-    hard = {i: CaptionedImage(text, references) for i, text in told.items()}
+    hard = {i: said(i, text, references) for i, text in told.items()}
     found = compare([run("soft", soft), run("hard", hard)], samples=20)
     assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
     first = found.disagreements[0]
@@ -245,8 +250,8 @@ def test_the_images_where_sentences_scores_differ_most_come_first():
 
 def test_of_equal_scores_the_captions_that_share_least_come_first():
     references = ["a red dog sits"]
-    soft = {i: CaptionedImage("cats on green mats", references) for i in (1, 2)}
-    hard = {1: CaptionedImage("cats on green stones", references), 2: CaptionedImage("birds fly", references)}
+    soft = {i: said(i, "cats on green mats", references) for i in (1, 2)}
+    hard = {1: said(1, "cats on green stones", references), 2: said(2, "birds fly", references)}
     assert [d.image_id for d in compare([run("a", soft), run("b", hard)], samples=9).disagreements] == [2, 1]
 
 
@@ -300,8 +305,8 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
 
 def test_names_and_captions_are_text_and_nothing_else():
     evil = "<script>alert(1)</script>"
-    images = {1: CaptionedImage(f"a {evil}", [f"the {evil}"]), 2: CaptionedImage("a dog", ["a dog"])}
-    other = {i: CaptionedImage("nothing", image.references) for i, image in images.items()}
+    images = {1: said(1, f"a {evil}", [f"the {evil}"]), 2: said(2, "a dog", ["a dog"])}
+    other = {i: said(i, "nothing", image.references) for i, image in images.items()}
     runs = [run(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}), run("b & c", other)]
     runs[1].settings = {"a": "'"}
     page = Page(comparison_page(compare(runs, samples=9), footer=[evil]))
@@ -317,8 +322,8 @@ def test_with_an_explorer_the_texts_lead_to_its_images(pair):
 
 
 def test_a_caption_marks_the_words_that_nobody_used():
-    images = {1: CaptionedImage("a blue dog", ["a dog"])}
-    other = {1: CaptionedImage("a dog", ["a dog"])}
+    images = {1: said(1, "a blue dog", ["a dog"])}
+    other = {1: said(1, "a dog", ["a dog"])}
     text = comparison_page(compare([run("a", images), run("b", other)], samples=9))
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
 

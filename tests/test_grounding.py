@@ -8,12 +8,12 @@ import pytest
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import (
     GroundedObject,
-    NounHit,
     cell_coverage,
     centre_attention,
     grounding_scores,
     object_cells,
 )
+from captioning.evaluation.records import NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6

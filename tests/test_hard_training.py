@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from PIL import Image
 from test_training import make_trainer as make_validating_trainer
+from test_training import run
 
 from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
 from captioning.data.shapes import ShapesSource
@@ -61,7 +62,7 @@ def trained(shapes, tmp_path_factory) -> Path:
     """The checkpoint of a short run with hard attention."""
     folder = tmp_path_factory.mktemp("run")
     trainer = make_trainer(folder, max_epochs=2)
-    trainer.fit(make_module(), datamodule=make_data(shapes))
+    run(trainer.fit, make_module(), make_data(shapes))
     trainer.save_checkpoint(folder / "x.ckpt")
     return folder / "x.ckpt"
 
@@ -80,7 +81,7 @@ def trained(shapes, tmp_path_factory) -> Path:
 def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     module = make_module(attention(AdditiveScore(10)), estimator=estimator() if estimator else None)
     trainer = make_trainer(tmp_path, max_steps=2)
-    trainer.fit(module, datamodule=make_data(shapes))
+    run(trainer.fit, module, make_data(shapes))
     logged = {name.removeprefix("train/"): float(v) for name, v in trainer.logged_metrics.items() if "train/" in name}
     always = {"loss", "nll", "attention_penalty", "attention_entropy", "max_alpha", "step_kl", "beta"}
     assert set(logged) == always | keys
@@ -107,10 +108,10 @@ def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, t
 
     monkeypatch.setattr(Captioner, "teach", counted)
     trainer = make_trainer(tmp_path, max_steps=2)
-    trainer.fit(module, datamodule=make_data(shapes))
+    run(trainer.fit, module, make_data(shapes))
     assert "train/nll" in trainer.logged_metrics and "train/reward" not in trainer.logged_metrics
     trainer = make_trainer(tmp_path, max_steps=3)
-    trainer.fit(module, datamodule=make_data(shapes))
+    run(trainer.fit, module, make_data(shapes))
     assert float(trainer.logged_metrics["train/sample_probability"]) == 0.5
     assert rows == [3] * 5
 
@@ -135,14 +136,14 @@ def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, 
         return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), estimator=estimator())
 
     whole = make()
-    make_trainer(tmp_path, max_epochs=-1, max_steps=7).fit(whole, datamodule=make_data(shapes))
+    run(make_trainer(tmp_path, max_epochs=-1, max_steps=7).fit, whole, make_data(shapes))
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=5)
-    trainer.fit(make(), datamodule=make_data(shapes))
+    run(trainer.fit, make(), make_data(shapes))
     trainer.save_checkpoint(tmp_path / "stopped.ckpt")
     resumed = make()
     torch.manual_seed(99)
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=7)
-    trainer.fit(resumed, datamodule=make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+    run(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     state = resumed.state_dict()
     assert "captioner.decoder.attention.batches" in state and any("objective.estimator" in name for name in state)
     for name, value in whole.state_dict().items():
@@ -153,7 +154,7 @@ def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, 
 def test_test_reports_the_mode_and_the_bounds_beside_the_nll(shapes, tmp_path, trained, mode):
     module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=5)
     trainer = make_trainer(tmp_path)
-    trainer.test(module, datamodule=make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
+    run(trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
     written = json.loads((tmp_path / "test_metrics.json").read_text())
     assert (written["search"]["inference"], written["search"]["bound_samples"]) == (mode, 5)
     assert written["test/bound"] < written["test/iwae_bound"] < 0 < written["test/nll"]
@@ -165,9 +166,7 @@ def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, tra
     for mode in ("expected", "argmax", "sample"):
         module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=0)
         trainer = make_trainer(tmp_path)
-        (scores,) = trainer.test(
-            module, datamodule=make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True
-        )
+        (scores,) = run(trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
         assert "test/bound" not in scores
         found.add(scores["test/nll"])
     assert len(found) == 1
@@ -175,11 +174,11 @@ def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, tra
 
 def test_bounds_are_left_out_while_training_and_for_deterministic_attention(shapes, tmp_path):
     trainer = make_trainer(tmp_path, limit_train_batches=1, limit_val_batches=1)
-    trainer.fit(make_module(), datamodule=make_data(shapes))
+    run(trainer.fit, make_module(), make_data(shapes))
     assert "val/nll" in trainer.callback_metrics and "val/bound" not in trainer.callback_metrics
     module = make_module(SoftAttention(AdditiveScore(10)))
     module.assemble(make_module_vocabulary(shapes))
-    (scores,) = make_trainer(tmp_path).test(module, datamodule=make_data(shapes), verbose=False)
+    (scores,) = run(make_trainer(tmp_path).test, module, make_data(shapes), verbose=False)
     assert "test/nll" in scores and "test/bound" not in scores
 
 
@@ -208,7 +207,7 @@ def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_pa
     trainer = make_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.fit(make_module(), datamodule=make_data(shapes))
+        run(trainer.fit, make_module(), make_data(shapes))
     found = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
     assert len(found) == 2 and "uniform" in found[0]  # a model that has learned nothing looks everywhere
 

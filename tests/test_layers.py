@@ -28,17 +28,17 @@ FLOORS: list[dict[str, str]] = [
     {
         "decoder": "attention component kernels trace vocabulary",
         "encoders": "component data errors",
-        "evaluation": "data",
     },
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model vocabulary",
         "objective": "attention component data decoder errors kernels model trace",
     },
+    {"evaluation": "attention data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption data errors evaluation inference views",
         "training": "attention component data decoder decoding encoders errors evaluation files model objective "
-        "provenance trace views vocabulary",
+        "provenance views vocabulary",
     },
     {"__main__": "errors training"},
 ]

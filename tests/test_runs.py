@@ -11,6 +11,7 @@ import yaml
 
 from captioning.comparison.runs import Run, flat, number, read_run
 from captioning.errors import InputError
+from captioning.evaluation.records import NounHit
 
 CAPTION = {
     "image_id": 7,
@@ -49,7 +50,8 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.curves["train/loss"] == [(4, 2.5), (9, 1.5)] and run.curves["val/bleu4"] == [(9, 10.5), (19, 11)]
     assert run.scores == {"bleu4": 12.5} and run.search == {"beam_size": 3, "inference": "expected"}
     assert run.captions is not None
-    assert run.captions[7].references == CAPTION["references"] and run.captions[7].hits == CAPTION["hits"]
+    assert run.captions[7].references == CAPTION["references"] and run.captions[7].log_prob == -2.5
+    assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25)] and run.captions[7].reference_hits == []
     assert run.how_to_test == ""
 
 
@@ -91,6 +93,8 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
         ("test_captions.json", "[{", "cannot be read"),
         ("test_captions.json", "{}", "not what `captioning test` writes"),
         ("test_captions.json", '[{"image_id": 3}]', "not what `captioning test` writes"),
+        ("test_captions.json", "[3]", "not what `captioning test` writes"),
+        ("test_captions.json", json.dumps([CAPTION | {"hits": [{"step": 1}]}]), "not what `captioning test` writes"),
         ("test_metrics.json", "[]", "not what `captioning test` writes"),
         ("config.yaml", "a: [", "cannot be read"),
         ("config.yaml", "- a", "not a run's configuration"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,13 +64,19 @@ def make_data(source: ShapesSource, **options) -> CaptionDataModule:
     return CaptionDataModule(source, **{"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options)
 
 
+def run(stage: Callable[..., Any], module: CaptioningModule, data: CaptionDataModule, **options) -> Any:
+    """Let a trainer's ``fit``, ``test`` .. work on a module and its data."""
+    module.connect(data)
+    return stage(module, datamodule=data, **options)
+
+
 def weights(module: CaptioningModule) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
 
 
 def test_fit_logs_the_fixed_keys(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput(every_n_steps=2)])
-    trainer.fit(make_module(), datamodule=make_data(shapes))
+    run(trainer.fit, make_module(), make_data(shapes))
     logged = trainer.logged_metrics
     for key in ("loss", "nll", "attention_penalty", "attention_entropy", "captions_per_second"):
         assert f"train/{key}" in logged
@@ -85,17 +91,17 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path):
 def test_resumed_run_ends_with_the_same_weights_as_an_uninterrupted_one(shapes, tmp_path, stop_at):
     """7 steps an epoch: stopped inside the first, at the end of the first, and inside the second."""
     whole = make_module()
-    make_trainer(tmp_path, max_epochs=-1, max_steps=14).fit(whole, datamodule=make_data(shapes))
+    run(make_trainer(tmp_path, max_epochs=-1, max_steps=14).fit, whole, make_data(shapes))
 
     first = make_module()
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=stop_at)
-    trainer.fit(first, datamodule=make_data(shapes))
+    run(trainer.fit, first, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "stopped.ckpt")
 
     resumed = make_module()
     torch.manual_seed(99)  # the stream of random numbers must come from the checkpoint
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=14)
-    trainer.fit(resumed, datamodule=make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+    run(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     assert trainer.global_step == 14
     for name, value in weights(whole).items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
@@ -159,7 +165,7 @@ def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_ha
         )
         torch.manual_seed(99 if options else 3)
         with pytest.raises(KeyError) if callbacks else nullcontext():
-            trainer.fit(module, datamodule=data, **options)
+            run(trainer.fit, module, data, **options)
         return module, diary.entries
 
     fit(Crash(hook, steps))
@@ -181,7 +187,7 @@ def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_ha
 def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shapes, tmp_path):
     module = make_module()
     trainer = make_trainer(tmp_path)
-    trainer.fit(module, datamodule=make_data(shapes))
+    run(trainer.fit, module, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["captioning"]
     assert set(saved) == {"format", "encoder", "decoder", "preprocessing", "vocabulary", "settings"}
@@ -191,19 +197,23 @@ def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shape
 
 def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
-    trainer.fit(make_module(), datamodule=make_data(shapes))
+    run(trainer.fit, make_module(), make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     with pytest.raises(InputError, match="the checkpoint's vocabulary"):
-        make_trainer(tmp_path).validate(
-            make_module(), datamodule=make_data(shapes, max_words=5), ckpt_path=tmp_path / "x.ckpt", verbose=False
+        run(
+            make_trainer(tmp_path).validate,
+            make_module(),
+            make_data(shapes, max_words=5),
+            ckpt_path=tmp_path / "x.ckpt",
+            verbose=False,
         )
 
 
 def test_test_writes_scores_and_every_caption(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     trainer = make_trainer(tmp_path, limit_test_batches=None)
-    trainer.fit(module, datamodule=data)
-    (scores,) = trainer.test(module, datamodule=data, verbose=False)
+    run(trainer.fit, module, data)
+    (scores,) = run(trainer.test, module, data, verbose=False)
     written = json.loads((tmp_path / "test_metrics.json").read_text())
     captions = json.loads((tmp_path / "test_captions.json").read_text())
     assert written["test/bleu1"] == pytest.approx(scores["test/bleu1"], abs=1e-4)
@@ -216,8 +226,8 @@ def test_test_writes_scores_and_every_caption(shapes, tmp_path):
 def test_predict_captions_every_image_of_the_test_split(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     trainer = make_trainer(tmp_path)
-    trainer.fit(module, datamodule=data)
-    predictions = [p for batch in trainer.predict(module, datamodule=data) for p in batch]
+    run(trainer.fit, module, data)
+    predictions = [p for batch in run(trainer.predict, module, data) for p in batch]
     assert [p["image_id"] for p in predictions] == shapes.index("test").image_ids.tolist()
     assert all(isinstance(p["caption"], str) for p in predictions)
 
@@ -226,18 +236,23 @@ def test_bleu_is_scored_on_free_running_captions_against_words_the_vocabulary_la
     """With a vocabulary of one word, references keep their words: nothing a model says can match <unk>."""
     module, data = make_module(), make_data(shapes, max_words=1)
     trainer = make_trainer(tmp_path)
-    trainer.fit(module, datamodule=data)
+    run(trainer.fit, module, data)
     assert module.vocabulary is not None and len(module.vocabulary) == 5
-    references = {word for image in module.results for reference in image.references for word in reference}
+    references = {word for image in module.results for words in image.reference_words for word in words}
     assert len(references) > 5
     assert {word for image in module.results for word in image.words} <= set(module.vocabulary.words)
+
+
+def test_a_module_that_was_handed_no_data_says_what_to_call(shapes, tmp_path):
+    with pytest.raises(RuntimeError, match=r"call its connect\(data\) before the trainer starts"):
+        make_trainer(tmp_path).fit(make_module(), datamodule=make_data(shapes))
 
 
 def test_overfits_a_handful_of_images(shapes, tmp_path):
     module = make_module(hidden_dim=48, dropout=0.0, lr=2e-2, attention_penalty=0.0)
     data = make_data(shapes, batch_size=10, limit_images=2)
     trainer = make_trainer(tmp_path, max_epochs=60, limit_val_batches=0)
-    trainer.fit(module, datamodule=data)
+    run(trainer.fit, module, data)
     assert float(trainer.callback_metrics["train/nll"]) < 0.5  # log V is about 3.5
 
 
@@ -245,14 +260,14 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     before = [p.detach().clone() for p in module.encoder.parameters()]
     trainer = make_trainer(tmp_path, callbacks=[Unfreeze(1)])
-    trainer.fit(module, datamodule=data)
+    run(trainer.fit, module, data)
     assert all(torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
-    make_trainer(tmp_path, callbacks=[Unfreeze(0)]).fit(module, datamodule=data)
+    run(make_trainer(tmp_path, callbacks=[Unfreeze(0)]).fit, module, data)
     assert any(not torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
 
 
 def test_samples_are_drawn_for_the_first_validation_images(shapes, tmp_path):
-    make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit(make_module(), datamodule=make_data(shapes))
+    run(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, make_module(), make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_000.png" for i in first]
 
@@ -282,11 +297,11 @@ def test_gradients_are_clipped_with_a_fused_optimizer_too(shapes, tmp_path):
 
     module = make_module()
     module.optimizer = lambda parameters: Recorder(parameters, lr=1e-3, fused=True)
-    make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit(module, datamodule=make_data(shapes))
+    run(make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit, module, make_data(shapes))
     assert norms == [pytest.approx(0.01, rel=0.01)] * 2
 
 
-def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too():
+def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too(tmp_path):
     """What Lightning refuses: its scaler leaves the unscaling to a fused step, so that clipping would see it scaled."""
     module = make_module()
     weight = torch.nn.Parameter(torch.ones(4))
@@ -294,7 +309,7 @@ def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too():
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     precision = MixedPrecision("16-mixed", "cpu", scaler)
     module.parameters = lambda recurse=True: iter([weight])
-    module.trainer = SimpleNamespace(precision_plugin=precision)
+    module.trainer = make_trainer(tmp_path, plugins=[precision])
     scaler.scale((3 * weight).sum()).backward()
     module.configure_gradient_clipping(optimizer, 0.5, "norm")
     scaler.step(optimizer)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from captioning.comparison.result import METRICS, Cell, Comparison, Disagreement, Row, Table, metric_title
-from captioning.comparison.runs import CaptionedImage, Curve, Run, flat
+from captioning.comparison.runs import Curve, Run, flat
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, sentence_bleu
+from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Difference, Floats, Interval, differences, intervals, share
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
@@ -206,17 +207,16 @@ def _compare_grounding(
 
 
 def _bleu_counts(captions: dict[int, CaptionedImage], ids: Sequence[int]) -> Floats:
-    hypotheses = [captions[i].caption.split() for i in ids]
-    references = [[reference.split() for reference in captions[i].references] for i in ids]
+    hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
     return bleu_counts(hypotheses, references).astype(np.float64)
 
 
 def _noun_counts(captions: dict[int, CaptionedImage], ids: Sequence[int], of: str, column: str) -> Floats | None:
     """(images, 2): the sum over an image's nouns, and how many there are; None if there are none, or not this one."""
-    judged = [getattr(captions[i], of) for i in ids]
-    if not any(judged) or any(column not in hit for hits in judged for hit in hits):
+    judged = [[getattr(hit, column) for hit in getattr(captions[i], of)] for i in ids]
+    if not any(judged) or any(value is None for values in judged for value in values):
         return None
-    return np.array([[sum(float(hit[column]) for hit in hits), len(hits)] for hits in judged], dtype=np.float64)
+    return np.array([[sum(map(float, values)), len(values)] for values in judged], dtype=np.float64)
 
 
 def _length_ratio(counts: Floats) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,27 +12,11 @@ from typing import Any
 import yaml
 
 from captioning.errors import InputError
+from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
 
 Curve = list[tuple[int, float]]
 
 _SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any of them makes a folder a run
-
-
-@dataclass(frozen=True)
-class CaptionedImage:
-    """What a run said about an image of its test.
-
-    Attributes:
-        caption: its words, joined by spaces.
-        references: what people said, as ``caption``.
-        hits, reference_hits: ``grounding.NounHit`` of every noun that names an object, of the caption and of the
-            references, as plain data; of older runs some fields are missing.
-    """
-
-    caption: str
-    references: list[str]
-    hits: list[dict[str, Any]] = field(default_factory=list)
-    reference_hits: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -118,19 +101,9 @@ def add_test(run: Run, folder: Path) -> None:
     """Add to ``run`` what `captioning test` left in its folder, or the command that leaves it there."""
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
-        content = _read_json(scores, dict)
-        run.search = content.pop("search", {})
-        run.scores = {key.removeprefix("test/"): value for key, value in content.items()}
+        run.scores, run.search = read_scores(scores)
     if captions.is_file():
-        try:
-            run.captions = {
-                entry["image_id"]: CaptionedImage(
-                    entry["caption"], entry["references"], entry.get("hits", []), entry.get("reference_hits", [])
-                )
-                for entry in _read_json(captions, list)
-            }
-        except (KeyError, TypeError) as error:
-            raise InputError(f"{captions}: not what `captioning test` writes ({error!r}); run it again") from error
+        run.captions = read_captions(captions)
     elif run.checkpoint is not None:
         # Without its config.yaml only the evaluation script finds the settings, in the checkpoint.
         script = "captioning test --ckpt_path" if (folder / "config.yaml").is_file() else _EVALUATE
@@ -207,14 +180,4 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: not a run's configuration")
-    return content
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
-    if not isinstance(content, kind):
-        raise InputError(f"{path}: not what `captioning test` writes; run it again")
     return content

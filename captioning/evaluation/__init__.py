@@ -1,1 +1,1 @@
-"""How good captions are and where attention looks: strings and arrays in, numbers out."""
+"""How good captions are and where attention looks: an evaluator over batches, its records, and the metrics."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.data.objects import GroundedObject
+from captioning.evaluation.records import NounHit
 
 # A noun phrase's adjectives stand between one of these and the noun.
 _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
@@ -35,32 +36,6 @@ class ObjectCells:
 
     def named(self, phrase: str) -> bool:
         return phrase == self.noun or phrase in self.synonyms
-
-
-@dataclass(frozen=True)
-class NounHit:
-    """What attention did at a noun that names an object in view.
-
-    Attributes:
-        step: position in the caption of the noun, its last word where it has several.
-        noun: as the caption has it.
-        hit: whether the strongest location touches the object.
-        chance: share of all locations that touch it: the probability that a random location is a hit.
-        centre_hit: share of the central locations (the one in the middle; two or four where rows or columns are even)
-            that touch it: the probability that one who always points at the centre hits.
-        correctness: share of the attention's mass on the object (Liu et al. 2017).
-        uniform: the same for attention that is spread evenly: the object's share of the view.
-        centre: the same for ``centre_attention``.
-    """
-
-    step: int
-    noun: str
-    hit: bool
-    chance: float
-    centre_hit: float
-    correctness: float
-    uniform: float
-    centre: float
 
 
 def object_cells(objects: Sequence[GroundedObject], grid_size: tuple[int, int]) -> list[ObjectCells]:

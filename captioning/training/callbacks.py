@@ -49,13 +49,15 @@ class CaptionSamples(Callback):
         folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for sample in samples:
-            figure = attention_figure(sample.view, sample.words, sample.trace, pl_module.encoder.grid_size)
-            path = folder / f"{sample.image_id}_{trainer.current_epoch:03d}.png"
+            words, trace = sample.image.words, sample.found.trace
+            figure = attention_figure(sample.view, words, trace, pl_module.encoder.grid_size)
+            path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
             figure.savefig(path, dpi=80)
             paths.append(path)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
-                logger.log_samples(samples, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+                images = [sample.image for sample in samples]
+                logger.log_samples(images, paths, epoch=trainer.current_epoch, step=trainer.global_step)
 
 
 class LogLines(Callback):

@@ -172,6 +172,7 @@ class CaptioningCLI(LightningCLI):
         return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
 
     def after_instantiate_classes(self) -> None:
+        self.model.connect(self.datamodule)
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_fit(self) -> None:

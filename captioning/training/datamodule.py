@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -16,7 +17,7 @@ from captioning.data.features import FeatureCache
 from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.data.transforms import Preprocessing
+from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.vocabulary import Vocabulary
@@ -26,11 +27,17 @@ class ResumableLoader(CaptionLoader):
     """A loader of whole batches that knows how many have been trained on, so that a run resumes at the next one.
 
     The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
+
+    Args:
+        trained_on: given the batches of this epoch that have been handed out, returns how many of the epoch's are done.
     """
 
     sampler: CaptionBatchSampler
-    trainer: pl.Trainer | None = None
-    _handed_out: int | None = None
+
+    def __init__(self, dataset: CaptionDataset, *, trained_on: Callable[[int], int], **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self.trained_on = trained_on
+        self._handed_out: int | None = None
 
     def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
         self._handed_out = self.sampler.resumes_at
@@ -39,14 +46,7 @@ class ResumableLoader(CaptionLoader):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        done = self._handed_out
-        if done is None or self.trainer is None:
-            return self.sampler.state_dict(done)
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        if progress.ready:  # else an epoch begins, and what has been handed out is the last one's
-            done = progress.processed  # without the batch that a crash or Ctrl-C has left unfinished
-        if done >= self.trainer.num_training_batches:
-            done = len(self.sampler)
+        done = None if self._handed_out is None else self.trained_on(self._handed_out)
         return self.sampler.state_dict(done)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -56,7 +56,8 @@ class ResumableLoader(CaptionLoader):
 class CaptionDataModule(pl.LightningDataModule):
     """Records of one source as training and evaluation batches.
 
-    The encoder of the module being trained brings the preprocessing, so images are prepared as it needs them.
+    The module that is trained hands over its ``encoder`` (``CaptioningModule.connect``): images are prepared, and
+    objects laid on a grid, as it needs them.
 
     Args:
         source: which data set.
@@ -74,6 +75,8 @@ class CaptionDataModule(pl.LightningDataModule):
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
     """
+
+    encoder: Encoder
 
     def __init__(
         self,
@@ -151,39 +154,38 @@ class CaptionDataModule(pl.LightningDataModule):
         if key not in self._objects:
             lookup = self.source.objects(self._evaluated_split)
             found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
-            view = self._preprocessing
+            view = self.encoder.preprocessing
             found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
-            self._objects[key] = object_cells(found, self._encoder.grid_size)
+            self._objects[key] = object_cells(found, self.encoder.grid_size)
         return self._objects[key]
-
-    @property
-    def _encoder(self) -> Any:
-        module = self.trainer.lightning_module if self.trainer is not None else None
-        if module is None:
-            raise RuntimeError("the data module needs a trainer whose module has an encoder")
-        return module.encoder
 
     @property
     def _processes(self) -> tuple[int, int]:
         """(rank, world size)."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
-    @property
-    def _preprocessing(self) -> Preprocessing:
-        return self._encoder.preprocessing
+    def _trained_on(self, handed_out: int) -> int:
+        """Return the batches of the epoch that are done, of those handed out; all, once the trainer wants no more."""
+        if self.trainer is None:
+            return handed_out
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        # Not ready: an epoch begins, and what has been handed out is the last one's. Else without the batch that a
+        # crash or Ctrl-C has left unfinished.
+        done = progress.processed if progress.ready else handed_out
+        return sys.maxsize if done >= self.trainer.num_training_batches else done
 
     def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
         features = None
         if self.features is not None:
-            if not self._encoder.frozen:
+            if not self.encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
-            features = FeatureCache(self.features, split, self._encoder.fingerprint())
+            features = FeatureCache(self.features, split, self.encoder.fingerprint())
         else:
             self.index(split).check_images()
         return CaptionDataset(
             self.index(split),
             self.vocabulary,
-            self._preprocessing,
+            self.encoder.preprocessing,
             features=features,
             by_image=by_image,
             pinned=torch.cuda.is_available(),
@@ -209,8 +211,8 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def view(self, row: int) -> Image | None:
         """Return an image of the evaluated split as the model sees it; None where only its features are at hand."""
-        path = self.evaluated.image_path(row)
-        return self._preprocessing.view(self._preprocessing.load(path)) if path.is_file() else None
+        path, preprocessing = self.evaluated.image_path(row), self.encoder.preprocessing
+        return preprocessing.view(preprocessing.load(path)) if path.is_file() else None
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory it travels while the device computes."""
@@ -229,8 +231,8 @@ class CaptionDataModule(pl.LightningDataModule):
             world_size=world_size,
             group=self.group,
         )
-        loader = ResumableLoader(dataset, sampler=sampler, **self._loader_options(dataset))
-        loader.trainer = self.trainer
+        options = self._loader_options(dataset)
+        loader = ResumableLoader(dataset, trained_on=self._trained_on, sampler=sampler, **options)
         if self._resume_from is not None:
             loader.load_state_dict(self._resume_from)
         self._train_loader, self._resume_from = loader, None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pytorch_lightning as pl
 import torch
@@ -16,54 +14,36 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention.base import Attention, Memory
+from captioning.attention.base import Attention
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.evaluation.bleu import corpus_bleu
-from captioning.evaluation.grounding import NounHit, grounding_scores, noun_hits
-from captioning.files import write_json
+from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.records import CaptionedImage, write_evaluation
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
-from captioning.objective.objective import Objective, sampled_bounds
-from captioning.trace import AttentionTrace
+from captioning.objective.objective import Objective
+from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary
 
 
-@dataclass
-class Sample:
-    """A captioned image with what the model looked at at each word; the view is what it saw."""
+class Sample(NamedTuple):
+    """A captioned image to look at: its record, the caption as the search found it, and the view the model had."""
 
-    image_id: int
-    words: list[str]
-    references: list[list[str]]
-    score: float
-    trace: AttentionTrace
+    image: CaptionedImage
+    found: Hypothesis
     view: Image
-
-
-@dataclass
-class CaptionedImage:
-    """One evaluated image: what was said, what people said, and which nouns of either looked at their object."""
-
-    row: int
-    image_id: int
-    words: list[str]
-    score: float
-    finished: bool
-    references: list[list[str]]
-    hits: list[NounHit]
-    reference_hits: list[NounHit]
 
 
 class CaptioningModule(pl.LightningModule):
     """An encoder and a decoder, trained by maximum likelihood with the doubly stochastic penalty (Eq. 14).
 
-    The data module brings the vocabulary, so the model is assembled in ``configure_model``, after the data are set up.
+    The data bring the vocabulary, so the model is assembled in ``configure_model``, after they are set up; ``connect``
+    says which data they are.
 
     Args:
         encoder: images -> annotations.
@@ -127,10 +107,8 @@ class CaptioningModule(pl.LightningModule):
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
-        self._seen: list[CaptionedImage] = []
-        self._sums: defaultdict[str, float] = defaultdict(float)
-        """Log-probabilities in nats, summed over the ``_words`` words evaluated so far."""
-        self._words = 0
+        self._data: CaptionDataModule | None = None
+        self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
 
     @property
@@ -141,11 +119,21 @@ class CaptioningModule(pl.LightningModule):
     def attention(self) -> Attention:
         return self._parts[1].attention
 
+    def connect(self, data: CaptionDataModule) -> None:
+        """Train and evaluate on ``data``, which prepare images for this encoder. Called before the trainer starts."""
+        data.encoder = self.encoder
+        self._data = data
+
+    @property
+    def data(self) -> CaptionDataModule:
+        if self._data is None:
+            raise RuntimeError("the module knows no data; call its connect(data) before the trainer starts")
+        return self._data
+
     def configure_model(self) -> None:
-        """Assemble the captioner for the data module's vocabulary. Called by the trainer; does nothing twice."""
+        """Assemble the captioner for the data's vocabulary. Called by the trainer; does nothing twice."""
         if self.captioner is None:
-            datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-            self.assemble(datamodule.vocabulary)
+            self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary`` and return it."""
@@ -203,10 +191,11 @@ class CaptioningModule(pl.LightningModule):
     # Evaluation
 
     def on_validation_epoch_start(self) -> None:
-        self._seen, self._sums, self._words = [], defaultdict(float), 0
+        self._evaluator = self._make_evaluator()
 
     def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self._evaluate(batch)
+        assert self._evaluator is not None
+        self._evaluator.update(batch)
 
     def on_validation_epoch_end(self) -> None:
         self._finish_evaluation("val")
@@ -215,125 +204,55 @@ class CaptioningModule(pl.LightningModule):
         self.on_validation_epoch_start()
 
     def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self._evaluate(batch)
+        self.validation_step(batch, batch_idx)
 
     def on_test_epoch_end(self) -> None:
         self._finish_evaluation("test")
 
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
         """Return ``{"image_id", "caption", "score"}`` of every image."""
-        assert self.vocabulary is not None
-        found = self._search(batch)
         return [
-            {"image_id": image_id, "caption": " ".join(self.vocabulary.decode(h.ids)), "score": h.score}
-            for image_id, h in zip(batch.image_ids.tolist(), found, strict=True)
+            {"image_id": image.image_id, "caption": image.caption, "score": image.log_prob}
+            for image, _ in self._make_evaluator().caption(batch)
         ]
 
-    def _search(self, batch: CaptionBatch, memory: Memory | None = None) -> list[Hypothesis]:
-        assert self.captioner is not None
-        if memory is None:
-            memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
-        return [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
-
-    @torch.inference_mode()
     def caption_samples(self, count: int) -> list[Sample]:
         """Caption the first ``count`` images of the split being evaluated; those without an image file are left out."""
-        assert self.vocabulary is not None
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        batch = datamodule.samples(count).to(self.device)
+        batch = self.data.samples(count).to(self.device)
         training = self.training
         self.eval()
-        samples = []
-        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), self._search(batch), strict=True):
-            view = datamodule.view(row)
-            if view is not None:
-                references = [reference.split() for reference in datamodule.evaluated.references(row)]
-                words = self.vocabulary.decode(best.ids)
-                samples.append(Sample(image_id, words, references, best.score, best.trace, view))
+        found = self._make_evaluator().caption(batch)
         self.train(training)
-        return samples
+        views = [self.data.view(row) for row in batch.rows.tolist()]
+        return [Sample(*each, view) for each, view in zip(found, views, strict=True) if view is not None]
 
-    def _evaluate(self, batch: CaptionBatch) -> None:
+    def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        index = datamodule.evaluated
-        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
-        reference_hits: dict[int, list[NounHit]] = {row: [] for row in batch.rows.tolist()}
-        if len(batch.captions):
-            with self.attention.inferring("expected"):
-                output = self.captioner.teacher_force(batch, memory)
-            self._words += len(output.targets)
-            self._sums["nll"] -= float(losses.token_log_probs(output.logits, output.targets).sum())
-            if self.trainer.state.fn != "fit" and self.bound_samples and "sample" in self.attention.inference_modes:
-                bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
-                self._sums["bound"] += bounds.bound
-                self._sums["iwae_bound"] += bounds.importance_weighted
-            reference_hits = self._reference_hits(batch, output.trace.alphas)
-        found = self._search(batch, memory)
-        for row, image_id, best in zip(batch.rows.tolist(), batch.image_ids.tolist(), found, strict=True):
-            words = self.vocabulary.decode(best.ids)
-            hits = noun_hits(words, best.trace.alphas.numpy(), datamodule.objects(row))
-            references = [reference.split() for reference in index.references(row)]
-            self._seen.append(
-                CaptionedImage(row, image_id, words, best.score, best.finished, references, hits, reference_hits[row])
-            )
-
-    def _reference_hits(self, batch: CaptionBatch, alphas: Tensor) -> dict[int, list[NounHit]]:
-        """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
-        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]
-        rows, looked = batch.rows.tolist(), alphas.float().cpu().numpy()
-        hits: dict[int, list[NounHit]] = {row: [] for row in rows}
-        left = {row: iter(datamodule.evaluated.references(row)) for row in rows}
-        for image, alpha in zip(batch.image_index.tolist(), looked, strict=True):
-            row = rows[image]
-            hits[row] += noun_hits(next(left[row]).split(), alpha, datamodule.objects(row))
-        return hits
+        bound_samples = 0 if self.trainer.state.fn == "fit" else self.bound_samples
+        return Evaluator(
+            self.captioner,
+            self.vocabulary,
+            self.data.evaluated,
+            self.data.objects,
+            search=self.search,
+            bound_samples=bound_samples,
+        )
 
     def _finish_evaluation(self, stage: str) -> None:
-        seen, sums, words = self._seen, self._sums, self._words
+        assert self._evaluator is not None
+        evaluated = self._evaluator.evaluated
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, (seen, sums, words))
-            seen = [image for part in parts for image in part[0]]
-            names = sorted({name for part in parts for name in part[1]})
-            sums = defaultdict(float, {name: sum(part[1][name] for part in parts) for name in names})
-            words = sum(part[2] for part in parts)
-        self.results = sorted(seen, key=lambda image: image.row)
-        if not self.results:
-            return
-        bleu = corpus_bleu([image.words for image in self.results], [image.references for image in self.results])
-        scores = {f"{stage}/{name}": value for name, value in bleu.items()}
-        scores |= {f"{stage}/{name}": total / words for name, total in sums.items()}
-        hits = [hit for image in self.results for hit in image.hits]
-        scores |= {f"{stage}/{name}": value for name, value in grounding_scores(hits).items()}
-        hits = [hit for image in self.results for hit in image.reference_hits]
-        scores |= {f"{stage}/reference_{name}": value for name, value in grounding_scores(hits).items()}
-        on_bar = {f"{stage}/bleu4"}
+            torch.distributed.all_gather_object(parts, evaluated)
+            evaluated = Evaluated.merge(parts)
+        scores, self.results = evaluated.finish()
         for name, value in scores.items():
-            self.log(name, value, prog_bar=name in on_bar, sync_dist=False)
-        if self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
-            self._write_results(stage, scores)
-
-    def _write_results(self, stage: str, scores: dict[str, float]) -> None:
-        """Leave the scores and every caption beside the run, for comparisons that need them image by image."""
-        folder = Path(self.trainer.default_root_dir)
-        search = {"search": vars(self.search) | {"inference": self.attention.inference}}
-        if f"{stage}/bound" in scores:
-            search["search"]["bound_samples"] = self.bound_samples
-        captions = [
-            {
-                "image_id": image.image_id,
-                "caption": " ".join(image.words),
-                "log_prob": image.score,
-                "finished": image.finished,
-                "references": [" ".join(words) for words in image.references],
-                "hits": [vars(hit) for hit in image.hits],
-                "reference_hits": [vars(hit) for hit in image.reference_hits],
-            }
-            for image in self.results
-        ]
-        write_json(folder / f"{stage}_metrics.json", scores | search)
-        write_json(folder / f"{stage}_captions.json", captions)
+            self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
+        if scores and self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
+            search = vars(self.search) | {"inference": self.attention.inference}
+            if "bound" in scores:
+                search["bound_samples"] = self.bound_samples
+            write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
 
     # Checkpoints
 

@@ -14,8 +14,8 @@ from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only
 
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
+from captioning.evaluation.records import CaptionedImage
 from captioning.files import write_json
-from captioning.training.module import Sample
 
 # What a wandb summary keeps the best value of, beside the last.
 _BEST = {
@@ -100,7 +100,7 @@ class WandbRun(WandbLogger):
             run.save(str(copy), base_path=run.dir, policy="now")
 
     @rank_zero_only
-    def log_samples(self, samples: list[Sample], overlays: list[Path], *, epoch: int, step: int) -> None:
+    def log_samples(self, images: list[CaptionedImage], overlays: list[Path], *, epoch: int, step: int) -> None:
         """Log captioned images as one table, and every overlay under a key of its own.
 
         Scores are sentence BLEU in percent. wandb wants the images of one key to be of one size.
@@ -109,13 +109,13 @@ class WandbRun(WandbLogger):
 
         columns = ["epoch", "image_id", "overlay", "caption", "references", "bleu1", "bleu4", "log_prob"]
         rows = []
-        for number, (sample, path) in enumerate(zip(samples, overlays, strict=True), 1):
-            caption = " ".join(sample.words)
-            self.log_image(f"val/sample_{number}", [str(path)], caption=[caption], step=step)
-            (counts,) = bleu_counts([sample.words], [sample.references])
+        for number, (image, path) in enumerate(zip(images, overlays, strict=True), 1):
+            self.log_image(f"val/sample_{number}", [str(path)], caption=[image.caption], step=step)
+            (counts,) = bleu_counts([image.words], [image.reference_words])
             scores = [round(float(sentence_bleu(counts, n)), 2) for n in (1, 4)]
-            references = "\n".join(" ".join(words) for words in sample.references)
-            rows.append([epoch, sample.image_id, wandb.Image(str(path)), caption, references, *scores, sample.score])
+            references = "\n".join(image.references)
+            picture = wandb.Image(str(path))
+            rows.append([epoch, image.image_id, picture, image.caption, references, *scores, image.log_prob])
         self.log_table("val/samples", columns=columns, data=rows, step=step)
 
     def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None:

@@ -1,0 +1,145 @@
+"""A split of a data set, evaluated batch by batch: its captions, the NLL of its references, where attention looked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from captioning.attention import Memory
+from captioning.data.batch import CaptionBatch
+from captioning.data.records import CaptionIndex
+from captioning.decoding import BeamOptions, Hypothesis
+from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits
+from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.model import Captioner
+from captioning.objective import losses
+from captioning.objective.objective import sampled_bounds
+from captioning.vocabulary import Vocabulary
+
+
+@dataclass
+class Evaluated:
+    """What has been evaluated, by one process or by all of them.
+
+    Attributes:
+        images: by their row of the split.
+        sums: log-probabilities of the references in nats, summed over ``words`` words.
+    """
+
+    images: dict[int, CaptionedImage] = field(default_factory=dict)
+    sums: dict[str, float] = field(default_factory=dict)
+    words: int = 0
+
+    @classmethod
+    def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
+        """Return the parts of several processes as one."""
+        whole = cls()
+        for part in parts:
+            whole.images |= part.images
+            whole.words += part.words
+            for name, value in part.sums.items():
+                whole.add(name, value)
+        return whole
+
+    def add(self, name: str, value: float) -> None:
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def finish(self) -> tuple[dict[str, float], list[CaptionedImage]]:
+        """Return the scores and the images in the order of the split; no scores where there is no image.
+
+        The scores are ``bleu.corpus_bleu``, nats per word of the references, and ``grounding_scores`` of the captions
+        and, as "reference_..", of the references.
+        """
+        images = [self.images[row] for row in sorted(self.images)]
+        if not images:
+            return {}, []
+        scores = corpus_bleu([image.words for image in images], [image.reference_words for image in images])
+        scores |= {name: total / self.words for name, total in self.sums.items()}
+        scores |= grounding_scores([hit for image in images for hit in image.hits])
+        of_references = grounding_scores([hit for image in images for hit in image.reference_hits])
+        return scores | {f"reference_{name}": value for name, value in of_references.items()}, images
+
+
+class Evaluator:
+    """Evaluates a captioner, which is in eval mode, on batches of whole images; ``evaluated`` has what was found.
+
+    Args:
+        index: the records of the split.
+        objects: returns the objects of a row of the split, on the encoder's grid.
+        search: how captions are made.
+        bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
+            them out.
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        vocabulary: Vocabulary,
+        index: CaptionIndex,
+        objects: Callable[[int], Sequence[ObjectCells]],
+        *,
+        search: BeamOptions,
+        bound_samples: int = 0,
+    ) -> None:
+        self.captioner = captioner
+        self.vocabulary = vocabulary
+        self.index = index
+        self.objects = objects
+        self.search = search
+        attention = captioner.decoder.attention
+        self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
+        self.evaluated = Evaluated()
+
+    @torch.inference_mode()
+    def update(self, batch: CaptionBatch) -> None:
+        """Evaluate a batch of images, each with all its captions."""
+        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        reference_hits: dict[int, list[NounHit]] = {}
+        if len(batch.captions):
+            with self.captioner.decoder.attention.inferring("expected"):
+                output = self.captioner.teacher_force(batch, memory)
+            self.evaluated.words += len(output.targets)
+            self.evaluated.add("nll", -float(losses.token_log_probs(output.logits, output.targets).sum()))
+            if self.bound_samples:
+                bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
+                self.evaluated.add("bound", bounds.bound)
+                self.evaluated.add("iwae_bound", bounds.importance_weighted)
+            reference_hits = self._reference_hits(batch, output.trace.alphas)
+        for row, (image, best) in zip(batch.rows.tolist(), self.caption(batch, memory), strict=True):
+            hits = noun_hits(self.vocabulary.decode(best.ids), best.trace.alphas.numpy(), self.objects(row))
+            self.evaluated.images[row] = dataclasses.replace(
+                image, hits=hits, reference_hits=reference_hits.get(row, [])
+            )
+
+    @torch.inference_mode()
+    def caption(self, batch: CaptionBatch, memory: Memory | None = None) -> list[tuple[CaptionedImage, Hypothesis]]:
+        """Return the best caption of every image of a batch: its record, without hits, and as the search found it."""
+        if memory is None:
+            memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        found = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
+        images = [
+            CaptionedImage(
+                image_id=image_id,
+                caption=" ".join(self.vocabulary.decode(best.ids)),
+                log_prob=best.score,
+                finished=best.finished,
+                references=self.index.references(row),
+            )
+            for image_id, row, best in zip(batch.image_ids.tolist(), batch.rows.tolist(), found, strict=True)
+        ]
+        return list(zip(images, found, strict=True))
+
+    def _reference_hits(self, batch: CaptionBatch, alphas: Tensor) -> dict[int, list[NounHit]]:
+        """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
+        rows, looked = batch.rows.tolist(), alphas.float().cpu().numpy()
+        hits: dict[int, list[NounHit]] = {row: [] for row in rows}
+        left = {row: iter(self.index.references(row)) for row in rows}
+        for image, alpha in zip(batch.image_index.tolist(), looked, strict=True):
+            row = rows[image]
+            hits[row] += noun_hits(next(left[row]).split(), alpha, self.objects(row))
+        return hits

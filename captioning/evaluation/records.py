@@ -1,0 +1,129 @@
+"""What an evaluation leaves beside a run, STAGE_metrics.json and STAGE_captions.json: its schema, written and read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from captioning.errors import InputError
+from captioning.files import write_json
+
+
+@dataclass(frozen=True)
+class NounHit:
+    """What attention did at a noun that names an object in view. Runs of earlier versions lack the last four, None.
+
+    Attributes:
+        step: position in the caption of the noun, its last word where it has several.
+        noun: as the caption has it.
+        hit: whether the strongest location touches the object.
+        chance: share of all locations that touch it: the probability that a random location is a hit.
+        centre_hit: share of the central locations (the one in the middle; two or four where rows or columns are even)
+            that touch it: the probability that one who always points at the centre hits.
+        correctness: share of the attention's mass on the object (Liu et al. 2017).
+        uniform: the same for attention that is spread evenly: the object's share of the view.
+        centre: the same for ``grounding.centre_attention``.
+    """
+
+    step: int
+    noun: str
+    hit: bool
+    chance: float
+    centre_hit: float | None = None
+    correctness: float | None = None
+    uniform: float | None = None
+    centre: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionedImage:
+    """One evaluated image; an entry of STAGE_captions.json has its fields. Older files may lack those with defaults.
+
+    Attributes:
+        image_id: the data set's own number.
+        caption: what the model said, words joined by spaces.
+        log_prob: what captions are ranked by: the sum over words in nats, divided by the length normalisation.
+        finished: False when the maximum length cut the caption off.
+        references: what people said, as ``caption``.
+        hits, reference_hits: of every noun that names an object, of the caption and of the references.
+    """
+
+    image_id: int
+    caption: str
+    log_prob: float | None = None
+    finished: bool | None = None
+    references: list[str]
+    hits: list[NounHit] = field(default_factory=list)
+    reference_hits: list[NounHit] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        return self.caption.split()
+
+    @property
+    def reference_words(self) -> list[list[str]]:
+        return [reference.split() for reference in self.references]
+
+
+def write_evaluation(
+    folder: Path,
+    stage: str,
+    scores: Mapping[str, float],
+    images: Sequence[CaptionedImage],
+    *,
+    search: Mapping[str, Any],
+) -> None:
+    """Write the scores of ``stage`` ("val", "test"), how the captions were made, and every caption."""
+    content = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
+    write_json(folder / f"{stage}_metrics.json", content)
+    write_json(folder / f"{stage}_captions.json", [dataclasses.asdict(image) for image in images])
+
+
+def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the scores of STAGE_metrics.json without their prefix, and how the captions were made.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    content = _read_json(path, dict)
+    search = content.pop("search", {})
+    return {name.partition("/")[2] or name: value for name, value in content.items()}, search
+
+
+def read_captions(path: Path) -> dict[int, CaptionedImage]:
+    """Return the images of STAGE_captions.json by their id.
+
+    Raises:
+        InputError: the file is damaged.
+    """
+    try:
+        return {entry["image_id"]: _captioned_image(entry) for entry in _read_json(path, list)}
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: not what `captioning test` writes ({error!r}); run it again") from error
+
+
+def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
+    fields = _known(CaptionedImage, entry)
+    for name in ("hits", "reference_hits"):
+        if name in fields:
+            fields[name] = [NounHit(**_known(NounHit, hit)) for hit in fields[name]]
+    return CaptionedImage(**fields)
+
+
+def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``kind`` has a field for; a later version may have written more."""
+    return {item.name: entry[item.name] for item in dataclasses.fields(kind) if item.name in entry}
+
+
+def _read_json(path: Path, kind: type) -> Any:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    if not isinstance(content, kind):
+        raise InputError(f"{path}: not what `captioning test` writes; run it again")
+    return content

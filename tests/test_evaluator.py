@@ -1,0 +1,153 @@
+"""A split is evaluated without a trainer; processes that share it find what one finds; the files read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
+from captioning.data.batch import CaptionBatch
+from captioning.data.loading import CaptionDataset
+from captioning.data.shapes import ShapesSource
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions
+from captioning.encoders import ConvEncoder
+from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.grounding import ObjectCells, object_cells
+from captioning.evaluation.records import NounHit, read_captions, read_scores, write_evaluation
+from captioning.model import Captioner
+from captioning.objective import losses
+from captioning.vocabulary import Vocabulary
+
+IMAGES = 5
+
+
+class Split:
+    """Five images of shapes with their objects, and a captioner with random weights."""
+
+    def __init__(self, source: ShapesSource, attention: Attention) -> None:
+        torch.manual_seed(3)
+        encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
+        self.index = source.index("val")
+        self.vocabulary = Vocabulary.build(text.split() for text in self.index.captions)
+        decoder = AttentionDecoder(attention, embedding_dim=9, hidden_dim=14)
+        self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
+        self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
+        self.lookup = source.objects("val")
+
+    def batch(self, *rows: int) -> CaptionBatch:
+        return self.dataset[list(rows)]
+
+    def objects(self, row: int) -> list[ObjectCells]:
+        return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.grid_size)
+
+    def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
+        search = BeamOptions(beam_size=2, max_length=9)
+        found = Evaluator(self.captioner, self.vocabulary, self.index, self.objects, search=search, **options)
+        for batch in batches:
+            found.update(batch)
+        return found
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> ShapesSource:
+    folder = str(tmp_path_factory.mktemp("data") / "shapes")
+    found = ShapesSource(folder, train=2, val=IMAGES, test=2, image_size=48)
+    found.prepare()
+    return found
+
+
+@pytest.fixture
+def split(source) -> Split:
+    return Split(source, SoftAttention(AdditiveScore(10)))
+
+
+def test_a_split_is_scored_on_its_captions_and_its_references(split):
+    batches = [split.batch(0, 1, 2), split.batch(3, 4)]
+    scores, images = split.evaluator(*batches).evaluated.finish()
+    assert [image.image_id for image in images] == split.index.image_ids.tolist()
+    assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
+    expected = corpus_bleu([image.words for image in images], [image.reference_words for image in images])
+    assert {name: scores[name] for name in expected} == expected
+    nll, words = 0.0, 0
+    for row in range(IMAGES):  # image by image, without the padding of a batch
+        with torch.no_grad():
+            output = split.captioner(split.batch(row))
+        nll -= float(losses.token_log_probs(output.logits, output.targets).double().sum())
+        words += sum(len(text.split()) + 1 for text in split.index.references(row))
+    assert scores["nll"] == pytest.approx(nll / words, rel=1e-5)
+    judged = [hit for image in images for hit in image.reference_hits]
+    assert len(judged) > IMAGES
+    assert scores["reference_pointing_accuracy"] == pytest.approx(100 * sum(h.hit for h in judged) / len(judged))
+    assert "bound" not in scores
+
+
+def test_processes_that_share_a_split_find_what_one_finds(split):
+    first, second, third = split.batch(0, 1), split.batch(2), split.batch(3, 4)
+    alone = split.evaluator(first, second, third).evaluated
+    empty, parts = Evaluated(), [split.evaluator(third).evaluated, split.evaluator(first, second).evaluated]
+    scores, images = Evaluated.merge([*parts, empty]).finish()
+    expected, in_order = alone.finish()
+    assert images == in_order and alone.words == sum(part.words for part in parts)
+    assert scores == pytest.approx(expected, rel=1e-12) and list(scores) == list(expected)
+    assert len(parts[0].images) == 2 and empty == Evaluated()  # merging leaves the parts as they are
+
+
+def test_nothing_evaluated_has_no_scores():
+    assert Evaluated.merge([Evaluated(), Evaluated()]).finish() == ({}, [])
+
+
+def test_images_without_captions_are_captioned_but_have_no_nll(split):
+    whole = split.batch(0, 1)
+    images = CaptionBatch(
+        whole.captions[:0], whole.lengths[:0], whole.image_index[:0], whole.image_ids, whole.rows, whole.images
+    )
+    scores, found = split.evaluator(images).evaluated.finish()
+    assert "nll" not in scores and "bleu4" in scores
+    assert [image.caption for image in found] == [image.caption for image, _ in split.evaluator().caption(whole)]
+    assert all(image.reference_hits == [] for image in found)
+
+
+@pytest.mark.parametrize("draws", [0, 3])
+def test_bounds_of_stochastic_attention_stand_beside_the_nll_where_they_are_wanted(source, draws):
+    split = Split(source, HardAttention(AdditiveScore(10)))
+    scores, _ = split.evaluator(split.batch(0, 1), bound_samples=draws).evaluated.finish()
+    assert ("bound" in scores) == (draws > 0)
+    if draws:
+        assert scores["bound"] <= scores["iwae_bound"] < 0 and math.isfinite(scores["bound"])
+
+
+def test_what_is_written_reads_back(split, tmp_path):
+    scores, images = split.evaluator(split.batch(0, 1, 2)).evaluated.finish()
+    write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2})
+    assert read_scores(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})
+    assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
+    assert any(image.hits for image in images) or any(image.reference_hits for image in images)
+    entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
+    assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", "hits", "reference_hits"]
+    fields = ["step", "noun", "hit", "chance", "centre_hit", "correctness", "uniform", "centre"]
+    assert [list(hit) for hit in entry["reference_hits"]] == [fields] * len(entry["reference_hits"])
+
+
+def test_files_of_other_versions_are_read(tmp_path):
+    """Before attention correctness a noun had four fields, and before that an image had no nouns."""
+    oldest = {"image_id": 1, "caption": "a dog", "references": ["the dog"]}
+    hits = [{"step": 1, "noun": "dog", "hit": True, "chance": 0.5}]
+    newer = oldest | {"image_id": 2, "hits": hits, "beam": 5}
+    (tmp_path / "c.json").write_text(json.dumps([oldest, newer]))
+    found = read_captions(tmp_path / "c.json")
+    assert found[1].hits == [] and found[1].log_prob is None
+    assert found[2].hits == [NounHit(1, "dog", True, 0.5)] and found[2].hits[0].correctness is None
+
+
+def test_a_sample_is_the_caption_of_an_evaluation(split):
+    batch = split.batch(1, 3)
+    _, evaluated = split.evaluator(batch).evaluated.finish()
+    for (image, found), other in zip(split.evaluator().caption(batch), evaluated, strict=True):
+        assert (image.image_id, image.caption, image.log_prob) == (other.image_id, other.caption, other.log_prob)
+        assert re.fullmatch(r"\w+( \w+)*", image.caption.replace("<unk>", "unk")) and len(found.ids) == len(image.words)

@@ -2,9 +2,18 @@
 
 from captioning.attention.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, Selected, State, expected_context
+from captioning.attention.coverage import CoverageScore
 from captioning.attention.local import LocalScore
 from captioning.attention.multihead import MultiHeadAttention
-from captioning.attention.scores import AdditiveScore, DotScore, GeneralScore, ScaledDotScore
+from captioning.attention.ntm import NTMScore
+from captioning.attention.scores import (
+    AdditiveScore,
+    ConcatScore,
+    DotScore,
+    GeneralScore,
+    LocationScore,
+    ScaledDotScore,
+)
 from captioning.attention.soft import SoftAttention, UniformAttention
 from captioning.attention.stochastic import GumbelAttention, HardAttention, StochasticAttention
 
@@ -13,13 +22,17 @@ __all__ = [
     "AnnotationLSTM",
     "Attention",
     "AttentionOutput",
+    "ConcatScore",
+    "CoverageScore",
     "DotScore",
     "GeneralScore",
     "GumbelAttention",
     "HardAttention",
     "LocalScore",
+    "LocationScore",
     "Memory",
     "MultiHeadAttention",
+    "NTMScore",
     "ScaledDotScore",
     "Score",
     "Selected",

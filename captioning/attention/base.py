@@ -212,9 +212,11 @@ class Attention(Component):
         """Return what the first step starts with, (B, ..) each."""
         return () if self.score is None else self.score.init_state(memory.exists)
 
-    def forward(self, query: Tensor, memory: Memory, state: State = ()) -> AttentionOutput:
-        """Attend with queries (N, H), N = B * R, and the state that the step before returned, (N, ..) each."""
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
+        """Attend with queries (N, H), N = B * R, and the state of the step before; None at the first step."""
         images = len(memory.annotations)
+        if state is None:
+            state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
         queries, *carried = (x.unflatten(0, (images, -1)) for x in (query, *state))  # (B, R, ..)
         logits = self.logits(queries, memory, *carried)  # Eq. 4
         log_alphas = masked_log_softmax(logits, None if memory.mask is None else memory.mask.unsqueeze(1))  # Eq. 5

@@ -93,9 +93,11 @@ class MultiHeadAttention(Attention):
         state = self.score.init_state(memory.exists.repeat_interleave(self.heads, 0))
         return tuple(part.unflatten(0, (-1, self.heads)) for part in state)
 
-    def forward(self, query: Tensor, memory: Memory, state: State = ()) -> AttentionOutput:
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         assert isinstance(memory, MultiHeadMemory)
         images, heads = len(memory.annotations), self.heads
+        if state is None:
+            state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
 
         def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h, R, ..)
             return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 1)

@@ -37,6 +37,14 @@ class AdditiveScore(Score):
         return self._logits(projected, self.query_projection(query), self.output.weight[0])
 
 
+class ConcatScore(AdditiveScore):
+    """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): W's two halves are ``AdditiveScore``'s, without a bias."""
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        super().build(annotation_dim, query_dim, grid_size)
+        self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
+
+
 class DotScore(Score):
     """e_ti = a_i^T h_{t-1} (Luong et al. 2015): nothing to learn, so annotations and queries must be of one size."""
 
@@ -95,6 +103,35 @@ class ScaledDotScore(Score):
         if self.query_projection is not None:
             query = self.query_projection(query)
         return matmul(query.to(projected.dtype), projected)
+
+
+class LocationScore(Score):
+    """e_t = W h_{t-1} (Luong et al. 2015): where to look follows from the words alone, whatever the image shows."""
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters.
+
+        Raises:
+            InputError: the locations form no grid, so that their number is not known.
+        """
+        if grid_size is None:
+            raise InputError(
+                "LocationScore needs locations on a grid, and the encoder's grid_size is None; use another score"
+            )
+        self.output = StepLinear(query_dim, grid_size[0] * grid_size[1], bias=False)
+
+    def project(self, annotations: Tensor) -> Tensor:
+        """Return the annotations as they are; the logits do not depend on them.
+
+        Raises:
+            ValueError: another number of locations than the grid has.
+        """
+        if annotations.shape[1] != self.output.out_features:
+            raise ValueError(f"the grid has {self.output.out_features} locations, got {annotations.shape[1]}")
+        return annotations
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        return self.output(query)
 
 
 def _check_sizes(score: Score, annotation_dim: int, query_dim: int) -> None:

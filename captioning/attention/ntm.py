@@ -1,0 +1,91 @@
+"""Addressing as in a neural Turing machine: by content, or from where attention was at the step before."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from captioning.attention.base import Score, State, masked_log_softmax
+from captioning.errors import InputError
+from captioning.kernels.unroll import StepLinear, matmul
+
+_NEIGHBOURS = 9  # of the 3 x 3 shift
+
+
+class NTMScore(Score):
+    """The addressing of Graves et al. 2014 (Eq. 5-9), over the image plane; its weights' logarithms are the logits.
+
+    From h_{t-1} come a key k_t, its sharpness beta_t, a gate g_t, a shift s_t and an exponent gamma_t:
+
+        w^c_i ~ exp(beta_t cos(k_t, W a_i))        by content, Eq. 5-6
+        w^g   = g_t w^c + (1 - g_t) alpha_{t-1}    or where it was, Eq. 7
+        w~    = s_t * w^g                          moved by up to a cell in each direction, Eq. 8
+        alpha ~ w~^gamma_t                         and sharpened, Eq. 9
+
+    At the first step alpha_{t-1} is even. Differs from the paper: the shift has two dimensions, and what it moves past
+    the border is lost instead of coming back on the other side; alphas are divided by their sum all the same.
+
+    Args:
+        attention_dim: A, the size of keys.
+    """
+
+    def __init__(self, attention_dim: int = 512) -> None:
+        super().__init__()
+        self.attention_dim = attention_dim
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        """Create the parameters.
+
+        Raises:
+            InputError: the locations form no grid.
+        """
+        if grid_size is None:
+            raise InputError(
+                "NTMScore needs locations on a grid, and the encoder's grid_size is None; use another score"
+            )
+        self.grid_size = grid_size
+        self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
+        self.key = StepLinear(query_dim, self.attention_dim)
+        self.controls = StepLinear(query_dim, 3 + _NEIGHBOURS)
+        with torch.no_grad():  # the shift begins at "stay"
+            self.controls.bias[3 + _NEIGHBOURS // 2] = 4.0
+
+    def project(self, annotations: Tensor) -> Tensor:
+        """Return unit vectors (B, A, L).
+
+        Raises:
+            ValueError: another number of locations than the grid has.
+        """
+        rows, columns = self.grid_size
+        if annotations.shape[1] != rows * columns:
+            raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
+        return F.normalize(self.annotation_projection(annotations), dim=-1).mT
+
+    def init_state(self, exists: Tensor) -> State:
+        """Return even weights, and the mask: what does not exist takes no part in the addressing."""
+        return exists / exists.sum(dim=1, keepdim=True), exists
+
+    def update(self, alphas: Tensor, *state: Tensor) -> State:
+        return alphas, state[1]
+
+    def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
+        before, exists = state  # (B, R, L)
+        cosine = matmul(F.normalize(self.key(query), dim=-1).to(projected.dtype), projected)  # (B, R, L)
+        controls = self.controls(query).to(torch.promote_types(cosine.dtype, torch.float32))
+        sharpness, gate, exponent, shift = controls.split([1, 1, 1, _NEIGHBOURS], dim=-1)
+        content = masked_log_softmax(F.softplus(sharpness) * cosine, exists).exp()
+        gate = torch.sigmoid(gate)
+        moved = self._shifted(gate * content + (1 - gate) * before, shift.softmax(dim=-1))
+        return (1 + F.softplus(exponent)) * moved.clamp_min(torch.finfo(moved.dtype).tiny).log()
+
+    def _shifted(self, weights: Tensor, shift: Tensor) -> Tensor:
+        """Return weights (B, R, L) moved by each of the neighbours' offsets with the probabilities shift (B, R, 9)."""
+        rows, columns = self.grid_size
+        padded = F.pad(weights.unflatten(-1, self.grid_size), (1, 1, 1, 1))
+        moved = torch.zeros_like(weights)
+        for neighbour, probability in enumerate(shift.unbind(-1)):
+            down, right = divmod(neighbour, 3)
+            window = padded[..., 2 - down : 2 - down + rows, 2 - right : 2 - right + columns]
+            moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
+        return moved

@@ -1,0 +1,207 @@
+"""What attention carries from step to step: coverage and NTM addressing against loops, and through every search."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from captioning.attention import (
+    Attention,
+    ConcatScore,
+    CoverageScore,
+    HardAttention,
+    LocalScore,
+    LocationScore,
+    MultiHeadAttention,
+    NTMScore,
+    Score,
+    SoftAttention,
+)
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, beam_search
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.model import Captioner
+
+B, R, T, E, A, V = 2, 3, 4, 5, 6, 11
+GRID = (3, 4)
+L = GRID[0] * GRID[1]
+D, H = 8, 7
+
+STATEFUL = {
+    "coverage": lambda: SoftAttention(CoverageScore(A)),
+    "NTM": lambda: SoftAttention(NTMScore(A)),
+    "hard NTM": lambda: HardAttention(NTMScore(A), inference="argmax"),
+    "local coverage": lambda: SoftAttention(LocalScore(CoverageScore(A), window=(1.0, 1.5))),
+    "heads with coverage": lambda: MultiHeadAttention(CoverageScore(A), heads=2),
+}
+
+
+def built(attention: Attention, annotation_dim: int = D, query_dim: int = H) -> Attention:
+    attention.build(annotation_dim, query_dim, GRID)
+    for parameter in attention.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return attention.eval()
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x - x.max()) / np.exp(x - x.max()).sum()
+
+
+def steps_of(attention: Attention, queries: torch.Tensor, annotations: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """Alphas (T, B * R, L) of queries (T, B * R, H)."""
+    memory, state, alphas = attention.prepare(annotations, mask), None, []
+    for query in queries:
+        out = attention(query, memory, state)
+        state = out.state
+        alphas.append(out.alphas.detach().numpy())
+    return np.stack(alphas)
+
+
+def example() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    mask = torch.rand(B, L) > 0.3
+    mask[:, 5] = True
+    return torch.randn(T, B * R, H), torch.randn(B, L, D), mask
+
+
+def test_coverage_equals_a_loop_over_captions_steps_and_locations():
+    score = CoverageScore(A)
+    attention = built(SoftAttention(score))
+    queries, annotations, mask = example()
+    found = steps_of(attention, queries, annotations, mask)
+    weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
+    for row in range(B * R):
+        coverage = np.zeros(L)
+        for t in range(T):
+            logits = np.full(L, -np.inf)
+            for i in range(L):
+                if mask[row // R, i]:
+                    hidden = weights["annotation_projection.weight"] @ annotations[row // R, i].double().numpy()
+                    hidden += weights["annotation_projection.bias"] + weights["coverage_weight"] * coverage[i]
+                    hidden += weights["query_projection.weight"] @ queries[t, row].double().numpy()
+                    logits[i] = weights["output.weight"][0] @ np.tanh(hidden)
+            alphas = softmax(logits)
+            np.testing.assert_allclose(found[t, row], alphas, atol=1e-5)
+            coverage += alphas
+
+
+def test_ntm_addressing_equals_a_loop_over_the_grid():
+    score = NTMScore(A)
+    attention = built(SoftAttention(score))
+    queries, annotations, mask = example()
+    found = steps_of(attention, queries, annotations, mask)
+    weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
+    softplus, sigmoid = (lambda x: np.log1p(np.exp(x))), (lambda x: 1 / (1 + np.exp(-x)))
+    for row in range(B * R):
+        exists = mask[row // R].numpy()
+        before = exists / exists.sum()
+        for t in range(T):
+            h = queries[t, row].double().numpy()
+            key = weights["key.weight"] @ h + weights["key.bias"]
+            sharpness, gate, exponent, *shift = weights["controls.weight"] @ h + weights["controls.bias"]
+            shift = softmax(np.array(shift)).reshape(3, 3)
+            cosine = np.full(L, -np.inf)
+            for i in np.flatnonzero(exists):
+                memory = weights["annotation_projection.weight"] @ annotations[row // R, i].double().numpy()
+                cosine[i] = key @ memory / np.linalg.norm(key) / np.linalg.norm(memory)
+            mixed = sigmoid(gate) * softmax(softplus(sharpness) * cosine) + (1 - sigmoid(gate)) * before
+            moved = np.zeros(GRID)
+            for y in range(GRID[0]):
+                for x in range(GRID[1]):
+                    for down in (-1, 0, 1):
+                        for right in (-1, 0, 1):
+                            if 0 <= y + down < GRID[0] and 0 <= x + right < GRID[1]:
+                                probability = shift[down + 1, right + 1]
+                                moved[y + down, x + right] += probability * mixed[y * GRID[1] + x]
+            sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
+            before = sharp / sharp.sum()
+            np.testing.assert_allclose(found[t, row], before, atol=1e-5)
+
+
+def test_concat_is_one_matrix_over_query_and_annotation():
+    score = ConcatScore(A)
+    attention = built(SoftAttention(score))
+    query, annotations = torch.randn(B * R, H), torch.randn(B, L, D)
+    joined = torch.cat([score.query_projection.weight, score.annotation_projection.weight], dim=1)  # W of [h; a]
+    for row in range(B * R):
+        pairs = torch.cat([query[row].expand(L, H), annotations[row // R]], dim=1)
+        expected = torch.softmax(torch.tanh(pairs @ joined.T) @ score.output.weight[0], dim=0)
+        torch.testing.assert_close(attention(query, attention.prepare(annotations)).alphas[row], expected)
+
+
+def test_location_looks_at_the_same_place_in_every_image():
+    attention = built(SoftAttention(LocationScore()))
+    query = torch.randn(1, H).expand(B, H)
+    alphas = attention(query, attention.prepare(torch.randn(B, L, D))).alphas
+    torch.testing.assert_close(alphas[0], alphas[1])
+    torch.testing.assert_close(alphas[0], torch.softmax(attention.score.output.weight @ query[0], dim=0))
+
+
+@pytest.mark.parametrize("score", [NTMScore, LocationScore])
+def test_a_score_over_the_plane_refuses_locations_without_one(score: type[Score]):
+    with pytest.raises(InputError, match=f"{score.__name__} needs locations on a grid.*grid_size is None"):
+        SoftAttention(score()).build(D, H)
+    with pytest.raises(ValueError, match="12 locations, got 13"):
+        built(SoftAttention(score())).prepare(torch.randn(B, 13, D))
+
+
+# Through the decoder: it carries the state without knowing what it is
+
+
+def captioner(attention: Attention) -> Captioner:
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
+    model = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V)
+    for parameter in model.decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return model.eval()
+
+
+def batch(words: list[list[int]], images: torch.Tensor) -> CaptionBatch:
+    captions, lengths = pad_captions(words)
+    rows = torch.arange(len(images))
+    return CaptionBatch(captions, lengths, rows, rows, rows, annotations=images)
+
+
+@pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_the_state_follows_its_beam(make, beam_size):
+    """Every caption of a beam has the log-probabilities and alphas of that caption under teacher forcing."""
+    model = captioner(make())
+    images = torch.randn(5, 16, D)  # the encoder's grid is 4 x 4
+    memory = model.encode(annotations=images)
+    step, state = model.stepper(memory), model.decoder.init_state(memory)
+    for image, found in enumerate(beam_search(step, state, beam_size=beam_size, max_length=6)):
+        for hypothesis in found:
+            forced = model.teacher_force(
+                alone := batch([hypothesis.ids], images[image : image + 1]), model.encode(annotations=alone.annotations)
+            )
+            log_probs = forced.logits.log_softmax(-1).gather(-1, forced.targets.unsqueeze(-1)).squeeze(-1)
+            steps = len(hypothesis.log_probs)
+            torch.testing.assert_close(torch.tensor(hypothesis.log_probs), log_probs[:steps], atol=1e-4, rtol=1e-4)
+            T = len(hypothesis.ids)
+            torch.testing.assert_close(hypothesis.trace.alphas, forced.trace.alphas[0, :T], atol=1e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("make", STATEFUL.values(), ids=STATEFUL)
+def test_images_that_leave_take_their_state_along(make):
+    model = captioner(make())
+    images = torch.randn(6, 16, D)
+    together = [found[0] for found in model.search(model.encode(annotations=images), options(3))]
+    for image, best in enumerate(together):
+        alone = model.search(model.encode(annotations=images[image : image + 1]), options(3))[0][0]
+        assert alone.ids == best.ids
+        torch.testing.assert_close(alone.trace.alphas, best.trace.alphas, atol=1e-4, rtol=1e-3)
+
+
+def options(beam_size: int) -> BeamOptions:
+    return BeamOptions(beam_size=beam_size, max_length=7, min_length=0)
+
+
+def test_the_first_state_is_the_same_for_all_captions_of_an_image():
+    attention = built(SoftAttention(NTMScore(A)))
+    memory = attention.prepare(torch.randn(B, L, D))
+    query = torch.randn(B * R, H)
+    explicit = tuple(part.repeat_interleave(R, 0) for part in attention.init_state(memory))
+    torch.testing.assert_close(attention(query, memory).alphas, attention(query, memory, explicit).alphas)

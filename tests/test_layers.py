@@ -17,9 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "files": "", "kernels": "", "provenance": "", "terminal": "", "views": ""},
-    {"caption": "errors views", "component": "errors", "vocabulary": "errors"},
-    {"attention": "component errors kernels", "data": "errors files vocabulary", "decoding": "errors vocabulary"},
+    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "terminal": "", "views": ""},
+    {"component": "errors", "files": "errors"},
+    {"caption": "errors files views", "configs": "component errors", "vocabulary": "errors files"},
+    {
+        "attention": "component errors kernels",
+        "data": "errors files terminal vocabulary",
+        "decoding": "errors vocabulary",
+    },
     {
         "decoder": "attention component kernels vocabulary",
         "encoders": "component data errors",
@@ -27,13 +32,13 @@ FLOORS: list[dict[str, str]] = [
     },
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption data decoder decoding encoders errors model vocabulary",
+        "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
         "objective": "attention component data decoder errors kernels model",
     },
     {
-        "comparison": "caption data errors evaluation inference views",
-        "training": "attention component data decoder decoding encoders errors evaluation files model objective "
-        "provenance views vocabulary",
+        "comparison": "caption configs data errors evaluation inference run_folder views",
+        "training": "attention configs data decoder decoding encoders errors evaluation files model objective "
+        "provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

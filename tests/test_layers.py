@@ -60,7 +60,7 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "ftplib",
         "socket",
         "huggingface_hub",
-    ): "scripts.prepare_data",
+    ): "data.download",
 }
 
 
@@ -259,7 +259,7 @@ def test_a_broken_layer_is_found(tmp_path, importer, text, message):
         ("training/datamodule", "import pytorch_lightning as pl"),
         ("training/wandb_run", "def f():\n    import wandb"),
         ("scripts/compare_runs", "import wandb\nfrom captioning.inference import load"),
-        ("scripts/prepare_data", "from urllib.request import urlopen"),
+        ("data/download", "from urllib.request import urlopen"),
         ("views/explorer", "from urllib.parse import quote"),
     ],
 )

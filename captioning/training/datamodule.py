@@ -16,7 +16,7 @@ from captioning.data.features import FeatureCache
 from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.data.transforms import Preprocessing
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.errors import InputError
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.vocabulary import Vocabulary
@@ -70,6 +70,8 @@ class CaptionDataModule(pl.LightningDataModule):
         max_words: the vocabulary keeps at most this many words.
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
+        random_crop: cut training images from anywhere in the resized image, not from its centre alone.
+        flip: probability of mirroring a training image, whose caption may say "left" or "right".
         test_split: the split that ``test`` and ``predict`` use.
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
@@ -87,6 +89,8 @@ class CaptionDataModule(pl.LightningDataModule):
         max_words: int | None = None,
         vocabulary_file: str | None = None,
         features: str | None = None,
+        random_crop: bool = False,
+        flip: float = 0.0,
         test_split: str = "test",
         limit_images: int | None = None,
         seed: int = 0,
@@ -101,6 +105,8 @@ class CaptionDataModule(pl.LightningDataModule):
         self.max_words = max_words
         self.vocabulary_file = vocabulary_file
         self.features = features
+        self.random_crop = random_crop
+        self.flip = flip
         self.test_split = test_split
         self.limit_images = limit_images
         self.seed = seed
@@ -180,10 +186,12 @@ class CaptionDataModule(pl.LightningDataModule):
             features = FeatureCache(self.features, split, self._encoder.fingerprint())
         else:
             self.index(split).check_images()
+        transform = None if by_image else self._training_transform()
         return CaptionDataset(
             self.index(split),
             self.vocabulary,
             self._preprocessing,
+            transform=transform,
             features=features,
             by_image=by_image,
             pinned=torch.cuda.is_available(),
@@ -201,6 +209,13 @@ class CaptionDataModule(pl.LightningDataModule):
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
         }
+
+    def _training_transform(self) -> TrainingTransform | None:
+        if not (self.random_crop or self.flip):
+            return None
+        if self.features is not None:
+            raise InputError("data.random_crop, data.flip: cached features show every image in one way; unset one")
+        return self._preprocessing.training(random_crop=self.random_crop, flip=self.flip)
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""

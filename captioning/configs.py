@@ -87,27 +87,23 @@ def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], optio
 
 
 def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    """Return the parts that are there, by their places."""
+    found = {}
     for place, kind in kinds.items():
         group, name = place.split(".")
         inside = config.get(group)
-        if isinstance(inside, Mapping) and inside.get(name) is not None:
-            _refuse_unknown_classes(inside[name], kind)
-            found.setdefault(group, {})[name] = inside[name]
+        part = inside.get(name) if isinstance(inside, Mapping) else None
+        if part is not None:
+            _refuse_unknown_classes(part, kind)
+            found[place] = part
     return found
 
 
 def _refuse_unknown_classes(value: Any, kind: type) -> None:
     """Look at all levels: jsonargparse constructs what it finds in an argument of any type."""
-    if isinstance(value, Mapping):
-        if isinstance(value.get("class_path"), str):
-            known_class(value["class_path"], kind)
-        for inner in value.values():
-            if isinstance(inner, (Mapping, list)):
-                _refuse_unknown_classes(inner, Component)
-    elif isinstance(value, list):
-        for inner in value:
-            if isinstance(inner, (Mapping, list)):
-                _refuse_unknown_classes(inner, Component)
-    elif isinstance(value, str):
-        known_class(value, kind)
+    path = value.get("class_path") if isinstance(value, Mapping) else value
+    if isinstance(path, str):
+        known_class(path, kind)
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        if isinstance(inner, (Mapping, list)):
+            _refuse_unknown_classes(inner, Component)

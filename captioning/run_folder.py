@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
 class RunFolder:
-    """RUNS/NAME, which holds everything of one training run.
+    """RUNS/NAME, which holds everything of one training run; any of it may be missing."""
 
-    Attributes:
-        path: may be missing, as everything in it may.
-    """
-
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config = path / "config.yaml"  # in full
+        self.checkpoints = path / "checkpoints"
+        self.wandb_run = path / "wandb_run.json"  # which run of wandb it is
 
     @classmethod
     def of(cls, checkpoint: str | Path) -> RunFolder | None:
@@ -28,20 +26,6 @@ class RunFolder:
         below = folder.parent.is_relative_to(Path.cwd())
         return cls(folder.parent.relative_to(Path.cwd()) if below else folder.parent)
 
-    @property
-    def config(self) -> Path:
-        """The full configuration."""
-        return self.path / "config.yaml"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
     def checkpoint(self, name: str) -> Path:
         """Return the file of the ``best`` or the ``last`` checkpoint."""
         return self.checkpoints / f"{name}.ckpt"
-
-    @property
-    def wandb_run(self) -> Path:
-        """Which run of wandb it is, as JSON."""
-        return self.path / "wandb_run.json"

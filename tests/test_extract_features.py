@@ -179,6 +179,8 @@ def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):
     ("group", "change", "message"),
     [
         ("data", {}, "required: data.source"),
+        ("data", [1], "required: data.source"),
+        ("data", {"source": "os.system"}, "os.system is not a known CaptionSource"),
         ("model", {"encoder": {}}, '"model.encoder": .* class_path'),
         ("data", {"source": {"class_path": "os.system"}}, "os.system is not a known CaptionSource"),
         ("data", {"source": {"class_path": "captioning.data.records.No"}}, "records.No is not a known CaptionSource"),

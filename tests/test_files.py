@@ -65,11 +65,12 @@ def test_what_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
 
 def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "a")
-    assert RunFolder.of(folder.checkpoint("best")) == folder
+    found = RunFolder.of(folder.checkpoint("best"))
+    assert found is not None and found.path == folder.path
     assert RunFolder.of(tmp_path / "best.ckpt") is None
     monkeypatch.chdir(tmp_path)
-    assert RunFolder.of(folder.checkpoint("last")) == RunFolder(Path("runs/a"))
-    assert RunFolder(Path("runs/a")).config == Path("runs/a/config.yaml")
+    found = RunFolder.of(folder.checkpoint("last"))
+    assert found is not None and found.config == Path("runs/a/config.yaml")
 
 
 class Terminal(io.StringIO):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.errors import InputError
+from captioning.files import replacing
 from captioning.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -101,24 +101,16 @@ class Caption(Alternative):
         )
 
     def save_figure(self, path: str | Path) -> None:
-        """Write ``figure()`` to a .png, .pdf or .svg file, through a temporary name.
+        """Write ``figure()`` to a .png, .pdf or .svg file.
 
         Raises:
             InputError: another suffix, or a place that cannot be written to.
         """
         from matplotlib import rc_context
 
-        path = Path(path)
-        content = io.BytesIO()
-        with rc_context({"pdf.fonttype": 42}):  # TrueType: publishers refuse the default
-            self.figure().savefig(content, format=figure_suffix(path)[1:])
-        temporary = path.with_name(path.name + ".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(content.getvalue())
-            os.replace(temporary, path)
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror})") from error
+        suffix = figure_suffix(path)
+        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
+            self.figure().savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.

@@ -18,6 +18,7 @@ from torch import nn
 from captioning.errors import InputError
 
 C = TypeVar("C", bound="Component")
+T = TypeVar("T")
 
 # Where the modules of earlier versions went: their checkpoints and configs name classes by them.
 _MOVED = {
@@ -65,7 +66,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
             InputError: the class is unknown, of another kind, or its arguments do not fit.
         """
         path = config["class_path"]
-        found = _find(path, cls)
+        found = known_class(path, cls)
         init_args = {name: _revive(value) for name, value in config["init_args"].items()}
         try:
             return found(**init_args)
@@ -107,15 +108,21 @@ def _in_this_package(class_path: str) -> Any:
         return None
 
 
-def _find(path: str, kind: type[C]) -> type[C]:
+def known_class(path: str, kind: type[T]) -> type[T]:
+    """Return the subclass of ``kind`` that a file names: of this package, or of a module that is imported already.
+
+    Raises:
+        InputError: there is none.
+    """
     found = _in_this_package(path) or next((c for c in _subclasses(kind) if path in _paths(c)), None)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first")
     return found
 
 
-def _paths(cls: type) -> tuple[str, str]:
-    return public_path(cls), f"{cls.__module__}.{cls.__qualname__}"
+def _paths(cls: type) -> tuple[str, str, str]:
+    """Return the names that a file may give a class; YAML files may leave out where it is from."""
+    return public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__
 
 
 def _plain(value: Any) -> Any:
@@ -140,7 +147,7 @@ def _revive(value: Any) -> Any:
     return value
 
 
-def _subclasses(cls: type[C]) -> Iterator[type[C]]:
+def _subclasses(cls: type[T]) -> Iterator[type[T]]:
     yield cls
     for child in cls.__subclasses__():
         yield from _subclasses(child)

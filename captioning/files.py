@@ -1,16 +1,72 @@
-"""Files that a crash cannot leave half written."""
+"""Files that a crash cannot leave half written: under a temporary name first, then synced and renamed."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from captioning.errors import InputError
+
+
+def part_of(path: Path) -> Path:
+    """Return the name that a file has until it is complete."""
+    return path.with_name(path.name + ".part")
+
+
+def complete(path: Path, *, sync: bool = True) -> None:
+    """Sync ``part_of(path)`` to the disk and give it its name: a crash leaves the old file or the new one."""
+    part = part_of(path)
+    if sync:
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+@contextmanager
+def errors_named(path: Path, option: str = "") -> Iterator[None]:
+    """Raise the InputError of a file that cannot be written in place of an OSError.
+
+    Args:
+        option: of the command line that named the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
+
+
+@contextmanager
+def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Path]:
+    """Yield a temporary name beside ``path``; what is written there gets its name when the block ends well.
+
+    After an error the file is what it was before. Folders are made as needed.
+
+    Args:
+        option: of the command line that named the file.
+        sync: False for files in great number that can be made again: each would wait for the disk.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    part = part_of(path)
+    with errors_named(path, option):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield part
+            complete(path, sync=sync)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+
+def write_text(path: Path, text: str, option: str = "") -> None:
+    with replacing(path, option) as part:
+        part.write_text(text, encoding="utf-8")
+
 
 def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
-    """Write JSON through a temporary name, so that a crash leaves the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(json.dumps(content, ensure_ascii=False, indent=indent) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=indent) + "\n")

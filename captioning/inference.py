@@ -30,6 +30,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model import CHECKPOINT_FORMAT, Captioner
+from captioning.run_folder import RunFolder
 from captioning.vocabulary import Vocabulary
 
 ImageSource = str | os.PathLike[str] | Image.Image
@@ -328,7 +329,7 @@ def _device(device: str | torch.device) -> torch.device:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
-        inside = path / "checkpoints" / "best.ckpt"
+        inside = RunFolder(path).checkpoint("best")
         hint = f"give {inside}" if inside.is_file() else "give a .ckpt file in it"
         raise InputError(f"{path}: is a folder; {hint}")
     try:

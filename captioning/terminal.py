@@ -1,8 +1,13 @@
-"""The argument parser that all scripts share."""
+"""What all scripts share on a terminal: the argument parser, and how far a long task is."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+import time
+from typing import Any, TextIO
+
+_SECONDS_BETWEEN_LINES = 15.0
 
 
 def script_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -17,3 +22,84 @@ def script_parser(doc: str | None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+
+
+class Progress:
+    """How far a long task is: a bar on a terminal, a line now and then in a log. Use as a context manager.
+
+    Args:
+        label: names the task.
+        total: units of the whole task; None if unknown.
+        done: units that were done before; they do not count in the rate.
+        unit: what is counted; "bytes" are shown as MB and GB.
+        stream: where to show it; standard output by default.
+        shown: False shows nothing but what is said.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        done: int = 0,
+        *,
+        unit: str = "images",
+        stream: TextIO | None = None,
+        shown: bool = True,
+    ) -> None:
+        self.label, self.total, self.first, self.done, self.unit = label, total, done, done, unit
+        self.stream, self.shown = stream or sys.stdout, shown
+        self._started = self._printed = time.monotonic()
+        self._bar: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.shown and self.stream.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[count]}"),
+                TimeElapsedColumn() if self.total is None else TimeRemainingColumn(),
+                console=Console(file=self.stream),
+                redirect_stdout=self.stream is sys.stdout,  # else it leads to a file or another program
+            )
+            self._task = self._bar.add_task(self.label, total=self.total, completed=self.done, count=self._count())
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, done: int) -> None:
+        """Show that ``done`` units of the whole are done."""
+        self.done = done
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, count=self._count())
+        elif self.shown and time.monotonic() - self._printed > _SECONDS_BETWEEN_LINES:
+            self._printed = time.monotonic()
+            self.say(f"{self.label}: {self._count()}")
+
+    def say(self, line: str) -> None:
+        """Print a line of its own."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        else:
+            print(line, file=self.stream, flush=True)
+
+    def rate(self) -> str:
+        """Return such as "12.3 images/s"."""
+        speed = (self.done - self.first) / max(1e-9, time.monotonic() - self._started)
+        return f"{speed:.1f} {self.unit}/s" if self.unit != "bytes" else f"{size_text(speed)}/s"
+
+    def _count(self) -> str:
+        known = [self.done] if self.total is None else [self.done, self.total]
+        if self.unit == "bytes":
+            return f"{' of '.join(map(size_text, known))}, {self.rate()}"
+        return f"{' of '.join(f'{value:,}' for value in known)} {self.unit}, {self.rate()}"
+
+
+def size_text(count: float) -> str:
+    """Return a number of bytes as MB or GB."""
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"

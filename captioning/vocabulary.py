@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from captioning.errors import InputError
+from captioning.files import write_json
 
 PAD, START, END, UNK = range(4)
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -97,12 +97,8 @@ class Vocabulary:
         return words
 
     def save(self, path: str | Path) -> None:
-        """Write ``{"words": [...]}`` as JSON, through a temporary name."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".part")
-        temporary.write_text(json.dumps({"words": self.words}, ensure_ascii=False, indent=0), encoding="utf-8")
-        os.replace(temporary, path)
+        """Write ``{"words": [...]}`` as JSON."""
+        write_json(Path(path), {"words": self.words}, indent=0)
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

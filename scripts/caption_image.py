@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
+from captioning.files import complete, errors_named, part_of, write_text
+from captioning.run_folder import RunFolder
+from captioning.terminal import Progress, script_parser
 
 if TYPE_CHECKING:
     from captioning.inference import Caption, DecodingOptions, ImageCaptioner
@@ -60,7 +62,12 @@ def main(argv: list[str] | None = None) -> None:
 
     captions = captioner.stream(paths, _options(arguments, captioner), batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == "-"
-    with _Progress() as progress, json_file or nullcontext(), _until_the_reader_leaves():
+    shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions that come to the terminal show it themselves
+    with (
+        Progress("captions", stream=sys.stderr, shown=shown) as progress,
+        json_file or nullcontext(),
+        _until_the_reader_leaves(),
+    ):
         for caption in captions:
             extra = {}
             if overlay is not None:
@@ -72,9 +79,9 @@ def main(argv: list[str] | None = None) -> None:
                 json_file.write(caption.to_dict() | extra)
             if arguments.explorer is not None:
                 explored.append(caption)
-            progress.step()
+            progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, _run_name(Path(arguments.checkpoint)))
+        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
     if unreadable:
         if not single:
             print(f"error: {len(unreadable)} of {len(unreadable) + progress.done} images unreadable", file=sys.stderr)
@@ -205,27 +212,17 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
     return name
 
 
-def _run_name(checkpoint: Path) -> str:
-    """The run's folder, where the checkpoint is in one."""
-    folder = checkpoint.absolute().parent
-    return folder.parent.name if folder.name == "checkpoints" else checkpoint.stem
-
-
-def _write_explorer(path: Path, captions: list[Caption], run: str) -> None:
+def _write_explorer(path: Path, captions: list[Caption], checkpoint: str) -> None:
     from captioning.views.explorer import ExploredImage, explorer_page
 
+    folder = RunFolder.of(checkpoint)
+    run = folder.path.resolve().name if folder else Path(checkpoint).stem
     images = [
         ExploredImage(view=caption.view, name=Path(str(caption.path)).name, looks=[caption.look(run)])
         for caption in captions
     ]
-    page = explorer_page(images, f"Where {run} looks").encode("utf-8", errors="replace")  # names need not be text
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(page)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"--explorer {path}: cannot be written ({error.strerror})") from error
+    page = explorer_page(images, f"Where {run} looks")
+    write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # names need not be valid text
 
 
 def _device(name: str) -> str:
@@ -256,20 +253,15 @@ class _JsonFile:
         if self.path is None:
             self.file: TextIO = sys.stdout
             return
-        self.temporary = self.path.with_name(self.path.name + ".part")
-        try:
+        with errors_named(self.path, "--json"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = self.temporary.open("w", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"--json {self.path}: cannot be written ({error.strerror})") from error
+            self.file = part_of(self.path).open("w", encoding="utf-8")
 
     def write(self, content: dict[str, Any]) -> None:
         text = json.dumps(content)
-        if self.array:
-            self.file.write((",\n" if self.written else "[\n") + text)
-        else:
-            self.file.write(text + "\n")
-        self.file.flush()
+        with errors_named(self.path, "--json") if self.path is not None else nullcontext():
+            self.file.write((",\n" if self.written else "[\n") + text if self.array else text + "\n")
+            self.file.flush()
         self.written += 1
 
     def __enter__(self) -> _JsonFile:
@@ -278,15 +270,17 @@ class _JsonFile:
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         if self.path is None:
             return
-        if kind is None and self.array:
-            self.file.write("\n]\n" if self.written else "[]\n")
-        self.file.close()
-        if kind is None and (self.written or self.array):
-            os.replace(self.temporary, self.path)
-        elif kind is not None and issubclass(kind, KeyboardInterrupt) and self.written:
-            print(f"the images done so far are in {self.temporary}", file=sys.stderr)
-        else:
-            self.temporary.unlink()
+        part = part_of(self.path)
+        with errors_named(self.path, "--json"):
+            if kind is None and self.array:
+                self.file.write("\n]\n" if self.written else "[]\n")
+            self.file.close()
+            if kind is None and (self.written or self.array):
+                complete(self.path)
+            elif kind is not None and issubclass(kind, KeyboardInterrupt) and self.written:
+                print(f"the images done so far are in {part}", file=sys.stderr)
+            else:
+                part.unlink()
 
 
 @contextmanager
@@ -297,45 +291,6 @@ def _until_the_reader_leaves() -> Iterator[None]:
     except BrokenPipeError:
         # Python flushes stdout once more at exit, which would raise again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-class _Progress:
-    """A count on the terminal where the captions go elsewhere; where they come to the terminal, they show it."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self.done = 0
-        self.bar = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.completed:,.0f} images"),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            redirect_stdout=False,  # the captions are for the file or program that standard output leads to
-            disable=not sys.stderr.isatty() or sys.stdout.isatty(),
-        )
-        self.task = self.bar.add_task("", total=None, rate="")
-
-    def __enter__(self) -> _Progress:
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def step(self) -> None:
-        self.done += 1
-        elapsed = self.bar.tasks[0].elapsed or 0.0
-        self.bar.update(self.task, advance=1, rate=f"{self.done / elapsed:.1f}/s" if elapsed else "")
-
-    def say(self, line: str) -> None:
-        """Print a line of its own on standard error."""
-        if self.bar.disable:
-            print(line, file=sys.stderr, flush=True)
-        else:
-            self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

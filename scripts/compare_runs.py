@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
     from captioning.comparison.recaption import explore, load_models
-    from captioning.files import write_json
+    from captioning.files import write_json, write_text
     from captioning.provenance import provenance
 
     runs = [read(name) for name in args.runs]
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
     footer = [command, f"Version {version}; {origin['date']}; {args.samples} resamples from seed {args.seed}."]
     page = comparison_page(comparison, explorer=explorer, footer=footer)
     output = Path(args.output) if args.output else common_folder(runs) / "comparison.html"
-    _write(output, page)
+    write_text(output, page, "--output")
     print(f"\npage          {output}")
     if args.json:
         write_json(Path(args.json), comparison.to_dict() | {"provenance": origin})
@@ -310,16 +310,6 @@ def _rich(table: Table, runs: list[str]) -> Any:
     for row in table.rows:
         drawn.add_row(Text(("  " if row.baseline else "") + row.name), *(content(cell) for cell in row.cells))
     return drawn
-
-
-def _write(path: Path, page: str) -> None:
-    temporary = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(page, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise InputError(f"--output {path}: cannot be written ({error.strerror})") from error
 
 
 # W&B report

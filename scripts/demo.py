@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import write_json
+from captioning.files import replacing, write_json
+from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -38,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     seconds = train(args.runs, args.overlay_config)
     for name, config in RUNS.items():
         before = summary.get(name, {})
-        best = args.runs / name / "checkpoints" / "best.ckpt"
+        best = RunFolder(args.runs / name).checkpoint("best")
         nothing_new = before and best.stat().st_mtime <= before["finished"]
         summary[name] = score(args.runs, name, config, before["seconds"] if nothing_new else seconds[name])
         write_json(summary_file, summary)
@@ -56,7 +57,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     started = time.perf_counter()
     processes = {}
     for name, config in RUNS.items():
-        last = runs / name / "checkpoints" / "last.ckpt"
+        last = RunFolder(runs / name).checkpoint("last")
         command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
         command += ["--config", overlay] if overlay else []
         command += ["--runs", str(runs), "--name", name, *quick_precision()]
@@ -99,8 +100,8 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     from captioning.training.cli import main as captioning
 
     folder = runs / name
-    best = folder / "checkpoints" / "best.ckpt"
-    command = ["test", "--config", str(folder / "config.yaml"), "--ckpt_path", str(best)]
+    best = RunFolder(folder).checkpoint("best")
+    command = ["test", "--config", str(RunFolder(folder).config), "--ckpt_path", str(best)]
     print(f"\n$ captioning {' '.join(command)}", flush=True)
     cli = captioning(command)
     scores = json.loads((folder / "test_metrics.json").read_text())
@@ -111,9 +112,8 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     image = cli.datamodule.evaluated.image_path(0)
     caption = inference.load(best).caption(image)
     overlay_file = folder / "overlay.png"
-    temporary = overlay_file.with_name(".overlay.png")
-    caption.figure().savefig(temporary, dpi=120)
-    os.replace(temporary, overlay_file)
+    with replacing(overlay_file) as part:
+        caption.figure().savefig(part, dpi=120, format="png")
     return {
         **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
         "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # no noun that names an object: 0

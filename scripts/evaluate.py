@@ -25,6 +25,7 @@ from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
+from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 
@@ -54,7 +55,9 @@ def main(argv: list[str] | None = None) -> None:
         if args.data is not None:
             overlay = ["--config", str(_data_overlay(args.data, Path(folder)))]
             settings["data"] |= {"features": None, "limit_images": None}
-            results = ["--results", str(_results_folder(Path(args.checkpoint)) / args.data.stem)]
+            run = RunFolder.of(args.checkpoint)
+            folder_of_results = run.path if run else Path(args.checkpoint).parent
+            results = ["--results", str(folder_of_results / args.data.stem)]
         config.write_text(yaml.safe_dump(settings))
         command = ["test", "--config", str(config), *overlay, "--ckpt_path", args.checkpoint, *results]
         command += ["--data.test_split", args.split]
@@ -121,24 +124,14 @@ def _data_overlay(path: Path, folder: Path) -> Path:
     """Copy the ``data`` of a config file into ``folder``, without what else it sets, and return the copy."""
     import yaml
 
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"--data {path}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"--data {path}: not a YAML file ({' '.join(str(error).split())[:120]})") from error
-    data = content.get("data") if isinstance(content, dict) else None
+    from captioning.configs import read_config
+
+    data = read_config(path, "--data").get("data")
     if not isinstance(data, dict) or "source" not in data:
         raise InputError(f"--data {path}: names no data.source; give a config such as configs/overlays/coco2017.yaml")
     copy = folder / "data.yaml"
     copy.write_text(yaml.safe_dump({"data": {name: data[name] for name in ("source", "features") if name in data}}))
     return copy
-
-
-def _results_folder(checkpoint: Path) -> Path:
-    """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, else the checkpoint's own folder."""
-    folder = checkpoint.resolve().parent
-    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def _print_grounding(scores: dict[str, float]) -> None:

@@ -17,28 +17,17 @@ examples:
 from __future__ import annotations
 
 import argparse
-import errno
-import hashlib
-import http
-import http.client
 import os
 import shutil
 import sys
-import tarfile
-import time
-import urllib.error
 import urllib.parse
-import urllib.request
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
+from captioning.terminal import script_parser, size_text
 
 if TYPE_CHECKING:
     from captioning.data.karpathy import KarpathySource
@@ -46,10 +35,6 @@ if TYPE_CHECKING:
 
 COCO_HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
-CHUNK = 1 << 20  # bytes
-ATTEMPTS = 5  # in a row without a byte of progress
-PAUSE = 2.0  # seconds before the second attempt; doubles with each
-TIMEOUT = 60.0  # seconds without an answer
 SHOWN = 5  # missing files that are named
 
 
@@ -207,6 +192,7 @@ def _coco(options: argparse.Namespace) -> None:
 
 
 def _flickr(options: argparse.Namespace) -> None:
+    from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
 
     root, images = options.root, options.root / "images"
@@ -216,7 +202,7 @@ def _flickr(options: argparse.Namespace) -> None:
     missing = {path for index in indices.values() for path in _missing(index)}
     if missing and not options.check:
         for archive in sorted(path for kind in ("*.zip", "*.tar", "*.tar.gz", "*.tgz") for path in root.glob(kind)):
-            _unpack(archive, images, lambda name: PurePosixPath(name).name in missing, flat=True)
+            unpack(archive, images, lambda name: PurePosixPath(name).name in missing, flat=True)
     if not missing <= _listing(images).keys():
         print(BY_HAND[options.dataset].format(root=root, images=images), flush=True)
     _finish(indices)
@@ -289,21 +275,14 @@ def _listing(folder: Path) -> dict[str, int]:
 
 def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> None:
     """Download, verify and unpack, one archive after the other, so that no two lie on the disk beside their files."""
+    from captioning.data.download import fetch, unpack
+
     root.mkdir(parents=True, exist_ok=True)
     _need_space(archives, root, options.keep_archives)
     for archive in archives:
         path = root / archive.name
-        if not path.is_file():
-            part = download(archive.at(options.mirror), path, archive.size)
-            try:
-                verify(part, archive)
-            except InputError:
-                part.unlink()  # what is wrong in it cannot be known, so there is nothing to go on from
-                raise
-            os.replace(part, path)
-        else:
-            verify(path, archive)
-        _unpack(path, root, archive.unpacks)
+        fetch(archive.at(options.mirror), path, size=archive.size, md5=archive.md5)
+        unpack(path, root, archive.unpacks)
         if not options.keep_archives:
             path.unlink()
 
@@ -320,211 +299,9 @@ def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
         used += unpacked + (size if keep else 0)
     free = shutil.disk_usage(root).free
     if needed > free:
-        raise InputError(f"{root}: needs {_size(needed)}, the disk has {_size(free)} free; use --root on another disk")
-
-
-def download(url: str, path: Path, size: int | None = None) -> Path:
-    """Download ``url`` to ``path`` with ``.part`` appended, going on where an earlier download stopped; return that.
-
-    Raises:
-        InputError: the server has no such file or another than published, or the connection keeps breaking.
-    """
-    part = path.with_name(path.name + ".part")
-    failures, reason = 0, ""
-    while failures < ATTEMPTS:
-        if failures:
-            print(f"{path.name}: {reason}; trying again", flush=True)
-            time.sleep(PAUSE * 2 ** (failures - 1))
-        have = part.stat().st_size if part.exists() else 0
-        try:
-            if _receive(url, part, size):
-                return part
-            reason = "the connection broke"
-        except urllib.error.HTTPError as error:
-            error.close()
-            if error.code < 500 and error.code not in (408, 429):
-                raise InputError(
-                    f"{url}: the server says {error.code} {error.reason}; get it by hand to {path}"
-                ) from error
-            reason = f"the server says {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise InputError(f"{part}: the disk is full; free some space and run the same command again") from error
-            reason = str(getattr(error, "reason", error)) or type(error).__name__
-        now = part.stat().st_size if part.exists() else 0
-        failures = 1 if now > have else failures + 1
-    raise InputError(f"{url}: {reason}; run the same command again to go on, or get the file by hand to {path}")
-
-
-def _receive(url: str, part: Path, size: int | None) -> bool:
-    """Append to ``part`` what one request yields; return whether the file is complete."""
-    have = part.stat().st_size if part.exists() else 0
-    if size is not None and have >= size:
-        if have == size:
-            return True
-        part.unlink()
-        have = 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
-    try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            raise
-        error.close()
-        if error.headers.get("Content-Range", "").rpartition("/")[2] == str(have):  # the whole file is here
-            return True
-        part.unlink()
-        return False
-    with response:
-        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
-            span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
-            if span.partition("-")[0] != str(have):
-                raise OSError(f"asked for bytes from {have}, got {span or 'others'}")
-            total = int(whole) if whole.isdigit() else size
-        else:
-            if have:
-                print(f"{part.stem}: the server cannot continue a download, beginning anew", flush=True)
-            have = 0
-            length = response.headers.get("Content-Length")
-            total = int(length) if length else size
-        if size is not None and total != size:
-            raise InputError(f"{url}: has {total} bytes, published were {size}; it is not the file it should be")
-        with part.open("r+b" if have else "wb") as file, Progress(part.stem, total, have) as progress:
-            file.seek(have)
-            while chunk := response.read(CHUNK):
-                file.write(chunk)
-                have += len(chunk)
-                progress.update(have)
-        return total is None or have == total
-
-
-def verify(path: Path, archive: Archive) -> None:
-    """Compare a download with what was published, or where nothing was, with the checksums inside the zip file.
-
-    Raises:
-        InputError: it differs.
-    """
-    actual = path.stat().st_size
-    if archive.size is not None and actual != archive.size:
-        raise InputError(f"{path}: has {actual} bytes, published were {archive.size}; delete it and run again")
-    if archive.md5 is not None:
-        digest = hashlib.md5(usedforsecurity=False)
-        with path.open("rb") as file, Progress(f"{archive.name}: MD5", actual) as progress:
-            while chunk := file.read(CHUNK):
-                digest.update(chunk)
-                progress.update(file.tell())
-        if digest.hexdigest() != archive.md5:
-            raise InputError(f"{path}: its MD5 is {digest.hexdigest()}, published was {archive.md5}; download it again")
-        print(f"{archive.name}: MD5 is the published one", flush=True)
-        return
-    try:
-        with zipfile.ZipFile(path) as file:
-            bad = file.testzip()
-    except (zipfile.BadZipFile, OSError) as error:
-        raise InputError(f"{path}: not a whole zip file ({error}); download it again") from error
-    if bad is not None:
-        raise InputError(f"{path}: {bad} in it is damaged; download it again")
-    print(f"{archive.name}: no checksum was published; its length and the checksums inside are right", flush=True)
-
-
-# --- unpacking ---------------------------------------------------------------------------------------------------
-
-
-def _unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
-    """Write the wanted files of a zip or tar archive below ``root``; those that are there in full are skipped.
-
-    Args:
-        flat: drop the folders of the names in the archive.
-
-    Raises:
-        InputError: the archive is damaged, or a name in it leads out of ``root``.
-    """
-    with ExitStack() as stack:
-        try:
-            members = [m for m in _members(path, stack) if wanted(m.name)]
-            total = sum(member.size for member in members)
-            progress = stack.enter_context(Progress(f"{path.name}: unpacking", total))
-            done = 0
-            for member in members:
-                name = PurePosixPath(member.name)
-                if name.is_absolute() or ".." in name.parts:
-                    raise InputError(f"{path}: {member.name} leads out of {root}; this is not the published file")
-                target = root / (name.name if flat else name)
-                if not (target.is_file() and target.stat().st_size == member.size):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    part = target.with_name(target.name + ".part")
-                    with member.open() as source, part.open("wb") as file:
-                        shutil.copyfileobj(source, file, CHUNK)
-                    os.replace(part, target)
-                done += member.size
-                progress.update(done)
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
-            raise InputError(f"{path}: damaged ({error}); download it again") from error
-
-
-@dataclass(frozen=True)
-class _Member:
-    name: str
-    size: int
-    open: Callable[[], IO[bytes]]
-
-
-def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
-    """Yield the regular files of an archive; each may be opened until the stack closes."""
-    if path.suffix == ".zip":
-        file = stack.enter_context(zipfile.ZipFile(path))
-        for info in file.infolist():
-            if not info.is_dir():
-                yield _Member(info.filename, info.file_size, lambda info=info: file.open(info))  # type: ignore[misc]
-    else:
-        tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - the stack closes it
-        for entry in tar:
-            if entry.isfile():
-                yield _Member(entry.name, entry.size, lambda entry=entry: tar.extractfile(entry))  # type: ignore
-
-
-# --- showing -----------------------------------------------------------------------------------------------------
-
-
-class Progress:
-    """A bar on a terminal, a line every 15 seconds elsewhere. Counts bytes."""
-
-    def __init__(self, label: str, total: int | None, done: int = 0) -> None:
-        self.label, self.total, self.done = label, total, done
-        self.printed = time.monotonic()
-        self.bar: Any = None
-
-    def __enter__(self) -> Progress:
-        if sys.stdout.isatty():
-            from rich import progress
-
-            self.bar = progress.Progress(
-                progress.TextColumn("{task.description}"),
-                progress.BarColumn(),
-                progress.DownloadColumn(),
-                progress.TransferSpeedColumn(),
-                progress.TimeRemainingColumn(),
-            )
-            self.task = self.bar.add_task(self.label, total=self.total, completed=self.done)
-            self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
-    def update(self, done: int) -> None:
-        self.done = done
-        if self.bar is not None:
-            self.bar.update(self.task, completed=done)
-        elif time.monotonic() - self.printed > 15:
-            self.printed = time.monotonic()
-            of = f" of {_size(self.total)}" if self.total else ""
-            print(f"{self.label}: {_size(done)}{of}", flush=True)
-
-
-def _size(count: float) -> str:
-    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+        raise InputError(
+            f"{root}: needs {size_text(needed)}, the disk has {size_text(free)} free; use --root on another disk"
+        )
 
 
 if __name__ == "__main__":

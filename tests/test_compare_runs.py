@@ -152,7 +152,7 @@ def test_a_data_source_of_somebody_elses_is_not_imported(pair):
         run.settings = {"data": {"source": {"class_path": path}}}
     models, _ = load_models(runs)
     page, notices = explore(runs, models, compare(runs, samples=9), seed=0)
-    assert page == "" and "InputError is not a data source" in notices[0] and "evil" not in sys.modules
+    assert page == "" and "InputError is not a known CaptionSource" in notices[0] and "evil" not in sys.modules
 
 
 def test_settings_missing_beside_a_checkpoint_are_taken_from_it(pair):

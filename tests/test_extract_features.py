@@ -14,11 +14,12 @@ import torch
 import yaml
 from PIL import Image
 
-from captioning.data import records
+from captioning.configs import build, read_config
+from captioning.data import ShapesSource, records
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.data.transforms import load_image
-from captioning.encoders import TorchvisionEncoder
+from captioning.encoders import Encoder, TorchvisionEncoder
 from captioning.errors import InputError
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "extract_features.py"
@@ -177,12 +178,14 @@ def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("group", "change", "message"),
     [
-        ("data", {}, "--config: data.source needs a class_path"),
-        ("model", {"encoder": {}}, "--config: model.encoder needs a class_path"),
-        ("data", {"source": {"class_path": "os.system"}}, "os.system is not one of captioning.data"),
-        ("data", {"source": {"class_path": "captioning.data.records.No"}}, "no class captioning.data.records.No"),
-        ("data", {"source": {"class_path": "captioning.data.records.CaptionIndex"}}, "CaptionIndex is not a Caption"),
-        ("data", {"source": {"class_path": "captioning.data.records.TinySource"}}, "TinySource: .*'root'"),
+        ("data", {}, "required: data.source"),
+        ("data", [1], "required: data.source"),
+        ("data", {"source": "os.system"}, "os.system is not a known CaptionSource"),
+        ("model", {"encoder": {}}, '"model.encoder": .* class_path'),
+        ("data", {"source": {"class_path": "os.system"}}, "os.system is not a known CaptionSource"),
+        ("data", {"source": {"class_path": "captioning.data.records.No"}}, "records.No is not a known CaptionSource"),
+        ("data", {"source": {"class_path": "captioning.data.CaptionIndex"}}, "CaptionIndex is not a known Caption"),
+        ("data", {"source": {"class_path": "captioning.data.records.TinySource"}}, "TinySource': .*required: root"),
         ("model", {"encoder": {"class_path": "os.system"}}, "os.system is not a known Encoder"),
     ],
 )
@@ -190,29 +193,61 @@ def test_mistakes_in_the_configuration_are_named(config, tmp_path, capsys, group
     found = failing({**config, group: change}, tmp_path, capsys)
     assert re.search(message, found), found
 
+    assert found.count("\n") == 1
+
 
 def test_missing_and_broken_configurations_are_named(tmp_path):
     with pytest.raises(InputError, match=r"gone\.yaml: cannot be read"):
-        script.read_config([str(tmp_path / "gone.yaml")])
-    for text, message in (("a: [", "not YAML"), ("- 1", "must hold a mapping")):
+        read_config(tmp_path / "gone.yaml")
+    for text, message in (("a: [", "not a YAML file"), ("- 1", "not a configuration")):
         (tmp_path / "bad.yaml").write_text(text)
         with pytest.raises(InputError, match=rf"bad\.yaml: {message}"):
-            script.read_config([str(tmp_path / "bad.yaml")])
+            read_config(tmp_path / "bad.yaml")
 
 
-def test_later_configurations_and_options_win(tmp_path):
-    (tmp_path / "a.yaml").write_text("data: {source: {class_path: A, init_args: {x: 1, y: 2}}, batch_size: 3}")
-    (tmp_path / "b.yaml").write_text("data: {source: {init_args: {y: 5}}}")
-    (tmp_path / "c.yaml").write_text("data: {source: {class_path: C}}")
-    paths = [str(tmp_path / name) for name in ("a.yaml", "b.yaml", "c.yaml")]
-    merged = script.read_config(paths[:2], {"data.source.x": "[7]", "data.source.init_args.z": "null"})
-    assert merged["data"] == {
-        "source": {"class_path": "A", "init_args": {"x": [7], "y": 5, "z": None}},
-        "batch_size": 3,
-    }
-    assert script.read_config(paths)["data"]["source"] == {"class_path": "C"}
-    with pytest.raises(InputError, match="batch_size is a value"):
-        script.read_config(paths, {"data.batch_size.x": "1"})
+def test_later_configurations_and_options_win():
+    def source(options=(), **values):
+        first = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": "a", "train": 1, "val": 2}}
+        configs = [
+            {"data": {"source": first, "batch_size": 3}, "trainer": {"devices": 1}},
+            {"data": {"source": values}},
+        ]
+        (built,) = build({"data.source": CaptionSource}, configs, options)
+        return built
+
+    later = source(init_args={"val": 5})
+    assert (later.root, later.images["train"], later.images["val"]) == (Path("a"), 1, 5)
+    options = source(["--data.source.train", "7", "--data.source.init_args.seed=4"], init_args={"val": 5})
+    assert (options.images["train"], options.images["val"], options.seed) == (7, 5, 4)
+    other = source(class_path="captioning.data.CocoSource", init_args={"year": 2014})
+    assert (type(other).__name__, other.year) == ("CocoSource", 2014)
+    with pytest.raises(InputError, match=r"batch_size\.x"):
+        source(["--data.batch_size.x", "1"])
+
+
+@pytest.mark.parametrize("where", ["source", "model_args", "nested"])
+def test_a_configuration_constructs_nothing_foreign(tmp_path, where):
+    mark = tmp_path / "ran"
+    foreign = {"class_path": "os.system", "init_args": {"command": f"touch {mark}"}}
+    encoder = {"name": "resnet18", "node": "relu", "model_args": {"norm_layer": foreign}}
+    if where == "nested":
+        encoder["model_args"] = {"norm_layer": [{"deeper": foreign}]}
+    part = (
+        foreign
+        if where == "source"
+        else {"class_path": "captioning.encoders.TorchvisionEncoder"} | {"init_args": encoder}
+    )
+    place, kind = ("data.source", CaptionSource) if where == "source" else ("model.encoder", Encoder)
+    group, name = place.split(".")
+    with pytest.raises(InputError, match=r"os\.system is not a known"):
+        build({place: kind}, [{group: {name: part}}])
+    assert not mark.exists()
+
+
+def test_classes_by_their_earlier_paths_are_found(tmp_path):
+    (tmp_path / "old.yaml").write_text("data: {source: {class_path: captioning.data.shapes.ShapesSource}}")
+    (source,) = build({"data.source": CaptionSource}, [read_config(tmp_path / "old.yaml")], ["--data.source.root=x"])
+    assert type(source) is ShapesSource
 
 
 @pytest.mark.parametrize(

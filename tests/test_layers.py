@@ -17,12 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "files": "", "kernels": "", "provenance": "", "terminal": "", "trace": ""},
-    {"component": "errors", "views": "trace", "vocabulary": "errors"},
+    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "terminal": "", "trace": ""},
+    {"component": "errors", "files": "errors", "views": "trace"},
+    {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
-        "caption": "errors trace views",
-        "data": "errors files vocabulary",
+        "caption": "errors files trace views",
+        "data": "errors files terminal vocabulary",
         "decoding": "errors trace vocabulary",
     },
     {
@@ -31,14 +32,14 @@ FLOORS: list[dict[str, str]] = [
     },
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption data decoder decoding encoders errors model vocabulary",
+        "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
         "objective": "attention component data decoder errors kernels model trace",
     },
     {"evaluation": "attention data decoding errors files model objective vocabulary"},
     {
-        "comparison": "caption data errors evaluation inference views",
-        "training": "attention component data decoder decoding encoders errors evaluation files model objective "
-        "provenance views vocabulary",
+        "comparison": "caption configs data errors evaluation inference run_folder views",
+        "training": "attention configs data decoder decoding encoders errors evaluation files model objective "
+        "provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]
@@ -60,7 +61,7 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "ftplib",
         "socket",
         "huggingface_hub",
-    ): "scripts.prepare_data",
+    ): "data.download",
 }
 
 
@@ -259,7 +260,7 @@ def test_a_broken_layer_is_found(tmp_path, importer, text, message):
         ("training/datamodule", "import pytorch_lightning as pl"),
         ("training/wandb_run", "def f():\n    import wandb"),
         ("scripts/compare_runs", "import wandb\nfrom captioning.inference import load"),
-        ("scripts/prepare_data", "from urllib.request import urlopen"),
+        ("data/download", "from urllib.request import urlopen"),
         ("views/explorer", "from urllib.parse import quote"),
     ],
 )

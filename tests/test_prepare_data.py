@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from captioning.data import download
 from captioning.errors import InputError
 
 SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "prepare_data.py"
@@ -27,7 +28,7 @@ def script(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "prepare_data", module)  # its data classes look themselves up there
     spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "*")
     return module
 
@@ -205,7 +206,7 @@ def fetch(script, server, tmp_path):
     server.files["/big.bin"] = PAYLOAD
 
     def fetch(size=None):
-        part = script.download(f"{server.url}/big.bin", tmp_path / "big.bin", size)
+        part = download.download(f"{server.url}/big.bin", tmp_path / "big.bin", size)
         assert part == tmp_path / "big.bin.part"
         return part.read_bytes()
 
@@ -261,13 +262,13 @@ def test_a_connection_that_keeps_breaking_ends_with_what_to_do(fetch, server, sc
     server.faults = ["status 500"] * 9
     with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to go on"):
         fetch()
-    assert len(server.requests) == script.ATTEMPTS
+    assert len(server.requests) == download.ATTEMPTS
 
 
 def test_a_server_that_is_not_there_is_named(script, server, tmp_path):
     server.server_close()
     with pytest.raises(InputError, match=r"/x\.zip: .*refused.*; run the same command again"):
-        script.download(f"{server.url}/x.zip", tmp_path / "x.zip")
+        download.download(f"{server.url}/x.zip", tmp_path / "x.zip")
 
 
 def test_another_length_than_published_is_refused_before_the_download(fetch, server, tmp_path):
@@ -305,21 +306,20 @@ def test_a_full_disk_is_told_before_the_download(coco, script, server, tmp_path,
 
 def test_without_a_published_checksum_those_inside_the_zip_are_used(script, tmp_path, capsys):
     body = zipped({"a.json": "content " * 9})
-    archive = script.Archive("http://host/a.zip", lambda name: True)
     (tmp_path / "a.zip").write_bytes(body)
-    script.verify(tmp_path / "a.zip", archive)
+    download.verify(tmp_path / "a.zip")
     assert "no checksum was published" in capsys.readouterr().out
     for broken in (body.replace(b"content content", b"content c0ntent"), body[:-30], b"<html>"):
         (tmp_path / "a.zip").write_bytes(broken)
         with pytest.raises(InputError, match=r"a\.zip: .*download it again"):
-            script.verify(tmp_path / "a.zip", archive)
+            download.verify(tmp_path / "a.zip")
 
 
 @pytest.mark.parametrize("name", ["../evil.jpg", "/evil.jpg"])
 def test_an_archive_that_writes_elsewhere_is_refused(script, tmp_path, name):
     (tmp_path / "a.zip").write_bytes(zipped({name: "x"}))
     with pytest.raises(InputError, match=r"evil\.jpg leads out of"):
-        script._unpack(tmp_path / "a.zip", tmp_path / "root", lambda name: True)
+        download.unpack(tmp_path / "a.zip", tmp_path / "root", lambda name: True)
     assert not list(tmp_path.rglob("evil*"))
 
 

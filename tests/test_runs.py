@@ -96,8 +96,8 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
         ("test_captions.json", "[3]", "not what `captioning test` writes"),
         ("test_captions.json", json.dumps([CAPTION | {"hits": [{"step": 1}]}]), "not what `captioning test` writes"),
         ("test_metrics.json", "[]", "not what `captioning test` writes"),
-        ("config.yaml", "a: [", "cannot be read"),
-        ("config.yaml", "- a", "not a run's configuration"),
+        ("config.yaml", "a: [", "not a YAML file"),
+        ("config.yaml", "- a", "not a configuration"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, file, text, message):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from captioning.caption import Caption
 from captioning.comparison.result import Comparison, metric_title
 from captioning.comparison.runs import Run
+from captioning.configs import build
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
 from captioning.inference import ImageCaptioner, load
@@ -106,7 +105,7 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         if not data.get("source"):
             continue
         try:
-            source = _source(data["source"])
+            (source,) = build({"data.source": CaptionSource}, [run.settings])
             files: dict[int, Path] = {}
             for split in dict.fromkeys([data.get("test_split") or "test", "test", "val", "train"]):
                 index = source.index(split)
@@ -122,17 +121,3 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
             return there, ""
         reason = f"{next(iter(files.values()))} is not there" if files else f"{run.name}'s data do not have them"
     return {}, reason
-
-
-def _source(config: dict[str, Any]) -> CaptionSource:
-    """Rebuild a data source from a run's settings; of this package alone, since settings may come from anybody."""
-    module, _, name = config["class_path"].rpartition(".")
-    if module.split(".")[0] != "captioning":
-        raise InputError(f"the data source {config['class_path']} is not of this project")
-    found = getattr(importlib.import_module(module), name, None)
-    if not (isinstance(found, type) and issubclass(found, CaptionSource)):
-        raise InputError(f"{config['class_path']} is not a data source")
-    try:
-        return found(**(config.get("init_args") or {}))
-    except TypeError as error:
-        raise InputError(f"{config['class_path']}: {error}") from error

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from captioning.configs import read_config
 from captioning.errors import InputError
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
+from captioning.run_folder import RunFolder
 
 Curve = list[tuple[int, float]]
 
@@ -84,11 +84,11 @@ def read_run(folder: Path) -> Run:
         inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
         hint = f"give the runs in it: {', '.join(inside)}" if inside else f"it has none of {', '.join(_SIGNS)}"
         raise InputError(f"{folder}: not a run; {hint}")
-    best = folder / "checkpoints" / "best.ckpt"
+    layout = RunFolder(folder)
+    best = layout.checkpoint("best")
     run = Run(folder.resolve().name, str(folder), folder, checkpoint=best if best.is_file() else None)
-    config = folder / "config.yaml"
-    if config.is_file():
-        run.settings = _read_yaml(config)
+    if layout.config.is_file():
+        run.settings = read_config(layout.config)
     for path in sorted(folder.glob("metrics/*/metrics.csv"), key=_version):
         for key, points in _read_csv(path).items():
             run.curves.setdefault(key, []).extend(points)
@@ -106,7 +106,7 @@ def add_test(run: Run, folder: Path) -> None:
         run.captions = read_captions(captions)
     elif run.checkpoint is not None:
         # Without its config.yaml only the evaluation script finds the settings, in the checkpoint.
-        script = "captioning test --ckpt_path" if (folder / "config.yaml").is_file() else _EVALUATE
+        script = "captioning test --ckpt_path" if RunFolder(folder).config.is_file() else _EVALUATE
         run.how_to_test = f"{script} {run.checkpoint}"
 
 
@@ -171,13 +171,3 @@ def _version(path: Path) -> int:
     """Of metrics/version_N/metrics.csv, which a resumed run continues in the next one."""
     digits = path.parent.name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else -1
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: not a run's configuration")
-    return content

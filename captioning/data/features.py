@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from captioning.errors import InputError
-from captioning.files import write_json
+from captioning.files import complete, part_of, write_json
 
 _FORMAT = 1
 _HEADER_BYTES = 128  # NumPy pads the header of an array with so short a description to this
@@ -172,7 +172,7 @@ class FeatureWriter:
         self._fingerprint = fingerprint
         self._paths = list(paths)
         self._file = self.directory / f"{split}.npy"
-        self._part = self.directory / f"{split}.npy.part"
+        self._part = part_of(self._file)
         self.done = self._resume()
         if self.done < len(paths):
             self._check_space((len(paths) - self.done) * self._row_bytes)
@@ -190,7 +190,7 @@ class FeatureWriter:
             self._save_progress()
             self._handle.close()
             if self.done == self.shape[0]:
-                os.replace(self._part, self._file)
+                complete(self._file)
 
     def write(self, annotations: Tensor) -> None:
         """Append the annotations (B, L, D) of the next B images.

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import FeatureCache
 from captioning.data.records import CaptionIndex
-from captioning.data.transforms import Preprocessing
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
@@ -28,6 +28,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         index: the records of one split.
         vocabulary: for the ids.
         preprocessing: turns an image file into the encoder's input.
+        transform: does so at random, for training; without it an image always looks the same.
         features: cached annotations to read in place of the images.
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
@@ -39,6 +40,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         vocabulary: Vocabulary,
         preprocessing: Preprocessing,
         *,
+        transform: TrainingTransform | None = None,
         features: FeatureCache | None = None,
         by_image: bool = False,
         pinned: bool = False,
@@ -46,6 +48,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.index = index
         self.vocabulary = vocabulary
         self.preprocessing = preprocessing
+        self.transform = transform or preprocessing
         self.features = features
         self.feature_rows = None if features is None else features.find(index.paths)
         self.by_image = by_image
@@ -72,7 +75,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
         else:
             images = torch.stack(
-                [self.preprocessing(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
+                [self.transform(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
             )
         return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
 

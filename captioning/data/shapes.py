@@ -26,6 +26,7 @@ from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError
+from captioning.terminal import Progress
 
 FORMAT = 2  # counts up whenever the same parameters give other files
 SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes are no longer told apart
@@ -146,12 +147,10 @@ class ShapesSource(CaptionSource):
         return content
 
     def _generate(self, folder: Path) -> None:
-        from rich.progress import Progress
-
         (folder / "annotations").mkdir()
         # Drawing holds the interpreter's lock but compressing does not, so a few threads help and more don't.
-        with Progress(transient=True) as progress, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            task = progress.add_task("drawing shapes", total=sum(self.images.values()))
+        total = sum(self.images.values())
+        with Progress("drawing shapes", total) as progress, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
             for split, count in self.images.items():
                 (folder / split).mkdir()
                 jobs = [pool.submit(self._draw, folder, split, number) for number in range(1, count + 1)]
@@ -159,7 +158,7 @@ class ShapesSource(CaptionSource):
                     records = []
                     for job in jobs:
                         records.append(job.result())
-                        progress.advance(task)
+                        progress.update(progress.done + 1)
                 except BaseException:
                     pool.shutdown(cancel_futures=True)
                     raise

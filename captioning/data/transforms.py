@@ -118,7 +118,12 @@ class Preprocessing:
             random_crop: cut the square from anywhere in the resized image, not the centre alone.
             flip: probability of mirroring. Off by default: captions say "left" and "right", and a mirrored image
                 makes such a caption wrong.
+
+        Raises:
+            InputError: ``flip`` is no probability.
         """
+        if not 0 <= flip <= 1:
+            raise InputError(f"flip must be a probability, got {flip}")
         return TrainingTransform(self, random_crop=random_crop, flip=flip)
 
     def _resized(self, image: Image.Image) -> Image.Image:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
@@ -13,17 +12,17 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from captioning.data.batch import CaptionBatch
+from captioning.files import replacing
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint under a temporary name and renames it: a crash leaves the old file or the new one."""
+    """Writes a checkpoint such that a crash leaves the old file or the new one."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        temporary = f"{path}.part"
-        super().save_checkpoint(checkpoint, temporary, storage_options)
-        os.replace(temporary, path)
+        with replacing(Path(path)) as part:
+            super().save_checkpoint(checkpoint, part, storage_options)
 
 
 class CaptionSamples(Callback):
@@ -46,13 +45,13 @@ class CaptionSamples(Callback):
         assert isinstance(pl_module, CaptioningModule)
         samples = pl_module.caption_samples(self.images)
         folder = Path(trainer.default_root_dir) / "samples"
-        folder.mkdir(parents=True, exist_ok=True)
         paths = []
         for sample in samples:
             words, trace = sample.image.words, sample.found.trace
             figure = attention_figure(sample.view, words, trace, pl_module.encoder.grid_size)
             path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
-            figure.savefig(path, dpi=80)
+            with replacing(path) as part:
+                figure.savefig(part, dpi=80, format="png")
             paths.append(path)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):

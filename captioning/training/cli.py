@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from jsonargparse import get_loader, set_loader
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.component import current_path
+from captioning.configs import CONFIG_FORMAT
 from captioning.errors import InputError
+from captioning.files import write_text
 from captioning.provenance import provenance
+from captioning.run_folder import RunFolder
 from captioning.training.callbacks import AtomicCheckpointIO, LogLines
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -49,26 +50,6 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
         raise InputError(" ".join(str(error).split())) from error
 
 
-def _load_config(text: str) -> Any:
-    """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found."""
-    return _with_current_paths(get_loader("yaml")(text))
-
-
-def _with_current_paths(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_current_paths(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _with_current_paths(item) for key, item in value.items()}
-    if isinstance(found.get("class_path"), str):
-        found["class_path"] = current_path(found["class_path"])
-    return found
-
-
-CONFIG_FORMAT = "captioning"
-set_loader(CONFIG_FORMAT, _load_config)
-
-
 def _quieten() -> None:
     """Silence what Lightning says about choices that are made here on purpose."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
@@ -87,8 +68,8 @@ class SaveRunConfig(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        path = Path(trainer.default_root_dir) / "config.yaml"
-        self.parser.save(self.config, path, skip_none=False, overwrite=True)
+        path = RunFolder(Path(trainer.default_root_dir)).config
+        write_text(path, self.parser.dump(self.config, skip_none=False))
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.save_file(path, "run_config.yaml")  # wandb writes a config.yaml of its own
@@ -137,28 +118,28 @@ class CaptioningCLI(LightningCLI):
         name = config.name or _config_name(config.get("config")) or "run"
         self.run_dir = Path(config.runs) / name
         if checkpoint in ("best", "last"):
-            checkpoint = config.ckpt_path = str(self.run_dir / "checkpoints" / f"{checkpoint}.ckpt")
+            checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint(checkpoint))
         if not fitting and not checkpoint:
-            checkpoint = config.ckpt_path = str(self.run_dir / "checkpoints" / "best.ckpt")
+            checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint("best"))
         if checkpoint:
             if not Path(checkpoint).is_file():
                 raise InputError(
                     f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first"
                 )
-            folder = _run_folder(Path(checkpoint))
+            folder = RunFolder.of(checkpoint)
             if folder is not None and (config.name is None or not fitting):
-                self.run_dir = folder
-        elif self.run_dir.exists() and (self.run_dir / "checkpoints").exists():
+                self.run_dir = folder.path
+        elif RunFolder(self.run_dir).checkpoints.exists():
             self.run_dir = _free_name(self.run_dir)
         config.name = self.run_dir.name
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
-        config.checkpoint.dirpath = config.last.dirpath = str(self.run_dir / "checkpoints")
+        config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
         if fitting:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             print(f"run folder: {self.run_dir}", flush=True)
             if not checkpoint:
-                (self.run_dir / "wandb_run.json").unlink(missing_ok=True)  # of a run that ended before its first epoch
+                RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
@@ -202,17 +183,6 @@ def _config_name(paths: Any) -> str | None:
         return None
     first = paths[0] if isinstance(paths, list) else paths
     return Path(str(getattr(first, "relative", first))).stem
-
-
-def _run_folder(checkpoint: Path) -> Path | None:
-    """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, None for a file that lies elsewhere."""
-    folder = checkpoint.resolve().parent
-    if folder.name != "checkpoints":
-        return None
-    try:
-        return folder.parent.relative_to(Path.cwd())
-    except ValueError:
-        return folder.parent
 
 
 def _free_name(folder: Path) -> Path:
@@ -273,9 +243,9 @@ def with_run_config(args: list[str]) -> list[str]:
     for position, arg in enumerate(args):
         if arg.split("=")[0] == "--ckpt_path":
             value = arg.partition("=")[2] or (args[position + 1] if position + 1 < len(args) else "")
-            folder = _run_folder(Path(value))
-            if folder is not None and (folder / "config.yaml").is_file():
-                return [args[0], "--config", str(folder / "config.yaml"), *args[1:]]
+            folder = RunFolder.of(value)
+            if folder is not None and folder.config.is_file():
+                return [args[0], "--config", str(folder.config), *args[1:]]
     return args
 
 

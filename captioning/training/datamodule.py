@@ -17,6 +17,7 @@ from captioning.data.features import FeatureCache
 from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.grounding import ObjectCells, object_cells
@@ -71,6 +72,8 @@ class CaptionDataModule(pl.LightningDataModule):
         max_words: the vocabulary keeps at most this many words.
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
+        random_crop: cut training images from anywhere in the resized image, not from its centre alone.
+        flip: probability of mirroring a training image, whose caption may say "left" or "right".
         test_split: the split that ``test`` and ``predict`` use.
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
@@ -90,6 +93,8 @@ class CaptionDataModule(pl.LightningDataModule):
         max_words: int | None = None,
         vocabulary_file: str | None = None,
         features: str | None = None,
+        random_crop: bool = False,
+        flip: float = 0.0,
         test_split: str = "test",
         limit_images: int | None = None,
         seed: int = 0,
@@ -104,6 +109,8 @@ class CaptionDataModule(pl.LightningDataModule):
         self.max_words = max_words
         self.vocabulary_file = vocabulary_file
         self.features = features
+        self.random_crop = random_crop
+        self.flip = flip
         self.test_split = test_split
         self.limit_images = limit_images
         self.seed = seed
@@ -182,10 +189,12 @@ class CaptionDataModule(pl.LightningDataModule):
             features = FeatureCache(self.features, split, self.encoder.fingerprint())
         else:
             self.index(split).check_images()
+        transform = None if by_image else self._training_transform()
         return CaptionDataset(
             self.index(split),
             self.vocabulary,
             self.encoder.preprocessing,
+            transform=transform,
             features=features,
             by_image=by_image,
             pinned=torch.cuda.is_available(),
@@ -203,6 +212,13 @@ class CaptionDataModule(pl.LightningDataModule):
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
         }
+
+    def _training_transform(self) -> TrainingTransform | None:
+        if not (self.random_crop or self.flip):
+            return None
+        if self.features is not None:
+            raise InputError("data.random_crop, data.flip: cached features show every image in one way; unset one")
+        return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""

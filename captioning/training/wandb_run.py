@@ -16,6 +16,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.records import CaptionedImage
 from captioning.files import write_json
+from captioning.run_folder import RunFolder
 
 # What a wandb summary keeps the best value of, beside the last.
 _BEST = {
@@ -71,16 +72,16 @@ class WandbRun(WandbLogger):
         self._write()
 
     @property
-    def _folder(self) -> Path:
-        return Path(self.save_dir or ".")
+    def _folder(self) -> RunFolder:
+        return RunFolder(Path(self.save_dir or "."))
 
     @property
     def _staging(self) -> str:
-        return str((self._folder / "wandb" / "data").resolve())
+        return str((self._folder.path / "wandb" / "data").resolve())
 
     def _read(self) -> dict[str, Any]:
         try:
-            return json.loads((self._folder / "wandb_run.json").read_text(encoding="utf-8"))
+            return json.loads(self._folder.wandb_run.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
 
@@ -88,7 +89,7 @@ class WandbRun(WandbLogger):
         run = self._experiment
         if run is not None and not run.disabled:
             content = {"id": run.id, "entity": run.entity, "project": run.project, "name": run.name, "step": run.step}
-            write_json(self._folder / "wandb_run.json", content)
+            write_json(self._folder.wandb_run, content)
 
     @rank_zero_only
     def save_file(self, path: Path, name: str) -> None:

@@ -162,3 +162,34 @@ def test_missing_images_are_named_before_training_starts(shapes, encoder, tmp_pa
 def test_words_outside_the_vocabulary_become_unk(shapes, encoder):
     dataset = CaptionDataset(shapes.index("train"), Vocabulary(["a"]), encoder.preprocessing, by_image=True)
     assert set(dataset[[0, 1]].captions.flatten().tolist()) <= {0, 1, 2, 3, 4}
+
+
+def test_training_images_vary_as_told_and_evaluated_ones_do_not(shapes, encoder):
+    def images(loader):
+        torch.manual_seed(1)
+        return {int(row): image for batch in loader for row, image in zip(batch.rows, batch.images, strict=True)}
+
+    plain, augmented = make_data(shapes, encoder), make_data(shapes, encoder, random_crop=True, flip=1.0)
+    assert encoder.preprocessing.crop < encoder.preprocessing.resize
+    before, after = images(plain.train_dataloader()), images(augmented.train_dataloader())
+    assert before.keys() == after.keys() == set(range(6))
+    load = encoder.preprocessing.load
+    for row, image in after.items():
+        resized = encoder.preprocessing._resized(load(shapes.index("train").image_path(row)))
+        windows = encoder.preprocessing.normalise(resized).flip(2).unfold(1, 48, 1).unfold(2, 48, 1)
+        assert (windows == image[:, None, None]).all(dim=(0, 3, 4)).any()
+        assert not torch.equal(image, before[row])
+    before, after = images(plain.val_dataloader()), images(augmented.val_dataloader())
+    assert all(torch.equal(after[row], image) for row, image in before.items())
+
+
+@pytest.mark.parametrize("option", [{"random_crop": True}, {"flip": 0.5}])
+def test_cached_features_cannot_vary(shapes, encoder, features, option):
+    data = make_data(shapes, encoder, features=str(features), **option)
+    with pytest.raises(InputError, match=r"data\.random_crop, data\.flip: cached features"):
+        data.train_dataloader()
+
+
+def test_flip_is_a_probability(shapes, encoder):
+    with pytest.raises(InputError, match=r"flip must be a probability, got 1\.5"):
+        make_data(shapes, encoder, flip=1.5).train_dataloader()

@@ -1,0 +1,146 @@
+"""A frozen encoder's annotations of whole splits, written as the features that training reads."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from captioning.data.features import FeatureWriter, features_size
+from captioning.data.records import CaptionIndex
+from captioning.data.transforms import Preprocessing
+from captioning.errors import InputError
+from captioning.terminal import Progress
+
+
+class ImageEncoder(Protocol):
+    """What is asked of an encoder here; ``captioning.encoders.Encoder`` says what each is."""
+
+    @property
+    def preprocessing(self) -> Preprocessing: ...
+
+    @property
+    def grid_size(self) -> tuple[int, int]: ...
+
+    @property
+    def annotation_dim(self) -> int: ...
+
+    def fingerprint(self) -> dict[str, Any]: ...
+
+    def __call__(self, images: Tensor) -> Tensor: ...
+
+
+def extract_features(
+    encoder: ImageEncoder,
+    indices: Mapping[str, CaptionIndex],
+    output: Path,
+    *,
+    device: torch.device,
+    batch_size: int,
+    num_workers: int,
+) -> None:
+    """Write the features of every image; goes on where an earlier call was stopped, and prints how far it is.
+
+    Args:
+        encoder: frozen, in evaluation mode and on the device.
+        indices: of the splits, by name.
+        output: folder of the feature cache.
+        device: of the encoder.
+        batch_size: images.
+        num_workers: processes that decode images; 0 decodes them here.
+
+    Raises:
+        InputError: the disk is too small, an image cannot be read, or the folder holds other features.
+    """
+    rows, cols = encoder.grid_size
+    shape = (rows * cols, encoder.annotation_dim)
+    fingerprint = encoder.fingerprint()
+    writers = {
+        split: FeatureWriter(output, split, paths=list(index.paths), fingerprint=fingerprint, shape=shape)
+        for split, index in indices.items()
+    }
+    _announce(writers, output)
+    for split, writer in writers.items():
+        _extract(writer, indices[split], encoder, device, batch_size, num_workers)
+
+
+def _announce(writers: Mapping[str, FeatureWriter], output: Path) -> None:
+    """Print each split's size and the sum, and refuse to start what the disk cannot hold."""
+    missing = 0
+    for split, writer in writers.items():
+        n, locations, dim = writer.shape
+        size = features_size(writer.shape)
+        done = f", {writer.done:,} done already" if writer.done else ""
+        print(f"{split}: {n:,} images x {locations} locations x {dim} x 2 bytes = {size / 1e9:.2f} GB{done}")
+        missing += size * (n - writer.done) // max(1, n)
+    output.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(output).free
+    print(f"{missing / 1e9:.2f} GB to write into {output}, {free / 1e9:.2f} GB free", flush=True)
+    if missing > free:
+        raise InputError(f"--output {output}: {missing / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free")
+
+
+class _Images:
+    """Images of an index in row order, ready for the encoder. A file that cannot be read is returned as its error."""
+
+    def __init__(self, index: CaptionIndex, preprocessing: Preprocessing) -> None:
+        self.index = index
+        self.preprocessing = preprocessing
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, row: int) -> Tensor | InputError:
+        try:
+            return self.preprocessing(self.preprocessing.load(self.index.image_path(row)))
+        except InputError as error:
+            return error  # raised in the main process: through a worker it would arrive with a traceback
+
+
+def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
+    errors = [item for item in items if isinstance(item, InputError)]
+    return errors[0] if errors else torch.stack([item for item in items if isinstance(item, Tensor)])
+
+
+def _ignore_interrupt(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers, after it has saved what is done
+
+
+def _extract(
+    writer: FeatureWriter,
+    index: CaptionIndex,
+    encoder: ImageEncoder,
+    device: torch.device,
+    batch_size: int,
+    num_workers: int,
+) -> None:
+    images: Any = _Images(index, encoder.preprocessing)
+    loader: DataLoader[Any] = DataLoader(
+        images,
+        batch_size=batch_size,
+        sampler=range(writer.done, len(index)),
+        num_workers=num_workers,
+        collate_fn=_stack,
+        pin_memory=device.type == "cuda",
+        worker_init_fn=_ignore_interrupt,
+    )
+    split, total = writer.split, len(index)
+    progress = Progress(split, total, writer.done)
+    try:
+        with writer, progress, torch.inference_mode():
+            for batch in loader:
+                if isinstance(batch, InputError):
+                    raise batch
+                writer.write(encoder(batch.to(device, non_blocking=True)))
+                progress.update(writer.done)
+    finally:
+        if writer.done < total:
+            print(f"{split}: stopped at {writer.done:,} of {total:,}; the same command goes on from here", flush=True)
+        elif progress.done > progress.first:
+            print(f"{split}: complete, {progress.rate()}", flush=True)

@@ -1,0 +1,100 @@
+"""A file is the old one or the new one, whatever happens while it is written; a run's folder is found by its files."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from captioning.errors import InputError
+from captioning.files import part_of, replacing, write_json, write_text
+from captioning.run_folder import RunFolder
+from captioning.terminal import Progress
+
+
+def test_a_file_is_replaced_as_a_whole_and_its_folders_are_made(tmp_path):
+    path = tmp_path / "new" / "a.json"
+    write_json(path, {"ö": 1})
+    write_json(path, {"ö": 2}, indent=None)
+    assert path.read_text(encoding="utf-8") == '{"ö": 2}\n'
+    assert os.listdir(path.parent) == ["a.json"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_leaves_the_old_file_alone(tmp_path, error):
+    path = tmp_path / "a.txt"
+    write_text(path, "old")
+
+    def interrupted():
+        with replacing(path) as part:
+            part.write_text("ne")
+            assert path.read_text() == "old"
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert path.read_text() == "old"
+    assert not part_of(path).exists()
+
+
+def test_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    done = []
+    sync, rename = os.fsync, os.replace
+    monkeypatch.setattr("captioning.files.os.fsync", lambda number: (done.append("sync"), sync(number)))
+    monkeypatch.setattr("captioning.files.os.replace", lambda a, b: (done.append("rename"), rename(a, b)))
+    write_text(tmp_path / "a.txt", "new")
+    assert done == ["sync", "rename"]
+
+
+def test_what_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "a.html"
+    with pytest.raises(InputError, match=rf"^--output {path}: cannot be written \(Not a directory\)$|File exists"):
+        write_text(path, "", "--output")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("captioning.files.os.fsync", full)
+    with pytest.raises(InputError, match=r"^\S+a.json: cannot be written \(No space left on device\)$"):
+        write_json(tmp_path / "a.json", 1)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
+    folder = RunFolder(tmp_path / "runs" / "a")
+    found = RunFolder.of(folder.checkpoint("best"))
+    assert found is not None and found.path == folder.path
+    assert RunFolder.of(tmp_path / "best.ckpt") is None
+    monkeypatch.chdir(tmp_path)
+    found = RunFolder.of(folder.checkpoint("last"))
+    assert found is not None and found.config == Path("runs/a/config.yaml")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_now_and_then_in_a_log_and_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("captioning.terminal._SECONDS_BETWEEN_LINES", -1.0)
+    log, terminal, unseen = io.StringIO(), Terminal(), Terminal()
+    with Progress("a.zip", 3_000_000, 1_000_000, unit="bytes", stream=log) as progress:
+        progress.update(2_000_000)
+    assert log.getvalue().startswith("a.zip: 2.0 MB of 3.0 MB, ")
+    for stream, shown in ((terminal, True), (unseen, False)):
+        with Progress("train", 5, stream=stream, shown=shown) as progress:
+            progress.update(4)
+            progress.say("[a] line")
+    assert "4 of 5 images" in terminal.getvalue() and "[a] line" in terminal.getvalue()
+    assert unseen.getvalue() == "[a] line\n"
+
+
+def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr("captioning.terminal.time.monotonic", lambda: next(clock))
+    progress = Progress("train", 20, 10)
+    progress.done = 16
+    assert progress.rate() == "3.0 images/s"

@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     runs = [read(name) for name in args.runs]
     name_apart(runs)
     models, troubles = load_models(runs)
-    comparison = compare(runs, metric=args.metric, samples=args.samples, seed=args.seed, images=args.images)
+    comparison = compare(runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images)
     explorer, more = explore(runs, models, comparison, seed=args.seed)
     comparison.notices += troubles + more
     show(comparison)
@@ -277,7 +277,7 @@ def show(comparison: Comparison) -> None:
     from rich.text import Text
 
     console = Console(width=None if sys.stdout.isatty() else 40 + 44 * len(comparison.runs), highlight=False)
-    for line in comparison.verdicts:
+    for line in comparison.verdicts.values():
         console.print(Text(f"\n{line}", style="bold"))
     for line in comparison.notices:
         console.print(Text(f"note: {line}"), soft_wrap=True)

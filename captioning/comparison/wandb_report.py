@@ -33,7 +33,7 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
         addresses: by name, of the runs that are online; only these have curves.
         page: of the run that logged the comparison's page, with both attentions, under ``PAGE_KEY``.
     """
-    blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts, *comparison.notices]]
+    blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts.values(), *comparison.notices]]
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
             blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.runs))]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -218,3 +219,23 @@ def _read_json(path: Path, kind: type) -> Any:
     if not isinstance(content, kind):
         raise InputError(f"{path}: not what `captioning test` writes; run it again")
     return content
+
+
+def name_apart(runs: Sequence[Run]) -> None:
+    """Make names unique: runs of one name get the folder above it too, and a number where that is the same as well."""
+    for longer in (True, False):
+        taken: dict[str, list[Run]] = {}
+        for run in runs:
+            taken.setdefault(run.name, []).append(run)
+        for name, alike in taken.items():
+            for count, run in enumerate(alike, 1):
+                if len(alike) > 1 and longer and run.folder is not None:
+                    run.name = f"{run.folder.resolve().parent.name}/{name}"
+                elif len(alike) > 1 and not longer:
+                    run.name = f"{name} ({count})"
+
+
+def common_folder(runs: Sequence[Run]) -> Path:
+    """Return the folder that all runs' folders lie in; the working directory if no run has one."""
+    parents = [run.folder.resolve().parent for run in runs if run.folder is not None]
+    return Path(os.path.relpath(os.path.commonpath(parents))) if parents else Path()

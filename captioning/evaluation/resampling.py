@@ -89,8 +89,8 @@ def bootstrap(counts: ArrayLike, score: Score, *, resamples: int = 1000, seed: i
 def randomization(first: ArrayLike, second: ArrayLike, score: Score, *, resamples: int = 1000, seed: int = 0) -> Floats:
     """Return score(second) - score(first) for ``resamples`` random exchanges of the two systems, image by image.
 
-    Each image's pair is exchanged with probability a half (Riezler and Maxwell 2005): what differences look like when
-    it does not matter which system is which.
+    Each image's pair is exchanged with probability a half (Riezler and Maxwell 2005): the distribution of differences
+    between systems that do not differ.
 
     Args:
         first, second: (images, C) of the same images.

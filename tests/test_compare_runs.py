@@ -17,7 +17,8 @@ from test_runs import CAPTION, make_run
 
 from captioning.comparison.recaption import explore, load_models
 from captioning.comparison.result import Comparison
-from captioning.comparison.runs import Run, WandbPlace
+from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart
+from captioning.comparison.wandb_runs import find_run, report_command
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 
@@ -135,7 +136,7 @@ def test_runs_that_cut_their_images_differently_share_no_view(pair):
     models, _ = load_models(runs)
     object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
     object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
-    page, _ = explore(runs, models, compare(runs, samples=9), seed=0)
+    page, _ = explore(runs, models, compare(runs, resamples=9), seed=0)
     names = [
         image["name"]
         for image in json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
@@ -151,7 +152,7 @@ def test_a_data_source_of_somebody_elses_is_not_imported(pair):
     for run, path in zip(runs, ["evil.Source", "captioning.errors.InputError"], strict=True):
         run.settings = {"data": {"source": {"class_path": path}}}
     models, _ = load_models(runs)
-    page, notices = explore(runs, models, compare(runs, samples=9), seed=0)
+    page, notices = explore(runs, models, compare(runs, resamples=9), seed=0)
     assert page == "" and "InputError is not a known CaptionSource" in notices[0] and "evil" not in sys.modules
 
 
@@ -207,26 +208,26 @@ def test_help_is_quick():
     assert done.returncode == 0 and "--metric" in done.stdout, done.stderr
 
 
-def test_runs_of_one_name_are_told_apart(script, tmp_path):
+def test_runs_of_one_name_are_told_apart(tmp_path):
     runs = [
         Run("soft", "x", tmp_path / "a/soft"),
         Run("hard", "x"),
         Run("soft", "x", tmp_path / "b/soft"),
         Run("hard", "x"),
     ]
-    script.name_apart(runs)
+    name_apart(runs)
     assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
     same = [Run("soft", "x", tmp_path / "a/soft"), Run("soft", "x", tmp_path / "a/soft")]
-    script.name_apart(same)
+    name_apart(same)
     assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
 
 
-def test_the_page_lies_beside_the_runs(script, tmp_path, monkeypatch):
+def test_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     runs = [Run("a", "", Path("runs/demo/a")), Run("b", "", tmp_path / "runs/demo/b")]
-    assert script.common_folder(runs) == Path("runs/demo")
-    assert script.common_folder([*runs, Run("c", "", Path("runs/c"))]) == Path("runs")
-    assert script.common_folder([Run("d", "")]) == Path()
+    assert common_folder(runs) == Path("runs/demo")
+    assert common_folder([*runs, Run("c", "", Path("runs/c"))]) == Path("runs")
+    assert common_folder([Run("d", "")]) == Path()
 
 
 # wandb, offline
@@ -254,40 +255,47 @@ def offline(tmp_path_factory) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_an_offline_wandb_folder_is_read_with_what_lies_in_its_runs_folder(script, offline):
+def test_an_offline_wandb_folder_is_read_with_what_lies_in_its_runs_folder(offline):
     first, second = offline
     folder = first.parent.parent
-    run = script.read(str(first))
+    run = find_run(str(first))
     assert run.name == "shown" and run.settings["model"] == {"dropout": 0.5}
     assert run.curves["train/loss"] == [(10, 4.0), (20, 3.0)] and run.curves["val/bleu4"] == [(20, 7.0)]
     assert "after" not in run.curves and "val/note" not in run.curves and "_runtime" not in run.curves
     assert run.captions[7].caption == "a red dog" and run.folder == folder
     assert run.wandb == WandbPlace("", "shapes", "abc123", (first,)) and run.seconds >= 0
     for name in (first.parent, next(second.glob("*.wandb"))):
-        assert script.read(str(name)).curves["val/bleu4"][-1] == (40, 8.0)
-    assert [step for step, _ in script.read(str(first.parent)).curves["train/loss"]] == [10, 20, 30, 40]
+        assert find_run(str(name)).curves["val/bleu4"][-1] == (40, 8.0)
+    assert [step for step, _ in find_run(str(first.parent)).curves["train/loss"]] == [10, 20, 30, 40]
 
 
 @pytest.mark.slow
-def test_a_runs_folder_knows_its_wandb_run_and_the_command_that_makes_the_report(script, offline, monkeypatch):
+def test_a_runs_folder_knows_its_wandb_run_and_the_command_that_makes_the_report(offline, monkeypatch):
     folder = offline[0].parent.parent
     monkeypatch.chdir(folder.parent)
-    run = script.read("logged")
+    run = find_run("logged")
     assert run.name == "logged" and run.curves["val/bleu4"] == [(4, 10.5), (9, 11)]  # the folder's own
     assert run.wandb.run_id == "abc123" and [path.name for path in run.wandb.offline] == [path.name for path in offline]
     assert run.seconds is not None
-    command = script.report_command([run], "python scripts/compare_runs.py logged logged")
+    command = report_command([run], "python scripts/compare_runs.py logged logged")
     places = " ".join(f"logged/wandb/{path.name}" for path in offline)
     assert command == f"wandb sync {places} && python scripts/compare_runs.py logged logged --report"
-    assert script.report_command([run, Run("b", "b")], "x") == ""
+    assert report_command([run, Run("b", "b")], "x") == ""
 
 
-def test_a_damaged_wandb_file_is_named(script, tmp_path):
+def test_a_damaged_wandb_file_is_named(tmp_path):
     folder = tmp_path / "offline-run-1"
     folder.mkdir()
     (folder / "run-abc.wandb").write_bytes(b"not a log")
     with pytest.raises(InputError, match=r"run-abc\.wandb: wandb cannot read it"):
-        script.read(str(folder))
+        find_run(str(folder))
+
+
+@pytest.mark.parametrize("content", ["{", "[1]", '{"id": "abc"}'])
+def test_a_damaged_note_of_the_wandb_run_is_named(pair, content):
+    (pair[0] / "wandb_run.json").write_text(content)
+    with pytest.raises(InputError, match=r"soft/wandb_run\.json: (cannot be read|does not name a wandb run)"):
+        find_run(str(pair[0]))
 
 
 # wandb, online
@@ -333,31 +341,31 @@ def api(monkeypatch) -> FakeApi:
 
 
 @pytest.mark.parametrize("name", ["team/shapes/abc123", "https://wandb.ai/team/shapes/runs/abc123"])
-def test_an_online_run_is_read_through_the_api(script, api, tmp_path, monkeypatch, name):
+def test_an_online_run_is_read_through_the_api(api, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    run = script.read(name)
+    run = find_run(name)
     assert api.asked == ["team/shapes/abc123"]
     assert run.name == "shown" and run.curves == {"train/loss": [(10, 4.0)], "val/bleu4": [(20, 7.5)]}
     assert run.seconds == 65 and run.wandb == WandbPlace("team", "shapes", "abc123")
     assert "_wandb" not in run.settings and run.captions is None
 
 
-def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes(script, api, tmp_path, monkeypatch):
+def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes(api, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = make_run(tmp_path / "runs/logged", captions=[CAPTION], csv=CSV)
-    (folder / "wandb_run.json").write_text(json.dumps({"id": "another"}))
-    assert script.read("team/shapes/abc123").captions is None
-    (folder / "wandb_run.json").write_text(json.dumps({"id": "abc123"}))
-    run = script.read("team/shapes/abc123")
+    (folder / "wandb_run.json").write_text(json.dumps({"id": "another", "project": "shapes"}))
+    assert find_run("team/shapes/abc123").captions is None
+    (folder / "wandb_run.json").write_text(json.dumps({"id": "abc123", "project": "shapes"}))
+    run = find_run("team/shapes/abc123")
     assert run.captions is not None and run.name == "shown" and "val/bleu4" in run.curves
     assert run.curves["val/bleu4"] == [(20, 7.5)]  # the server's
 
 
-def test_an_unknown_online_run_is_named(script, api):
+def test_an_unknown_online_run_is_named(api):
     with pytest.raises(
         InputError, match=r"me/x/y: no such folder here, and no run that W&B would give \(run me/x/y not"
     ):
-        script.read("me/x/y")
+        find_run("me/x/y")
 
 
 # Report
@@ -376,19 +384,19 @@ def blocks(content: dict, kind: str) -> list[dict]:
     return [block for block in content["blocks"] if block["type"] == kind]
 
 
-def test_the_report_has_the_comparisons_content(script, pair, spec):
+def test_the_report_has_the_comparisons_content(pair, spec):
     from captioning.comparison.compare import compare
     from captioning.comparison.runs import read_run
     from captioning.comparison.wandb_report import Address, build_report
 
     runs = [read_run(folder) for folder in pair]
-    comparison = compare(runs, samples=20)
+    comparison = compare(runs, resamples=20)
     addresses = {"soft": Address("me", "shapes", "id1"), "hard": Address("team", "other", "id2")}
     report = build_report(comparison, addresses, Address("me", "shapes", "page1"))
     assert (report.entity, report.project, report.title) == ("me", "shapes", "Comparison: soft, hard")
     content = spec(report)
     text = json.dumps(content)
-    assert comparison.verdicts[0] in text
+    assert comparison.verdicts["hard"] in text
     tables = [
         block["content"] if isinstance(block["content"], str) else "\n".join(block["content"])
         for block in blocks(content, "markdown-block")
@@ -407,7 +415,7 @@ def test_the_report_has_the_comparisons_content(script, pair, spec):
     assert "page1" in json.dumps(looks) and '"comparison"' in json.dumps(looks)
 
 
-def test_the_report_is_saved_with_the_page_logged_to_its_project(script, api, monkeypatch, tmp_path):
+def test_the_report_is_saved_with_the_page_logged_to_its_project(api, monkeypatch, tmp_path):
     import wandb
 
     pytest.importorskip("wandb_workspaces.reports.v2")
@@ -434,17 +442,19 @@ def test_the_report_is_saved_with_the_page_logged_to_its_project(script, api, mo
     page = tmp_path / "page.html"
     page.write_text("<p>both attentions</p>")
     runs = [Run("soft", "", wandb=WandbPlace("", "shapes", "id1")), Run("hard", "")]
-    assert script.publish(runs, Comparison(["soft", "hard"], "bleu4"), page) == "saved/me/shapes"
+    assert module.publish(runs, Comparison(["soft", "hard"], "bleu4"), page) == "saved/me/shapes"
     assert (calls[0]["project"], calls[0]["job_type"], calls[0]["mode"]) == ("shapes", "comparison", "online")
     assert isinstance(logged[0]["comparison"], wandb.Html) and "both attentions" in logged[0]["comparison"].html
     with pytest.raises(InputError, match="none of the runs was logged to wandb"):
-        script.publish([Run("a", "")], Comparison(["a"], "bleu4"), page)
+        module.publish([Run("a", "")], Comparison(["a"], "bleu4"), page)
 
 
-def test_without_a_login_the_report_says_so(script, tmp_path, monkeypatch):
+def test_without_a_login_the_report_says_so(tmp_path, monkeypatch):
     import wandb
 
     pytest.importorskip("wandb_workspaces.reports.v2")
+
+    from captioning.comparison.wandb_report import publish
 
     def refuse():
         raise wandb.errors.UsageError("api_key not configured")
@@ -452,7 +462,7 @@ def test_without_a_login_the_report_says_so(script, tmp_path, monkeypatch):
     monkeypatch.setattr(wandb, "Api", refuse)
     runs = [Run("soft", "", wandb=WandbPlace("", "shapes", "id1"))]
     with pytest.raises(InputError, match=r"api_key not configured.*wandb login"):
-        script.publish(runs, Comparison(["soft"], "bleu4"), tmp_path / "page.html")
+        publish(runs, Comparison(["soft"], "bleu4"), tmp_path / "page.html")
 
 
 def test_without_the_library_the_option_says_what_to_install(script, pair, monkeypatch, capsys):

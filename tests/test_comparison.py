@@ -15,10 +15,11 @@ import pytest
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.result import METRICS, Cell, Comparison, Table
 from captioning.comparison.runs import Run
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.evaluation.resampling import Difference, Interval, holm
 
 WORDS = "a red dog sits on the green mat near two cats".split()
 
@@ -60,7 +61,7 @@ def numbers(cell: Cell) -> list[float]:
 @pytest.fixture(scope="module")
 def pair() -> Comparison:
     soft, hard = run("soft", captioned(40, 0.5)), run("hard", captioned(40, 0.8, seed=1))
-    return compare([soft, hard], samples=200)
+    return compare([soft, hard], resamples=200)
 
 
 def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
@@ -81,14 +82,51 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
 
 
 def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
-    (verdict,) = pair.verdicts
+    verdict = pair.verdicts["hard"]
     assert verdict.startswith("hard scores BLEU-4 ") and " higher than soft (" in verdict
     assert "on 40 images: a clear difference" in verdict
-    other = compare([run("a", captioned(9, 0.6)), run("b", captioned(9, 0.6, seed=2))], metric="bleu1", samples=200)
-    assert "BLEU-1" in other.verdicts[0] and "these images cannot tell the two apart" in other.verdicts[0]
-    same = compare([run("a", captioned(9)), run("b", captioned(9))], samples=20)
-    assert same.verdicts[0].startswith("b and a have the same BLEU-4")
+    other = compare([run("a", captioned(9, 0.6)), run("b", captioned(9, 0.6, seed=2))], metric="bleu1", resamples=200)
+    assert "BLEU-1" in other.verdicts["b"] and "on 9 images: no clear difference (" in other.verdicts["b"]
+    same = compare([run("a", captioned(9)), run("b", captioned(9))], resamples=20)
+    assert same.verdicts["b"].startswith("b and a have the same BLEU-4")
     assert same.disagreements == []
+
+
+@pytest.mark.parametrize(
+    ("low", "corrected", "finding"),
+    [
+        (0.5, 0.01, "a clear difference"),
+        (0.5, 0.2, "the evidence is weak, since the interval excludes zero but the test is not significant"),
+        (-0.5, 0.01, "the evidence is weak, since the test is significant but the interval includes zero"),
+        (-0.5, 0.2, "no clear difference"),
+    ],
+)
+def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, finding):
+    found = [Difference(Interval(1.0, low, 2.5), corrected, corrected)] * 4
+    monkeypatch.setattr("captioning.comparison.compare.differences", lambda *args, **options: found)
+    monkeypatch.setattr("captioning.comparison.compare.holm", list)
+    captions = captioned(8, hits=False)
+    result = compare([run("a", captions), run("b", captions)], resamples=200)
+    expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f})."
+    assert result.verdicts["b"].endswith(expected)
+    assert ('class="verdict clear"' in comparison_page(result)) == (finding == "a clear difference")
+
+
+def test_p_values_are_corrected_for_all_tests_of_a_table():
+    runs = [
+        run(name, captioned(30, skill, seed=i))
+        for i, (name, skill) in enumerate(zip("abc", (0.5, 0.6, 0.7), strict=True))
+    ]
+    found = compare(runs, resamples=400)
+    for measures in (METRICS, ("pointing_accuracy", "attention_correctness")):
+        tests = [found.tests[name][measure] for name in "bc" for measure in measures]
+        assert [test.corrected for test in tests] == [test.corrected for test in holm(tests)]
+        assert len({test.p_value for test in tests}) > 1 and all(test.corrected >= test.p_value for test in tests)
+    shown = cells(found, "Captions", "BLEU-1")[2].change
+    assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
+    assert all("(Holm)" in table.note for table in found.tables) and found.notices == []
+    (notice,) = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], resamples=79).notices
+    assert notice.startswith("79 resamples are too few for 4 tests") and notice.endswith("at least 80.")
 
 
 def test_many_runs_are_each_compared_with_the_first():
@@ -96,15 +134,15 @@ def test_many_runs_are_each_compared_with_the_first():
         run(name, captioned(15, skill, seed=i))
         for i, (name, skill) in enumerate({"a": 0.9, "b": 0.5, "c": 0.4}.items())
     ]
-    found = compare(runs, samples=100)
-    assert list(found.tests) == ["b", "c"] and [verdict.split()[0] for verdict in found.verdicts] == ["b", "c"]
-    assert all(" lower than a (" in verdict for verdict in found.verdicts)
+    found = compare(runs, resamples=100)
+    assert list(found.tests) == list(found.verdicts) == ["b", "c"]
+    assert all(" lower than a (" in verdict for verdict in found.verdicts.values())
     assert [cell.best for cell in cells(found, "Captions", "BLEU-1")] == [True, False, False]
 
 
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     long, short = captioned(30, 0.6), captioned(12, 0.8, first=120)
-    found = compare([run("a", long), run("b", short)], samples=50)
+    found = compare([run("a", long), run("b", short)], resamples=50)
     assert found.images == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
@@ -115,8 +153,8 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
 
 
 def test_runs_without_a_common_image_are_scored_but_not_tested():
-    found = compare([run("a", captioned(8)), run("b", captioned(9, first=500))], samples=50)
-    assert found.images == 0 and found.tests == {} and found.verdicts == [] and found.disagreements == []
+    found = compare([run("a", captioned(8)), run("b", captioned(9, first=500))], resamples=50)
+    assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
     assert all(cell.value and not cell.change and not cell.best for cell in scores)
@@ -124,29 +162,29 @@ def test_runs_without_a_common_image_are_scored_but_not_tested():
 
 def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
     other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in captioned(8).items()}
-    found = compare([run("a", captioned(8)), run("b", other)], samples=20)
+    found = compare([run("a", captioned(8)), run("b", other)], resamples=20)
     assert found.images == 0
 
 
 def test_references_that_differ_are_mentioned():
     other = captioned(8)
     other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
-    found = compare([run("a", captioned(8)), run("b", other)], samples=20)
+    found = compare([run("a", captioned(8)), run("b", other)], resamples=20)
     assert found.images == 8
     assert "The references of 1 common images differ" in found.notices[0]
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
     untested = run("b", how_to_test="captioning test --ckpt_path b/checkpoints/best.ckpt")
-    found = compare([run("a", captioned(8)), untested, run("c", captioned(8, 0.9, seed=1)), run("d")], samples=20)
+    found = compare([run("a", captioned(8)), untested, run("c", captioned(8, 0.9, seed=1)), run("d")], resamples=20)
     assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
-    assert "d has no captions" in found.notices[1] and "checkpoint is not at hand" in found.notices[1]
+    assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
     assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
     assert list(found.tests) == ["c"]
-    nothing = compare([run("a"), run("b")], samples=20)
+    nothing = compare([run("a"), run("b")], resamples=20)
     assert nothing.tables == [] and len(nothing.notices) == 2
-    first_untested = compare([run("a"), run("b", captioned(8)), run("c", captioned(8))], samples=20)
-    assert first_untested.verdicts == [] and first_untested.tests == {}
+    first_untested = compare([run("a"), run("b", captioned(8)), run("c", captioned(8))], resamples=20)
+    assert first_untested.verdicts == {} and first_untested.tests == {}
 
 
 def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(pair):
@@ -169,16 +207,16 @@ def test_judgements_of_older_runs_lack_what_was_not_measured_then():
         number: dataclasses.replace(image, hits=[dataclasses.replace(hit, correctness=None) for hit in image.hits])
         for number, image in captioned(8).items()
     }
-    found = compare([run("old", old), run("new", captioned(8, seed=1))], samples=20)
+    found = compare([run("old", old), run("new", captioned(8, seed=1))], resamples=20)
     assert [bool(cell.text) for cell in cells(found, "Grounding", "Attention correctness")] == [False, True]
-    without = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], samples=20)
+    without = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], resamples=20)
     assert [table.title for table in without.tables] == ["Captions of 8 images"]
 
 
 def test_best_and_final_validation_scores_have_their_step():
     soft = run("soft", curves={"val/bleu4": [(10, 5.0), (20, 9.0), (30, 7.0)], "val/nll": [(10, 3.0), (30, 2.0)]})
     hard = run("hard", curves={"val/bleu4": [(10, 8.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
-    found = compare([soft, hard], samples=20)
+    found = compare([soft, hard], resamples=20)
     best, final = (cells(found, "Validation", f"val/bleu4 {which}") for which in ("best", "final"))
     assert [(cell.text, cell.detail) for cell in best] == [("9.00", "step 20"), ("8.00", "step 10")]
     assert [(cell.text, cell.best) for cell in final] == [("7.00", False), ("8.00", True)]
@@ -199,7 +237,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         parameters={"decoder": 1234567, "encoder": 89},
         seconds=3725.0,
     )
-    found = compare([run("soft", seconds=61), hard], samples=20)
+    found = compare([run("soft", seconds=61), hard], resamples=20)
     title = "Speed"
     assert cells(found, title, "Training, captions per second")[1].text == "1,500"
     assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
@@ -215,7 +253,7 @@ def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     common = {"name": "a", "runs": "x", "trainer": {"default_root_dir": "x/a", "max_epochs": 3, "devices": 1}}
     other = {"name": "b", "runs": "x", "trainer": {"default_root_dir": "x/b", "max_epochs": 5, "devices": 1.0}}
     runs = [run("a", settings=common), run("b", settings={**other, "data": {"seed": None}}), run("c")]
-    found = compare(runs, samples=20)
+    found = compare(runs, resamples=20)
     assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
         ("trainer.max_epochs", ["3", "5", ""])
     ]
@@ -227,7 +265,7 @@ def test_an_option_that_a_class_does_not_have_is_not_a_none():
         "model": {"attention": {"class_path": "x.Hard", "init_args": {"rate": None, "samples": 2}}, "dropout": None}
     }
     soft = {"model": {"attention": {"class_path": "x.Soft"}, "dropout": 0.5}}
-    found = compare([run("soft", settings=soft), run("hard", settings=hard)], samples=20)
+    found = compare([run("soft", settings=soft), run("hard", settings=hard)], resamples=20)
     assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
         ("model.attention", ["Soft", "Hard"]),
         ("model.attention.samples", ["", "2"]),
@@ -240,25 +278,25 @@ def test_the_images_where_sentences_scores_differ_most_come_first():
     soft = {i: said(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
     hard = {i: said(i, text, references) for i, text in told.items()}
-    found = compare([run("soft", soft), run("hard", hard)], samples=20)
+    found = compare([run("soft", soft), run("hard", hard)], resamples=20)
     assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
     first = found.disagreements[0]
     assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
     assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
-    assert len(compare([run("soft", soft), run("hard", hard)], samples=20, images=2).disagreements) == 2
+    assert len(compare([run("soft", soft), run("hard", hard)], resamples=20, images=2).disagreements) == 2
 
 
 def test_of_equal_scores_the_captions_that_share_least_come_first():
     references = ["a red dog sits"]
     soft = {i: said(i, "cats on green mats", references) for i in (1, 2)}
     hard = {1: said(1, "cats on green stones", references), 2: said(2, "birds fly", references)}
-    assert [d.image_id for d in compare([run("a", soft), run("b", hard)], samples=9).disagreements] == [2, 1]
+    assert [d.image_id for d in compare([run("a", soft), run("b", hard)], resamples=9).disagreements] == [2, 1]
 
 
 def test_numbers_go_into_json(pair):
     content = json.loads(json.dumps(pair.to_dict()))
     assert content["runs"] == ["soft", "hard"] and content["images"] == 40
-    assert set(content["differences"]["hard"]["bleu4"]) == {"value", "low", "high", "p_value"}
+    assert set(content["differences"]["hard"]["bleu4"]) == {"value", "low", "high", "p_value", "corrected_p_value"}
     low, value, high = (content["intervals"]["soft"]["bleu1"][key] for key in ("low", "value", "high"))
     assert low < value < high
     assert content["tables"]["Captions of 40 images"]["BLEU-1"]["soft"] == pytest.approx(value)
@@ -294,7 +332,7 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
     pair = dataclasses.replace(pair, curves={"val/bleu4": {"soft": [(1, 2.0), (5, 3.0)], "hard": [(2, 4.0)]}})
     text = comparison_page(pair, footer=["made by hand"])
     page = Page(text)
-    for expected in (*pair.verdicts, "Captions of 40 images", "Grounding", "val/bleu4", "made by hand"):
+    for expected in (*pair.verdicts.values(), "Captions of 40 images", "Grounding", "val/bleu4", "made by hand"):
         assert expected in page.text
     for item in pair.disagreements:
         assert f"Image {item.image_id}" in page.text
@@ -309,7 +347,7 @@ def test_names_and_captions_are_text_and_nothing_else():
     other = {i: said(i, "nothing", image.references) for i, image in images.items()}
     runs = [run(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}), run("b & c", other)]
     runs[1].settings = {"a": "'"}
-    page = Page(comparison_page(compare(runs, samples=9), footer=[evil]))
+    page = Page(comparison_page(compare(runs, resamples=9), footer=[evil]))
     assert sum(tag == "script" for tag, _ in page.tags) == 1
     assert page.text.count(evil) > 4 and "b & c" in page.text
 
@@ -324,7 +362,7 @@ def test_with_an_explorer_the_texts_lead_to_its_images(pair):
 def test_a_caption_marks_the_words_that_nobody_used():
     images = {1: said(1, "a blue dog", ["a dog"])}
     other = {1: said(1, "a dog", ["a dog"])}
-    text = comparison_page(compare([run("a", images), run("b", other)], samples=9))
+    text = comparison_page(compare([run("a", images), run("b", other)], resamples=9))
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
 
 
@@ -362,6 +400,8 @@ def test_direct_labels_do_not_cover_each_other_and_stay_inside():
     heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', svg))
     assert len(heights) == 6 and np.diff(heights).min() >= 13 - 1e-6
     assert heights[0] > 0 and heights[-1] < 230
+    left = min(float(x) for x in re.findall(r'class="label" x="([\d.]+)"', svg))
+    assert all(x + 2.4 < left for curve in chart_points(svg) for x, *_ in curve["points"])
     assert svg.count("stroke-dasharray") == 1
 
 
@@ -378,7 +418,7 @@ def test_flat_and_single_points_can_be_drawn(curve):
     svg = line_chart("x", {"a": curve}, colors={"a": "red"})
     assert "nan" not in svg and "inf" not in svg
     for x, y, *_ in chart_points(svg)[0]["points"]:
-        assert 0 <= x <= 360 and 0 <= y <= 230
+        assert 0 <= x <= 400 and 0 <= y <= 230
 
 
 def test_a_chart_without_a_point_is_refused():

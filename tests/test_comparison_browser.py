@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 
@@ -35,7 +36,7 @@ def document(tmp_path_factory) -> str:
         run(name, captioned(12, skill, seed=i), curves=CURVES[name])
         for i, (name, skill) in enumerate([("soft", 0.5), ("hard", 0.9)])
     ]
-    comparison = compare(runs, samples=30, images=3)
+    comparison = compare(runs, resamples=30, images=3)
     images = [
         explored(
             *(look(name, text, alphas=random_alphas(len(text.split()))) for name, text in item.captions.items()),
@@ -63,6 +64,45 @@ def page(browser, document, request) -> Iterator[playwright.Page]:
 
 def test_nothing_is_wider_than_the_window(page):
     assert page.evaluate("document.documentElement.scrollWidth") <= page.viewport_size["width"]
+
+
+def test_a_table_folds_on_a_phone_and_is_not_scrolled(page):
+    table = page.locator(".scroll").first
+    assert table.evaluate("(item) => item.scrollWidth - item.clientWidth") == 0
+    first, second = (page.locator(".scroll tr").nth(1).locator("td").nth(n) for n in (0, 1))
+    folded = page.viewport_size["width"] < 600
+    assert (first.bounding_box()["x"] == second.bounding_box()["x"]) == folded
+    label = first.evaluate("(item) => getComputedStyle(item, '::before').content")
+    assert label == ('"soft"' if folded else "none")
+
+
+def test_the_bars_of_a_row_share_one_axis(page):
+    """The place of a dot on its bar depends on the value alone."""
+    cells = page.locator(".scroll").first.locator("tr:has(.interval)").first.locator("td")
+    ends = re.findall(r"[\d.]+", page.locator(".scroll th:has(.detail)").first.locator(".detail").inner_text())
+    low, high = map(float, ends)
+    widths = set()
+    for n in range(2):
+        bar, dot = (cells.nth(n).locator(part).bounding_box() for part in (".interval", ".interval circle"))
+        value = float(cells.nth(n).inner_text().split()[0])
+        share = (dot["x"] + dot["width"] / 2 - bar["x"]) / bar["width"]
+        assert share == pytest.approx((value - low) / (high - low), abs=0.01)
+        widths.add(round(bar["width"], 3))
+    assert len(widths) == 1
+
+
+def test_labels_of_curves_cover_no_point_and_are_not_cut_off(page):
+    boxes = page.evaluate(
+        """[...document.querySelectorAll(".chart")].map((chart) => ["circle", ".label"]
+          .map((part) => [...chart.querySelectorAll(part)].map((item) => item.getBoundingClientRect()))
+          .concat([[chart.getBoundingClientRect()]])
+          .map((found) => found.map(({ left, right, top, bottom }) => ({ left, right, top, bottom }))))"""
+    )
+    for points, labels, (chart,) in boxes:
+        assert len(points) == 5 and len(labels) == 2
+        for label in labels:
+            assert chart["left"] <= label["left"] and label["right"] <= chart["right"]
+            assert all(point["right"] <= label["left"] for point in points)
 
 
 def test_values_are_read_off_a_curve_with_the_pointer_and_with_the_keys(page):

@@ -49,7 +49,7 @@ ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in f
 LIBRARIES: dict[tuple[str, ...], str] = {
     ("pytorch_lightning", "lightning_fabric"): "training",
     ("lightning",): "",  # the same library under its other name: an object of one fails isinstance checks of the other
-    ("wandb",): "training.wandb_run scripts.compare_runs",
+    ("wandb",): "training.wandb_run comparison.wandb_runs comparison.wandb_report",
     (
         "urllib.request",
         "urllib.error",
@@ -234,7 +234,7 @@ def tree(root: Path, files: dict[str, str]) -> Path:
         ("training/module", "import lightning", "which only nobody may"),
         ("training/cli", "from lightning.pytorch import Trainer", "which only nobody may"),
         ("training/module", "def f():\n    import wandb", "which only"),
-        ("scripts/evaluate", "import wandb", "which only"),
+        ("scripts/compare_runs", "import wandb", "which only"),
         ("objective/losses", "from urllib import request", "which only"),
         ("data/coco", "import requests", "which only"),
         ("training/cli", "from scripts import evaluate", "nothing may import scripts"),
@@ -259,7 +259,8 @@ def test_a_broken_layer_is_found(tmp_path, importer, text, message):
         ("data/records", "from captioning.data.transforms import Preprocessing"),
         ("training/datamodule", "import pytorch_lightning as pl"),
         ("training/wandb_run", "def f():\n    import wandb"),
-        ("scripts/compare_runs", "import wandb\nfrom captioning.inference import load"),
+        ("scripts/compare_runs", "from captioning.inference import load"),
+        ("comparison/wandb_runs", "def f():\n    import wandb"),
         ("data/download", "from urllib.request import urlopen"),
         ("views/explorer", "from urllib.parse import quote"),
     ],

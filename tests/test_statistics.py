@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
-from captioning.evaluation.resampling import bootstrap, differences, intervals, randomization, share
+from captioning.evaluation.resampling import (
+    Difference,
+    Interval,
+    bootstrap,
+    differences,
+    holm,
+    intervals,
+    randomization,
+    share,
+)
 
 
 def corpus(images: int = 60, seed: int = 0):
@@ -48,7 +57,7 @@ def test_the_bootstrap_interval_is_sacrebleus(bleus):
     references, system, _ = corpus()
     theirs = bleus.corpus_score(sentences(system), streams(references), n_bootstrap=1000)
     mean, half = theirs._mean, theirs._ci
-    value, low, high = intervals(bleu_counts(system, references), bleu4, samples=1000)
+    value, low, high = intervals(bleu_counts(system, references), bleu4, resamples=1000)
     assert value == pytest.approx(theirs.score, abs=1e-9)
     assert low == pytest.approx(mean - half, abs=1) and high == pytest.approx(mean + half, abs=1)
     assert high - low > 8  # so that agreeing to 1 says something
@@ -67,7 +76,9 @@ def test_the_randomization_test_is_sacrebleus(bleus):
     )
     _, scores = test()
     theirs = next(results for name, results in scores.items() if name != "System")[1]
-    (ours,) = differences(bleu_counts(system, references), bleu_counts(better, references), bleu4, samples=4000, seed=3)
+    (ours,) = differences(
+        bleu_counts(system, references), bleu_counts(better, references), bleu4, resamples=4000, seed=3
+    )
     assert ours.interval.value == pytest.approx(
         theirs.score - bleus.corpus_score(sentences(system), streams(references)).score
     )
@@ -86,14 +97,14 @@ def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
         as_large += abs(bleu4(other) - bleu4(one)) >= abs(observed) - 1e-9
     exact = as_large / 2**9
     assert 0.02 < exact < 0.98
-    (found,) = differences(first, second, bleu4, samples=20_000)
+    (found,) = differences(first, second, bleu4, resamples=20_000)
     assert found.p_value == pytest.approx(exact, abs=0.012)
 
 
 def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
     values = np.random.default_rng(1).normal(50, 12, size=400)
     counts = np.stack([values / 100, np.ones(400)], axis=1)
-    value, low, high = intervals(counts, share, samples=8000)
+    value, low, high = intervals(counts, share, resamples=8000)
     error = values.std() / np.sqrt(400)
     assert value == pytest.approx(values.mean())
     assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.15 * error)
@@ -102,16 +113,16 @@ def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
 def test_every_resample_has_as_many_images_and_the_same_for_all_systems():
     counts = np.random.default_rng(2).integers(0, 9, size=(3, 7, 4))
     counts[..., -1] = 1
-    drawn = bootstrap(counts, lambda summed: summed, samples=11)
+    drawn = bootstrap(counts, lambda summed: summed, resamples=11)
     assert drawn.shape == (11, 3, 4)
     assert (drawn[..., -1] == 7).all()
     for system in range(3):
-        np.testing.assert_array_equal(drawn[:, system], bootstrap(counts[system], lambda summed: summed, samples=11))
+        np.testing.assert_array_equal(drawn[:, system], bootstrap(counts[system], lambda summed: summed, resamples=11))
 
 
 def test_an_exchange_keeps_what_both_systems_have_together():
     first, second = np.random.default_rng(3).integers(0, 9, size=(2, 6, 2))
-    drawn = randomization(first, second, lambda summed: summed, samples=200)
+    drawn = randomization(first, second, lambda summed: summed, resamples=200)
     total = second.sum(axis=0) - first.sum(axis=0)
     assert (np.abs(drawn) <= np.abs(second - first).sum(axis=0)).all()
     assert drawn.mean(axis=0) == pytest.approx(np.zeros(2), abs=2)  # centred on no difference, wherever total is
@@ -121,7 +132,7 @@ def test_an_exchange_keeps_what_both_systems_have_together():
 def test_a_system_does_not_differ_from_itself():
     references, system, _ = corpus(images=13)
     counts = bleu_counts(system, references)
-    for found in differences(counts, counts, bleu_from_counts, samples=50):
+    for found in differences(counts, counts, bleu_from_counts, resamples=50):
         assert (found.interval.value, found.interval.low, found.interval.high) == (0, 0, 0)
         assert found.p_value == 1
 
@@ -129,7 +140,7 @@ def test_a_system_does_not_differ_from_itself():
 def test_a_clear_difference_has_the_smallest_p_value_and_an_interval_above_zero():
     references, _, _ = corpus(images=40)
     perfect, wrong = [refs[1] for refs in references], [list("zzzzzzz") for _ in references]
-    (found,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, samples=99)
+    (found,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, resamples=99)
     assert found.p_value == 1 / 100
     assert found.interval.low == found.interval.high == 100
 
@@ -137,16 +148,16 @@ def test_a_clear_difference_has_the_smallest_p_value_and_an_interval_above_zero(
 def test_random_draws_come_from_the_seed_alone():
     references, system, better = corpus(images=17)
     first, second = bleu_counts(system, references), bleu_counts(better, references)
-    one = differences(first, second, bleu4, samples=60, seed=4)
-    assert one == differences(first, second, bleu4, samples=60, seed=4)
-    assert one != differences(first, second, bleu4, samples=60, seed=5)
+    one = differences(first, second, bleu4, resamples=60, seed=4)
+    assert one == differences(first, second, bleu4, resamples=60, seed=4)
+    assert one != differences(first, second, bleu4, resamples=60, seed=5)
 
 
 def test_blocks_of_draws_are_all_there(monkeypatch):
     counts = np.random.default_rng(2).integers(0, 9, size=(7, 2))
-    whole = bootstrap(counts, lambda summed: summed, samples=10)
+    whole = bootstrap(counts, lambda summed: summed, resamples=10)
     monkeypatch.setattr("captioning.evaluation.resampling._BLOCK", 3 * 7)
-    blocks = bootstrap(counts, lambda summed: summed, samples=10)
+    blocks = bootstrap(counts, lambda summed: summed, resamples=10)
     assert blocks.shape == (10, 2)
     np.testing.assert_array_equal(blocks, whole)
 
@@ -156,8 +167,30 @@ def test_false_alarms_are_as_rare_as_the_p_value_promises():
     alarms = 0
     for trial in range(200):
         first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
-        alarms += differences(first, second, share, samples=199, seed=trial)[0].p_value <= 0.05
+        alarms += differences(first, second, share, resamples=199, seed=trial)[0].p_value <= 0.05
     assert 1 <= alarms <= 20  # 10 expected; more than 20 of 200 have probability 0.001
+
+
+def difference_of(p_value: float, low: float = 0.5, high: float = 1.5) -> Difference:
+    return Difference(Interval((low + high) / 2, low, high), p_value, corrected=p_value)
+
+
+def test_holms_correction_of_a_case_computed_by_hand():
+    """Ascending: 4 x 0.005, 3 x 0.01, then 2 x 0.03 = 0.06 and 1 x 0.04, which may not fall below the one before."""
+    found = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
+    assert [test.corrected for test in found] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [test.p_value for test in found] == [0.01, 0.04, 0.03, 0.005]
+    assert [test.clear for test in found] == [True, False, False, True]
+    assert [test.corrected for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
+    assert holm([difference_of(0.04)]) == [difference_of(0.04)] and holm([]) == []
+
+
+@pytest.mark.parametrize(
+    ("p_value", "low", "high", "clear"),
+    [(0.045, -1.87, 0.09, False), (0.045, -1.87, -0.09, True), (0.2, 0.1, 1.5, False), (0.2, -1.0, 1.0, False)],
+)
+def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, high, clear):
+    assert difference_of(p_value, low, high).clear == clear
 
 
 def test_share_of_nothing_is_no_number():
@@ -171,6 +204,6 @@ def test_counts_that_cannot_be_resampled_are_refused():
     with pytest.raises(ValueError, match=r"got \(5,\)"):
         bootstrap(np.zeros(5), share)
     with pytest.raises(ValueError, match="samples must be at least 1"):
-        bootstrap(np.ones((3, 2)), share, samples=0)
+        bootstrap(np.ones((3, 2)), share, resamples=0)
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
         randomization(np.ones((3, 2)), np.ones((4, 2)), share)

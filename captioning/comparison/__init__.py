@@ -1,1 +1,1 @@
-"""Runs side by side: what they say about the same images, with what certainty, and where they look."""
+"""Runs compared on the same images: captions with their uncertainty, attention, curves and settings."""

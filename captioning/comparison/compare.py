@@ -1,4 +1,4 @@
-"""What distinguishes runs: scores on the same images with their uncertainty, curves, speed, size and settings.
+"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings.
 
 ``compare`` takes ``runs.Run`` and returns ``result.Comparison``: rows of text for a terminal, a page or a
 report, and the numbers behind them.
@@ -17,7 +17,16 @@ from captioning.comparison.result import METRICS, Cell, Comparison, Disagreement
 from captioning.comparison.runs import Curve, Run, flat
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, sentence_bleu
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import Difference, Floats, Interval, differences, intervals, share
+from captioning.evaluation.resampling import (
+    LEVEL,
+    Difference,
+    Floats,
+    Interval,
+    differences,
+    holm,
+    intervals,
+    share,
+)
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
 # are what attention that knows nothing of the caption would get at the same nouns.
@@ -29,8 +38,9 @@ _GROUNDING = {
     "spread evenly": ("uniform", False),
     "around the centre": ("centre", False),
 }
+_CORRECTED = " The p-values are corrected for the number of tests in this table (Holm); the intervals are not."
 _LOWER_IS_BETTER = ("nll", "loss")
-# Settings that say where a run lies, and what its wandb run repeats under short names.
+# Settings that name a run's place, and what its wandb run repeats under short names.
 _ELSEWHERE = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
     "_wandb attention score encoder seed provenance"
@@ -38,14 +48,14 @@ _ELSEWHERE = (
 
 
 def compare(
-    runs: Sequence[Run], *, metric: str = "bleu4", samples: int = 1000, seed: int = 0, images: int = 12
+    runs: Sequence[Run], *, metric: str = "bleu4", resamples: int = 1000, seed: int = 0, images: int = 12
 ) -> Comparison:
     """Compare runs with the first of them.
 
     Args:
         runs: two or more, with different names.
         metric: one of ``METRICS``, for the verdict and for sentence scores.
-        samples: resamples of the images for every interval and every test.
+        resamples: of the images, for every interval and every test.
         seed: of the resampling.
         images: how many disagreements to list.
     """
@@ -55,8 +65,8 @@ def compare(
         if not run.captions:
             result.notices.append(_untested(run))
     common = _common_images(tested, result)
-    _compare_captions(result, tested, common, samples=samples, seed=seed)
-    _compare_grounding(result, tested, common, samples=samples, seed=seed)
+    _compare_captions(result, tested, common, resamples=resamples, seed=seed)
+    _compare_grounding(result, tested, common, resamples=resamples, seed=seed)
     _add_training(result, runs)
     _add_conditions(result, runs)
     result.settings = _settings(runs)
@@ -69,11 +79,11 @@ def compare(
 def _untested(run: Run) -> str:
     if run.how_to_test:
         return f"{run.name} has no captions of its test split; to make them: {run.how_to_test}"
-    return f"{run.name} has no captions of its test split, and its checkpoint is not at hand to make them with"
+    return f"{run.name} has no captions of its test split, and no checkpoint to make them with"
 
 
 def _common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparison) -> list[int]:
-    """Return the ids of the images that all tested runs captioned, and say so where that is not all there are."""
+    """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
     if not tested:
         return []
     first, *others = tested.values()
@@ -105,21 +115,23 @@ def _compare_captions(
     tested: dict[str, dict[int, CaptionedImage]],
     common: list[int],
     *,
-    samples: int,
+    resamples: int,
     seed: int,
 ) -> None:
     if not tested:
         return
     counts = {name: _bleu_counts(captions, common or sorted(captions)) for name, captions in tested.items()}
     for name, of_images in counts.items():
-        drawn = intervals(of_images, bleu_from_counts, samples=samples, seed=seed)
+        drawn = intervals(of_images, bleu_from_counts, resamples=resamples, seed=seed)
         result.bleu[name] = [Interval(*(float(value) for value in column)) for column in drawn.T]
     first = next(iter(tested))
+    tests: dict[tuple[str, str], Difference] = {}
     if common and first == result.runs[0]:
         for name in list(tested)[1:]:
-            found = differences(counts[first], counts[name], bleu_from_counts, samples=samples, seed=seed)
-            result.tests[name] = dict(zip(METRICS, found, strict=True))
-            result.verdicts.append(_verdict(result, first, name))
+            found = differences(counts[first], counts[name], bleu_from_counts, resamples=resamples, seed=seed)
+            tests |= {(name, metric): test for metric, test in zip(METRICS, found, strict=True)}
+        _add_tests(result, tests, resamples)
+        result.verdicts = {name: _verdict(result, first, name) for name in result.tests}
     rows = []
     for n, metric in enumerate(METRICS):
         cells = []
@@ -136,10 +148,22 @@ def _compare_captions(
             rows,
             "Corpus BLEU with brevity penalty, percent. Below each score its 95 % interval (bootstrap over images) and "
             "the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization "
-            f"test), {samples} resamples. They say how far the choice of images matters, not how far another training "
-            "seed would; p-values are not corrected for the number of comparisons.",
+            f"test), {resamples} resamples. They reflect the choice of images, not that between training seeds."
+            + _CORRECTED
+            * bool(tests),
         )
     )
+
+
+def _add_tests(result: Comparison, tests: dict[tuple[str, str], Difference], resamples: int) -> None:
+    """Add the tests of one table, by run and measure, corrected for their number."""
+    for (run, measure), corrected in zip(tests, holm(list(tests.values())), strict=True):
+        result.tests.setdefault(run, {})[measure] = corrected
+    if len(tests) / (resamples + 1) >= LEVEL:
+        result.notices.append(
+            f"{resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below {LEVEL}; "
+            f"take at least {round(len(tests) / LEVEL)}."
+        )
 
 
 def _verdict(result: Comparison, first: str, other: str) -> str:
@@ -149,10 +173,18 @@ def _verdict(result: Comparison, first: str, other: str) -> str:
     if change.value == 0 and test.p_value == 1:
         return f"{other} and {first} have the same {title}, {after:.2f}, on {result.images} images."
     than = "higher" if change.value > 0 else "lower"
-    sure = "a clear difference" if test.clear else "these images cannot tell the two apart"
+    if test.clear:
+        finding = "a clear difference"
+    elif test.excludes_zero:
+        finding = "the evidence is weak, since the interval excludes zero but the test is not significant"
+    elif test.significant:
+        finding = "the evidence is weak, since the test is significant but the interval includes zero"
+    else:
+        finding = "no clear difference"
     return (
         f"{other} scores {title} {after:.2f}, {abs(change.value):.2f} {than} than {first} ({before:.2f}) on "
-        f"{result.images} images: {sure} (95 % interval {_range(change, signed=True)}, {_p(test.p_value)})."
+        f"{result.images} images: {finding} (95 % interval {_range(change, signed=True)}, "
+        f"corrected {_p(test.corrected)})."
     )
 
 
@@ -161,49 +193,51 @@ def _compare_grounding(
     tested: dict[str, dict[int, CaptionedImage]],
     common: list[int],
     *,
-    samples: int,
+    resamples: int,
     seed: int,
 ) -> None:
     """Of generated captions with intervals and tests, and of references, whose nouns are the same for all runs."""
-    rows = []
+    first = result.runs[0]
+    measured: dict[tuple[str, str, bool], dict[str, Floats]] = {}
+    tests: dict[tuple[str, str], Difference] = {}
     for where, of in (("", "hits"), (", reference captions", "reference_hits")):
         for title, (column, scored) in _GROUNDING.items():
             counts = {
-                name: found
+                name: nouns
                 for name, captions in tested.items()
-                if (found := _noun_counts(captions, common or sorted(captions), of, column)) is not None
+                if (nouns := _noun_counts(captions, common or sorted(captions), of, column)) is not None
             }
             if not counts:
                 continue
-            cells = []
-            for run in result.runs:
-                if run not in counts:
-                    cells.append(Cell(""))
-                elif scored:
-                    found = intervals(counts[run], share, samples=samples, seed=seed)
-                    interval = Interval(*(float(value) for value in found))
-                    test = None
-                    if common and run != result.runs[0] and result.runs[0] in counts:
-                        (test,) = differences(counts[result.runs[0]], counts[run], share, samples=samples, seed=seed)
-                        result.tests.setdefault(run, {})[_key(title + where)] = test
-                    nouns = int(counts[run][:, 1].sum())
-                    cells.append(_measured(interval, test, of=f"{nouns} nouns"))
-                else:
-                    cells.append(_plain(float(share(counts[run].sum(axis=0))), "{:.1f}"))
-            rows.append(
-                Row(
-                    title + (where if scored else ""),
-                    _with_best(cells, max) if scored and common else cells,
-                    not scored,
-                )
-            )
-    if rows:
-        note = (
-            "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
-            "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "
-            "that knows nothing of the caption gets at the same nouns."
-        )
-        result.tables.append(Table("Grounding", rows, note))
+            measured[title, where, scored] = counts
+            if scored and common and first in counts:
+                for name in [name for name in counts if name != first]:
+                    found = differences(counts[first], counts[name], share, resamples=resamples, seed=seed)
+                    tests[name, _key(title + where)] = found[0]
+    if not measured:
+        return
+    _add_tests(result, tests, resamples)
+    rows = []
+    for (title, where, scored), counts in measured.items():
+        cells = []
+        for run in result.runs:
+            if run not in counts:
+                cells.append(Cell(""))
+            elif scored:
+                drawn = intervals(counts[run], share, resamples=resamples, seed=seed)
+                interval = Interval(*(float(value) for value in drawn))
+                test = result.tests.get(run, {}).get(_key(title + where))
+                cells.append(_measured(interval, test, of=f"{int(counts[run][:, 1].sum())} nouns"))
+            else:
+                cells.append(_plain(float(share(counts[run].sum(axis=0))), "{:.1f}"))
+        name = title + (where if scored else "")
+        rows.append(Row(name, _with_best(cells, max) if scored and common else cells, baseline=not scored))
+    note = (
+        "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
+        "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "
+        f"that ignores the caption gets at the same nouns.{_CORRECTED * bool(tests)}"
+    )
+    result.tables.append(Table("Grounding", rows, note))
 
 
 def _bleu_counts(captions: dict[int, CaptionedImage], ids: Sequence[int]) -> Floats:
@@ -296,7 +330,7 @@ def _shown(value: Any) -> str:
 
 
 def _curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
-    """By key, most interesting first."""
+    """By log key, the validation metrics first."""
     leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
     ordered = [key for key in leading if key in keys] + [key for key in keys if key not in leading]
@@ -307,7 +341,7 @@ def _curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
 def _disagreements(
     tested: dict[str, dict[int, CaptionedImage]], common: list[int], metric: str, count: int
 ) -> list[Disagreement]:
-    """The images of the largest difference between sentence scores; of equal ones, of captions that share least."""
+    """The images of the largest difference between sentence scores; ties go to captions with fewer common words."""
     n = METRICS.index(metric) + 1
     scores = np.stack([sentence_bleu(_bleu_counts(captions, common), n) for captions in tested.values()])
     spread = scores.max(axis=0) - scores.min(axis=0)
@@ -316,14 +350,14 @@ def _disagreements(
     found = []
     for i in order[:count]:
         if not distance[i]:
-            continue  # all say the same
-        told = {name: captions[common[i]] for name, captions in tested.items()}
+            continue  # all captions are equal
+        images = {name: captions[common[i]] for name, captions in tested.items()}
         found.append(
             Disagreement(
                 image_id=common[i],
-                captions={name: image.caption for name, image in told.items()},
+                captions={name: image.caption for name, image in images.items()},
                 scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
-                references=next(iter(told.values())).references,
+                references=next(iter(images.values())).references,
             )
         )
     return found
@@ -345,7 +379,7 @@ def _measured(interval: Interval | None, test: Difference | None, *, of: str = "
         return Cell("")
     change, clear = "", False
     if test is not None:
-        change = f"{test.interval.value:+.2f} ({_range(test.interval, signed=True)}), {_p(test.p_value)}"
+        change = f"{test.interval.value:+.2f} ({_range(test.interval, signed=True)}), {_p(test.corrected)}"
         clear = test.clear
     detail = _range(interval) + (f", {of}" if of else "")
     return Cell(
@@ -360,7 +394,7 @@ def _plain(value: Any, shape: str) -> Cell:
 
 
 def _with_best(cells: list[Cell], choose: Callable[[list[float]], float]) -> list[Cell]:
-    """Mark the best as it is shown: what looks equal is not told apart. Nothing is best among equals or alone."""
+    """Mark the best cells as shown: equal texts are equally good. Nothing is best among equals or alone."""
     shown = {cell.text for cell in cells if cell.value is not None}
     if len(shown) < 2:
         return cells

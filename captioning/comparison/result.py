@@ -20,7 +20,7 @@ class Cell:
         text: the number; "" where there is none.
         detail: what belongs to it, such as its interval or its step.
         change: how it differs from the first run's.
-        clear: the change is more than chance.
+        clear: interval and test of the change agree that there is one.
         best: no other run's is better.
         value: the number itself; None for a text.
         between: the ends of its 95 % interval.
@@ -53,12 +53,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image that the runs tell differently: by run its caption and its sentence score in percent."""
+    """An image that the runs caption differently: by run its caption and its sentence score in percent."""
 
     image_id: int
     captions: dict[str, str]
     scores: dict[str, float]
     references: list[str]
+
+    @property
+    def reference_words(self) -> set[str]:
+        return {word for reference in self.references for word in reference.split()}
 
 
 @dataclass
@@ -67,13 +71,13 @@ class Comparison:
 
     Attributes:
         runs: their names; the first is what the others are compared with.
-        metric: the score that verdicts and sentence scores are of.
-        verdicts: a sentence per further run.
-        notices: what a reader must know to read the numbers, a sentence each.
+        metric: one of ``METRICS``, of verdicts and sentence scores.
+        verdicts: by run but the first, a sentence on how its metric differs from the first run's.
+        notices: sentences on what limits the comparison.
         tables: in the order of interest.
         settings: the settings that differ.
         bleu: by run, the four intervals of BLEU-1..4.
-        tests: by run but the first, and by measure, its difference from the first.
+        tests: by run but the first, and by measure, its difference from the first; corrected within each table.
         curves: by log key, the curves of the runs that have it.
         disagreements: the images where the runs differ most, first the largest difference of sentence scores.
         images: how many images all scores are of; 0 if the runs have none in common.
@@ -81,7 +85,7 @@ class Comparison:
 
     runs: list[str]
     metric: str
-    verdicts: list[str] = field(default_factory=list)
+    verdicts: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
@@ -97,14 +101,17 @@ class Comparison:
             "runs": self.runs,
             "metric": self.metric,
             "images": self.images,
-            "verdicts": self.verdicts,
+            "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
                 run: {name: vars(interval) for name, interval in zip(METRICS, found, strict=True)}
                 for run, found in self.bleu.items()
             },
             "differences": {
-                run: {name: {**vars(test.interval), "p_value": test.p_value} for name, test in tests.items()}
+                run: {
+                    name: {**vars(test.interval), "p_value": test.p_value, "corrected_p_value": test.corrected}
+                    for name, test in tests.items()
+                }
                 for run, tests in self.tests.items()
             },
             "tables": {

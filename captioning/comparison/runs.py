@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -171,3 +172,23 @@ def _version(path: Path) -> int:
     """Of metrics/version_N/metrics.csv, which a resumed run continues in the next one."""
     digits = path.parent.name.rpartition("_")[2]
     return int(digits) if digits.isdigit() else -1
+
+
+def name_apart(runs: Sequence[Run]) -> None:
+    """Make names unique: runs of one name get the folder above it too, and a number where that is the same as well."""
+    for longer in (True, False):
+        taken: dict[str, list[Run]] = {}
+        for run in runs:
+            taken.setdefault(run.name, []).append(run)
+        for name, alike in taken.items():
+            for count, run in enumerate(alike, 1):
+                if len(alike) > 1 and longer and run.folder is not None:
+                    run.name = f"{run.folder.resolve().parent.name}/{name}"
+                elif len(alike) > 1 and not longer:
+                    run.name = f"{name} ({count})"
+
+
+def common_folder(runs: Sequence[Run]) -> Path:
+    """Return the folder that all runs' folders lie in; the working directory if no run has one."""
+    parents = [run.folder.resolve().parent for run in runs if run.folder is not None]
+    return Path(os.path.relpath(os.path.commonpath(parents))) if parents else Path()

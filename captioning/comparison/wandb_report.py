@@ -3,18 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioning.comparison.page import color_of
 from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.runs import Run
 from captioning.errors import InputError
 
 try:
+    import wandb
     import wandb_workspaces.reports.v2 as wr
 except ImportError as error:
     raise InputError("a W&B report needs wandb-workspaces: pip install 'captioning[reports]'") from error
 
 PAGE_KEY = "comparison"  # under which the page is logged
+
+
+def publish(runs: Sequence[Run], comparison: Comparison, page: Path) -> str:
+    """Log the page to wandb, save the report beside it and return the report's address.
+
+    Raises:
+        InputError: no run was logged to wandb, or W&B refuses.
+    """
+    places = {run.name: run.wandb for run in runs if run.wandb}
+    if not places:
+        raise InputError("--report: none of the runs was logged to wandb; train with its logger, see configs/")
+    project = next(iter(places.values())).project
+    try:
+        mine = wandb.Api().default_entity or ""
+        title = " · ".join(comparison.runs)
+        with wandb.init(entity=mine or None, project=project, job_type="comparison", name=title, mode="online") as run:
+            run.log({PAGE_KEY: wandb.Html(page.read_text(encoding="utf-8"))})
+            logged = Address(run.entity or "", run.project, run.id)
+        addresses = {name: Address(place.entity or mine, place.project, place.run_id) for name, place in places.items()}
+        report = build_report(comparison, addresses, logged)
+        report.save()
+    except (wandb.Error, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"--report: W&B did not take it ({reason}); is `wandb login` done?") from error
+    return str(report.url)
 
 
 class Address(NamedTuple):
@@ -33,7 +61,7 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
         addresses: by name, of the runs that are online; only these have curves.
         page: of the run that logged the comparison's page, with both attentions, under ``PAGE_KEY``.
     """
-    blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts, *comparison.notices]]
+    blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts.values(), *comparison.notices]]
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
             blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.runs))]
@@ -42,7 +70,7 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
         runsets=[_runset(group, colors) for group in _by_project(addresses.values())],
         panels=[wr.LinePlot(title=key, x="trainer/global_step", y=[key]) for key in comparison.curves],
     )
-    looks = wr.PanelGrid(
+    explorer = wr.PanelGrid(
         runsets=[_runset([page], {})],
         panels=[wr.MediaBrowser(media_keys=[PAGE_KEY], num_columns=1, layout=wr.Layout(w=24, h=24))],
     )
@@ -50,7 +78,7 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
         entity=page.entity,
         project=page.project,
         title=f"Comparison: {', '.join(comparison.runs)}"[:128],
-        blocks=[*blocks, wr.H2("Curves"), curves, wr.H2("Where the runs look"), looks],
+        blocks=[*blocks, wr.H2("Curves"), curves, wr.H2("Attention"), explorer],
         width="fluid",
     )
 
@@ -68,7 +96,7 @@ def markdown(table: Table, runs: Sequence[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that cannot end the cell of a table."""
+    """Text that does not end the cell of a table."""
     return text.replace("|", "\\|").replace("\n", " ")
 
 

@@ -1,15 +1,13 @@
 """The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
 
-It is explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js (one run's caption) and
-explorer.js (images, runs and keys).
+It is explorer.html with explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js (one run's
+caption) and explorer.js (images, runs and keys).
 """
 
 from __future__ import annotations
 
 import base64
-import html
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +18,7 @@ from PIL import Image
 
 from captioning.trace import AttentionTrace
 from captioning.views import overlays
-from captioning.views.page import asset, page
+from captioning.views.page import render
 
 _LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
 _LOSSLESS_SIDE = 128  # pixels; what is that small is shown so large that a JPEG's errors would be seen
@@ -89,8 +87,7 @@ def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explo
     Raises:
         ValueError: the shapes of a look contradict each other.
     """
-    body = f"<h1>{html.escape(title)}</h1>\n{explorer_fragment(images)}"
-    return page(title, asset("explorer_page.css"), body)
+    return render("views/explorer_page.html", title=title, content=_content(images))
 
 
 def explorer_fragment(images: Sequence[ExploredImage]) -> str:
@@ -101,21 +98,7 @@ def explorer_fragment(images: Sequence[ExploredImage]) -> str:
     Raises:
         ValueError: the shapes of a look contradict each other.
     """
-    script = "".join(asset(f"explorer{part}.js") for part in ("_map", "_panel", ""))
-    return (
-        '<section class="explorer" aria-label="Attention explorer">\n'
-        f"<style>\n{asset('explorer.css')}</style>\n"
-        f'<script type="application/json" class="explorer-data">{_json(_content(images))}</script>\n'
-        "<noscript>The attention explorer needs JavaScript.</noscript>\n"
-        f"<script>\n(() => {{\n{script}}})();\n</script>\n"
-        "</section>\n"
-    )
-
-
-def _json(content: Any) -> str:
-    """JSON that cannot end the <script> it stands in."""
-    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return render("views/explorer.html", content=_content(images))
 
 
 def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:

@@ -1,17 +1,34 @@
-"""The HTML document around every view: complete in itself, and forbidden to ask anything of a network (page.html)."""
+"""HTML from Jinja templates, which lie beside the code that fills them; page.html is the frame of every page."""
 
 from __future__ import annotations
 
-import html
-from importlib.resources import files
-from string import Template
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
-def page(title: str, style: str, body: str) -> str:
-    """Return the document; ``title`` is text, ``style`` is CSS and ``body`` is HTML."""
-    return Template(asset("page.html")).substitute(title=html.escape(title), style=style, body=body)
+def render(template: str, **content: Any) -> str:
+    """Return a template filled in. Values become text: only a template that says ``| safe`` lets HTML through.
+
+    Args:
+        template: its path in this package, such as "views/page.html".
+        content: by name, every value that the template uses; it calls ``asset("views/page.css")`` for a file as it is.
+    """
+    return _environment().get_template(template).render(content)
 
 
-def asset(name: str, package: str = "captioning.views") -> str:
-    """Return the text of a file in a package."""
-    return (files(package) / name).read_text(encoding="utf-8")
+@cache
+def _environment() -> Environment:
+    loader = PackageLoader("captioning", "")
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals["asset"] = lambda path: loader.get_source(environment, path)[0]
+    # `tojson` escapes what could end the <script> that the JSON stands in.
+    environment.policies["json.dumps_kwargs"] = {
+        "ensure_ascii": False,
+        "separators": (",", ":"),
+        "allow_nan": False,
+    }
+    return environment

@@ -1,0 +1,46 @@
+"""A comparison of runs as tables in a terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from captioning.comparison.result import Cell, Comparison, Table
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print verdicts, notices and tables, as wide as the terminal; into a file, as wide as the runs need."""
+    console = Console(width=None if sys.stdout.isatty() else 40 + 44 * len(comparison.runs), highlight=False)
+    for line in comparison.verdicts.values():
+        console.print(Text(f"\n{line}", style="bold"))
+    for line in comparison.notices:
+        console.print(Text(f"note: {line}"), soft_wrap=True)
+    for table in [*comparison.tables, comparison.settings]:
+        if table.rows:
+            console.print()
+            console.print(_table(table, comparison.runs))
+            if table.note:
+                console.print(Text(table.note, style="dim"))
+
+
+def _table(table: Table, runs: list[str]) -> RichTable:
+    drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    drawn.add_column("", overflow="fold")
+    for name in runs:
+        drawn.add_column(Text(name), overflow="fold")
+
+    def content(cell: Cell) -> Text:
+        text = Text(cell.text or "-", style="bold" if cell.best else "")
+        if cell.detail:
+            text.append(f"  {cell.detail}", style="dim not bold")
+        if cell.change:
+            text.append(f"\n{cell.change}", style="not bold" if cell.clear else "dim not bold")
+        return text
+
+    for row in table.rows:
+        drawn.add_row(Text(("  " if row.baseline else "") + row.name), *(content(cell) for cell in row.cells))
+    return drawn

@@ -1,0 +1,171 @@
+"""Runs by name, wherever they are: in their folder, in files that wandb wrote offline, or on the W&B server."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from captioning.comparison.runs import Curve, Run, WandbPlace, is_run_folder, merged, number, read_run
+from captioning.errors import InputError
+
+_ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
+
+
+def find_run(name: str) -> Run:
+    """Read a run, given as its folder, as what wandb wrote offline, or as its address online.
+
+    Raises:
+        InputError: there is no such run, or it cannot be read.
+    """
+    path = Path(name)
+    if path.is_file() and path.suffix == ".wandb":
+        return _read_offline([path], name)
+    if path.is_dir():
+        if files := sorted(path.glob("run-*.wandb")):
+            return _read_offline(files, name)
+        if path.name == "wandb" and (files := sorted(path.glob("*run-*/run-*.wandb"))):
+            if len({file.stem for file in files}) > 1:
+                raise InputError(f"{name}: holds several runs; give one of {', '.join(str(f.parent) for f in files)}")
+            return _read_offline(files, name)
+        run = read_run(path)
+        _add_wandb(run, path)
+        return run
+    if address := _ADDRESS.fullmatch(name):
+        return _read_online("/".join(address.groups()), name)
+    raise InputError(f"{name}: no such folder; give a run's folder, or ENTITY/PROJECT/RUN_ID of a run online")
+
+
+def _add_wandb(run: Run, folder: Path) -> None:
+    """Add to a run read from its folder its place in wandb, and its duration, which only wandb recorded."""
+    known = _note(folder)
+    files = sorted(folder.glob(f"wandb/*run-*/run-{known.get('id', '*')}.wandb"))
+    if not known and len({file.stem for file in files}) != 1:
+        return  # several, or none: which of them is the run is unknown
+    parts = [_read_log(file) for file in files]
+    place = known or parts[-1].place
+    offline = tuple(file.parent for file in files if file.parent.name.startswith("offline-run-"))
+    run.wandb = WandbPlace(place.get("entity") or "", place["project"], place["id"], offline)
+    run.seconds = sum(part.seconds for part in parts) or None
+
+
+def _read_offline(files: list[Path], source: str) -> Run:
+    """Read what wandb logged into the files of one run; each time it was resumed there is one more."""
+    folder = files[-1].parent.parent.parent  # RUN/wandb/offline-run-x/run-x.wandb
+    linked = files[-1].parent.parent.name == "wandb" and is_run_folder(folder)
+    parts = [_read_log(file) for file in files]
+    place = parts[-1].place
+    run = read_run(folder) if linked else Run("", source)
+    run.name, run.source = place["name"] or place["id"], source
+    run.settings = run.settings or parts[-1].settings
+    run.curves = _curves([entry for part in parts for entry in part.history])
+    run.seconds = sum(part.seconds for part in parts) or None
+    run.wandb = WandbPlace(place["entity"], place["project"], place["id"], tuple(file.parent for file in files))
+    return run
+
+
+class _Log(NamedTuple):
+    """The content of one .wandb file: the run's place, its settings, what was logged, and the duration in seconds."""
+
+    place: dict[str, str]
+    settings: dict[str, Any]
+    history: list[dict[str, Any]]
+    seconds: float
+
+
+def _read_log(file: Path) -> _Log:
+    """Read a .wandb file with wandb's own reader.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    records = [json.loads(line) for line in done.stdout.splitlines()] if not done.returncode else []
+    run = next((record["run"] for record in records if record["type"] == "run"), None)
+    if run is None:
+        reason = " ".join((done.stderr or done.stdout).split())[-160:]
+        raise InputError(f"{file}: wandb cannot read it ({reason or 'there is no run in it'})")
+    names = {"name": "display_name", "id": "run_id", "project": "project", "entity": "entity"}
+    settings: dict[str, Any] = dict(run.get("config", {}).get("update", {}))
+    for record in records:
+        if record["type"] == "config":
+            settings |= record["config"].get("update", {})
+    settings.pop("_wandb", None)
+    history = [record["history"]["item"] for record in records if record["type"] == "history"]
+    seconds = max((float(entry.get("_runtime", 0)) for entry in history), default=0.0)
+    return _Log({name: run.get(field, "") for name, field in names.items()}, settings, history, seconds)
+
+
+def _read_online(address: str, source: str) -> Run:
+    """Read a run from the W&B server; its captions, from the run's folder if that is on this machine."""
+    import wandb
+
+    try:
+        online = wandb.Api().run(address)
+        entries = list(online.scan_history())
+    except (wandb.Error, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"{source}: no such folder here, and no run that W&B would give ({reason})") from error
+    settings = {key: value for key, value in dict(online.config).items() if not key.startswith("_")}
+    folder = Path((settings.get("trainer") or {}).get("default_root_dir") or "")
+    run = Run(name=online.name or online.id, source=source)
+    if is_run_folder(folder) and _is_of(folder, online.id):
+        run = dataclasses.replace(read_run(folder), name=run.name, source=source)
+    run.settings = settings
+    run.curves = _curves(entries)
+    run.seconds = number(dict(online.summary).get("_runtime"))
+    run.wandb = WandbPlace(online.entity, online.project, online.id)
+    return run
+
+
+def _is_of(folder: Path, run_id: str) -> bool:
+    """Whether the folder is the run's, not another's that had the same name on another machine."""
+    if known := _note(folder):
+        return bool(known.get("id") == run_id)
+    return any(folder.glob(f"wandb/*run-*/run-{run_id}.wandb"))
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    """Return what training left about the wandb run of a folder, {} if nothing.
+
+    Raises:
+        InputError: it is damaged.
+    """
+    path = folder / "wandb_run.json"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    if content and not (isinstance(content, dict) and {"id", "project"} <= content.keys()):
+        raise InputError(f"{path}: does not name a wandb run")
+    return content or {}
+
+
+def _curves(entries: Iterable[dict[str, Any]]) -> dict[str, Curve]:
+    """Return the logged numbers by key: (optimizer step, value)."""
+    found: dict[str, Curve] = {}
+    for entry in entries:
+        step = number(entry.get("trainer/global_step"))
+        if step is None:
+            continue  # no training step, such as the table of a finished run
+        for key, value in entry.items():
+            if key != "trainer/global_step" and not key.startswith("_") and (known := number(value)) is not None:
+                found.setdefault(key, []).append((int(step), known))
+    return {key: merged(points) for key, points in found.items()}
+
+
+def report_command(runs: Sequence[Run], command: str) -> str:
+    """Return the command that uploads the runs and makes their report; "" if one was not logged to wandb."""
+    if not all(run.wandb for run in runs):
+        return ""
+    folders = [os.path.relpath(folder) for run in runs if run.wandb for folder in run.wandb.offline]
+    upload = f"wandb sync {shlex.join(folders)} && " if folders else ""
+    return f"{upload}{command} --report"

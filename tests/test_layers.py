@@ -23,7 +23,7 @@ FLOORS: list[dict[str, str]] = [
     {
         "decoder": "attention component kernels vocabulary",
         "encoders": "component data errors",
-        "evaluation": "data",
+        "evaluation": "data errors files vocabulary",
     },
     {"model": "attention data decoder decoding encoders"},
     {

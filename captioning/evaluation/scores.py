@@ -111,15 +111,7 @@ def count(
     Raises:
         ValueError: lists of different length, none at all, or an image without a reference.
     """
-    found = []
-    for family in FAMILIES:
-        if family.missing is not None and not java:
-            continue
-        try:
-            found.append((family, family.counts(hypotheses, references)))
-        except JavaError as error:
-            _say(f"no {family.titles[0]}: {error}")
-    return found
+    return _count(FAMILIES, hypotheses, references, java=java)
 
 
 def score_captions(
@@ -137,10 +129,24 @@ def score_captions(
         ValueError: lists of different length, none at all, or an image without a reference.
     """
     scores = corpus_bleu(hypotheses, references)
-    for family, counts in count(hypotheses, references, java=java):
+    for family, counts in _count(FAMILIES[1:], hypotheses, references, java=java):  # BLEU is counted already
         values = family.scores(counts.sum(axis=0))
         scores |= {name: float(value) for name, value in zip(family.names, values, strict=True)}
     return scores
+
+
+def _count(
+    families: Sequence[Family], hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool
+) -> list[tuple[Family, Floats]]:
+    found = []
+    for family in families:
+        if family.missing is not None and not java:
+            continue
+        try:
+            found.append((family, family.counts(hypotheses, references)))
+        except JavaError as error:
+            _say(f"no {family.titles[0]}: {error}")
+    return found
 
 
 @functools.cache

@@ -6,12 +6,17 @@ the vocabulary is always the checkpoint's. Options after them change single sett
 The scores, and every caption beside its references, are also written as test_metrics.json and test_captions.json to the
 run's folder, or to a folder in it that is named after the --data file.
 
+With --captions in place of --checkpoint, score a file of captions from anywhere, [{"image_id": 17, "caption": "a dog"},
+..] as the COCO server takes them, against --references: COCO's annotations or a split file of Karpathy. METEOR and
+SPICE are among the scores where Java and pycocoevalcap are installed.
+
 examples:
   python scripts/evaluate.py --checkpoint runs/demo/soft/checkpoints/best.ckpt --split val
   python scripts/evaluate.py --checkpoint best.ckpt --split val --beam_size 3 --measurement docs/measurements/x.json
   python scripts/evaluate.py --checkpoint best.ckpt --split val --data.features data/flickr8k/mobilenet
   python scripts/evaluate.py --checkpoint best.ckpt --split val --data configs/overlays/coco2017.yaml \
       --data.source.root data/coco
+  python scripts/evaluate.py --captions results.json --references data/coco/annotations/captions_val2017.json
 """
 
 from __future__ import annotations
@@ -32,7 +37,13 @@ from captioning.terminal import script_parser
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args, settings_changed = _parser().parse_known_args(argv)
+    parser = _parser()
+    args, settings_changed = parser.parse_known_args(argv)
+    if args.captions is not None:
+        _score_file(parser, argv)
+        return
+    if args.references is not None:
+        raise InputError("--references goes with --captions")
 
     import yaml
 
@@ -104,7 +115,10 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
-    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
+    scored = parser.add_mutually_exclusive_group(required=True)
+    scored.add_argument("--checkpoint", metavar="FILE", help="what `captioning fit` saved")
+    scored.add_argument("--captions", type=Path, metavar="JSON", help="captions to score in place of a model's")
+    parser.add_argument("--references", type=Path, metavar="JSON", help="what to score --captions against")
     parser.add_argument("--split", default="test", choices=["train", "val", "test"], help="(default: %(default)s)")
     parser.add_argument("--data", type=Path, metavar="YAML", help="config with another data set to score on")
     parser.add_argument("--beam_size", type=int, help="1 is greedy (default: the checkpoint's)")
@@ -118,6 +132,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and where they come from")
     return parser
+
+
+def _score_file(parser: argparse.ArgumentParser, argv: list[str]) -> None:
+    """Print the scores of a file of captions with their intervals."""
+    from captioning.evaluation.files import pair, read_references, read_results
+    from captioning.evaluation.resampling import intervals
+    from captioning.evaluation.scores import TOKENIZER, UNIT, count
+
+    args = parser.parse_args(argv)  # refuses what is not an option
+    if args.references is None:
+        raise InputError("--captions needs --references")
+    given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
+    if other := sorted(given - {"captions", "references", "split"}):
+        raise InputError(f"--{other[0]} goes with --checkpoint, not with --captions")
+    captions, references = read_results(args.captions), read_references(args.references, split=args.split)
+    hypotheses, of_images = pair(captions, references, where=args.captions)
+    print(f"{len(captions)} captions of {len(references)} images with references")
+    print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
+    for family, counts in count(hypotheses, of_images):
+        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
+            print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
+    print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {TOKENIZER}.")
 
 
 def _data_overlay(path: Path, folder: Path) -> Path:

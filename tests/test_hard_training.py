@@ -100,13 +100,13 @@ def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
 
 def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, tmp_path, monkeypatch):
     module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), estimator=LeaveOneOut(3))
-    rows, teach = [], Captioner.teach
+    rows, teach = [], Captioner.teacher_force
 
     def counted(self, batch, memory, samples=1):
         rows.append(samples)
         return teach(self, batch, memory, samples)
 
-    monkeypatch.setattr(Captioner, "teach", counted)
+    monkeypatch.setattr(Captioner, "teacher_force", counted)
     trainer = make_trainer(tmp_path, max_steps=2)
     run(trainer.fit, module, make_data(shapes))
     assert "train/nll" in trainer.logged_metrics and "train/reward" not in trainer.logged_metrics

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve, Run, WandbPlace, is_run_folder, merged, number, read_run
 from captioning.errors import InputError
+from captioning.run_folder import RunFolder
 
 _ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
 
@@ -139,7 +140,7 @@ def _note(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: it is damaged.
     """
-    path = folder / "wandb_run.json"
+    path = RunFolder(folder).wandb_run
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError) as error:

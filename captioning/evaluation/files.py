@@ -1,0 +1,129 @@
+"""Files of captions: what the COCO evaluation server takes, and the references to score such files against."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from captioning.errors import InputError
+from captioning.files import write_json
+from captioning.vocabulary import tokenize
+
+MAX_ID = 2**63 - 1
+
+
+def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
+    """Write captions as the COCO server takes them, ``[{"image_id": 17, "caption": "a dog"}, ..]``.
+
+    Args:
+        path: of the file; the server wants ``captions_<split>_<algorithm>_results.json``.
+        captions: an image's number and its caption, each image once.
+
+    Raises:
+        ValueError: an image stands twice.
+    """
+    results: dict[int, str] = {}
+    for image_id, caption in captions:
+        if image_id in results:
+            raise ValueError(f"image {image_id} has two captions; the server takes one")
+        results[image_id] = caption
+    write_json(path, [{"image_id": i, "caption": caption} for i, caption in results.items()], indent=None)
+
+
+def read_results(path: Path) -> dict[int, str]:
+    """Return the captions by image number of a results file.
+
+    Raises:
+        InputError: the file cannot be read, an entry lacks a field or has a wrong one, or an image stands twice.
+    """
+    content = _read_json(path)
+    if not isinstance(content, list) or not content:
+        raise InputError(f'{path}: no results, expected [{{"image_id": 17, "caption": "a dog"}}, ..]')
+    captions: dict[int, str] = {}
+    for index, (image_id, caption) in _captions(path, "entry", content):
+        if image_id in captions:
+            raise InputError(f"{path}: entry {index}: image_id {image_id} has a caption already; one is wanted")
+        captions[image_id] = caption
+    return captions
+
+
+def read_references(path: Path, *, split: str = "test") -> dict[int, list[list[str]]]:
+    """Return the word lists of each image's references, by image number.
+
+    The captions of an annotation file of COCO (``captions_val2017.json``) are tokenised; a split file of Karpathy
+    (``dataset_coco.json``) brings its own tokens, and images are numbered by their ``cocoid``, else their ``imgid``.
+    References without a word are left out.
+
+    Args:
+        path: the file.
+        split: of a Karpathy file; COCO's are files of one split.
+
+    Raises:
+        InputError: the file cannot be read, is neither, holds a wrong field, or no reference.
+    """
+    content = _read_json(path)
+    references: dict[int, list[list[str]]] = {}
+    if isinstance(content, dict) and isinstance(content.get("annotations"), list):
+        for _, (image_id, caption) in _captions(path, "annotation", content["annotations"]):
+            if words := tokenize(caption):
+                references.setdefault(image_id, []).append(words)
+    elif isinstance(content, dict) and isinstance(content.get("images"), list):
+        from captioning.data.karpathy import KarpathySource
+
+        index = KarpathySource(str(path), image_dir="").index(split)
+        for row, image_id in enumerate(index.image_ids.tolist()):
+            references[image_id] = [caption.split() for caption in index.references(row)]
+    else:
+        raise InputError(f"{path}: no references, expected COCO's annotations or Karpathy's images")
+    if not references:
+        raise InputError(f"{path}: holds no caption")
+    return references
+
+
+def pair(
+    captions: dict[int, str], references: dict[int, list[list[str]]], *, where: Path
+) -> tuple[list[list[str]], list[list[list[str]]]]:
+    """Return the words of each caption, and the references of its image in the same order.
+
+    Images that have references and no caption are left out.
+
+    Raises:
+        InputError: a caption of an image that has no references; ``where`` is the file it comes from.
+    """
+    if unknown := [image_id for image_id in captions if image_id not in references]:
+        raise InputError(
+            f"{where}: {len(unknown)} of {len(captions)} images have no references, among them image_id {unknown[0]}"
+        )
+    return [tokenize(caption) for caption in captions.values()], [references[image_id] for image_id in captions]
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: not a JSON file ({' '.join(str(error).split())[:120]})") from error
+
+
+def _captions(path: Path, kind: str, entries: list[Any]) -> Iterator[tuple[int, tuple[int, str]]]:
+    """Yield the place of each entry, and its image number and caption."""
+    for index, entry in enumerate(entries):
+        where = f"{path}: {kind} {index}"
+        if not isinstance(entry, dict):
+            raise InputError(f"{where} is not an object with image_id and caption, got {_short(entry)}")
+        for field in ("image_id", "caption"):
+            if field not in entry:
+                raise InputError(f"{where} has no {field}")
+        image_id, caption = entry["image_id"], entry["caption"]
+        if not isinstance(image_id, int) or isinstance(image_id, bool) or abs(image_id) > MAX_ID:
+            raise InputError(f"{where}: image_id must be a whole number, got {_short(image_id)}")
+        if not isinstance(caption, str):
+            raise InputError(f"{where}: caption must be a text, got {_short(caption)}")
+        yield index, (image_id, caption)
+
+
+def _short(value: Any) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,181 @@
+"""Files of captions for the COCO server, and scoring anybody's captions from files."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from captioning.errors import InputError
+from captioning.evaluation import scores
+from captioning.evaluation.files import pair, read_references, read_results, write_results
+from captioning.evaluation.scores import score_captions
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "evaluate.py"
+ANNOTATIONS = [
+    {"id": 1, "image_id": 7, "caption": "A dog runs, fast."},
+    {"id": 2, "image_id": 9, "caption": "Two red cats sit on a mat"},
+    {"id": 3, "image_id": 7, "caption": "The dog is running over grass"},
+    {"id": 4, "image_id": 9, "caption": " . "},
+    {"id": 5, "image_id": 8, "caption": "A bird in the sky"},
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("refs.json").write_text(json.dumps({"images": [], "annotations": ANNOTATIONS}))
+    write_results(Path("results.json"), [(9, "Two cats sit on a mat."), (7, "a dog runs over grass")])
+    return tmp_path
+
+
+def karpathy(split: str, image_id: int, *captions: str) -> dict:
+    sentences = [{"tokens": caption.split()} for caption in captions]
+    return {"imgid": image_id, "split": split, "filename": f"{image_id}.jpg", "sentences": sentences}
+
+
+def test_results_are_written_as_the_server_takes_them_and_read_back(tmp_path):
+    captions = {391895: "a dog", 7: 'café "x"', 12: ""}
+    path = tmp_path / "new" / "captions_val2014_ours_results.json"
+    write_results(path, captions.items())
+    content = json.loads(path.read_text(encoding="utf-8"))
+    assert content[0] == {"image_id": 391895, "caption": "a dog"}
+    assert all(entry.keys() == {"image_id", "caption"} for entry in content)
+    assert read_results(path) == captions
+    with pytest.raises(ValueError, match="image 7 has two captions"):
+        write_results(path, [(7, "a"), (7, "a")])
+    assert read_results(path) == captions
+
+
+def test_the_toolkit_reads_what_is_written(folder):
+    COCO = pytest.importorskip("pycocotools.coco").COCO
+    coco = COCO()
+    coco.dataset = {
+        "images": [{"id": i} for i in (7, 8, 9)],
+        "annotations": ANNOTATIONS,
+        "info": {},
+    }
+    coco.createIndex()
+    assert coco.loadRes("results.json").imgToAnns[9][0]["caption"] == "Two cats sit on a mat."
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{}", "no results"),
+        ("[]", "no results"),
+        ("[1", "not a JSON file"),
+        ("[" * 100_000, "not a JSON file"),
+        ("[3]", "entry 0 is not an object with image_id and caption, got 3"),
+        ('[{"image_id": 1, "caption": "a"}, {"caption": "b"}]', "entry 1 has no image_id"),
+        ('[{"image_id": 1}]', "entry 0 has no caption"),
+        ('[{"image_id": "1", "caption": "a"}]', "entry 0: image_id must be a whole number, got '1'"),
+        ('[{"image_id": true, "caption": "a"}]', "image_id must be a whole number, got True"),
+        ('[{"image_id": 9223372036854775808, "caption": "a"}]', "image_id must be a whole number"),
+        ('[{"image_id": 1, "caption": ["a"]}]', r"entry 0: caption must be a text, got \['a'\]"),
+        (
+            '[{"image_id": 1, "caption": "a"}, {"image_id": 1, "caption": "a"}]',
+            "entry 1: image_id 1 has a caption already",
+        ),
+    ],
+)
+def test_a_results_file_that_breaks_the_schema_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_results(path)
+    assert str(error.value).startswith(f"{path}: ") and "\n" not in str(error.value)
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00")
+    for read in (read_results, read_references):
+        with pytest.raises(InputError, match=r"none.json: cannot be read \(No such file"):
+            read(tmp_path / "none.json")
+        with pytest.raises(InputError, match=r"binary.json: not a JSON file"):
+            read(tmp_path / "binary.json")
+
+
+def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
+    assert read_references(Path("refs.json")) == {
+        7: [["a", "dog", "runs", "fast"], ["the", "dog", "is", "running", "over", "grass"]],
+        9: [["two", "red", "cats", "sit", "on", "a", "mat"]],
+        8: [["a", "bird", "in", "the", "sky"]],
+    }
+
+
+def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path):
+    path = tmp_path / "dataset.json"
+    images = [karpathy("test", 3, "a dog s life", "x"), karpathy("val", 4, "b"), karpathy("restval", 5, "c")]
+    path.write_text(json.dumps({"images": images}))
+    assert read_references(path) == {3: [["a", "dog", "s", "life"], ["x"]]}
+    assert read_references(path, split="val") == {4: [["b"]]}
+    assert read_references(path, split="train") == {5: [["c"]]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "no references, expected COCO's annotations or Karpathy's images"),
+        ('{"annotations": []}', "holds no caption"),
+        ('{"annotations": [{"image_id": 1, "caption": " . "}]}', "holds no caption"),
+        ('{"annotations": [{"image_id": 1, "category_id": 3}]}', "annotation 0 has no caption"),
+        ('{"images": [{"split": "val"}]}', "has no test split, only val"),
+    ],
+)
+def test_a_file_without_references_is_refused_in_one_line(tmp_path, content, message):
+    path = tmp_path / "refs.json"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message) as error:
+        read_references(path)
+    assert str(path) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_captions_are_paired_with_the_references_of_their_image():
+    references = {1: [["a"]], 2: [["b"], ["c"]]}
+    assert pair({2: "A b."}, references, where=Path("r.json")) == ([["a", "b"]], [[["b"], ["c"]]])
+    with pytest.raises(InputError, match=r"r.json: 2 of 3 images have no references, among them image_id 5"):
+        pair({1: "a", 5: "b", 6: "c"}, references, where=Path("r.json"))
+
+
+def evaluate(*arguments: str) -> None:
+    runpy.run_path(str(SCRIPT))["main"](list(arguments))
+
+
+def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkeypatch):
+    monkeypatch.setattr(scores, "FAMILIES", scores.FAMILIES[:3])  # METEOR takes seconds; test_java_scores.py has it
+    evaluate("--captions", "results.json", "--references", "refs.json")
+    printed = capsys.readouterr().out
+    expected = score_captions(
+        *pair(read_results(Path("results.json")), read_references(Path("refs.json")), where=folder), java=False
+    )
+    assert "2 captions of 3 images with references" in printed
+    for name in scores.NAMES[:6]:
+        (line,) = (line for line in printed.splitlines() if line.startswith(scores.TITLES[name]))
+        assert f"{expected[name]:8.2f}" in line and " to " in line
+    assert scores.TOKENIZER in printed and scores.UNIT in printed
+    assert 0 < expected["bleu4"] < 100 and expected["cider_d"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--captions", "results.json"], "--captions needs --references"),
+        (["--checkpoint", "x.ckpt", "--references", "refs.json"], "--references goes with --captions"),
+        (
+            ["--captions", "results.json", "--references", "refs.json", "--beam_size", "3"],
+            "--beam_size goes with --checkpoint",
+        ),
+        (["--captions", "results.json", "--references", "none.json"], "none.json: cannot be read"),
+        (["--captions", "results.json", "--references", "refs.json", "--foo", "1"], "unrecognized arguments: --foo 1"),
+        (["--captions", "results.json", "--checkpoint", "x"], "not allowed with argument"),
+        (["--references", "refs.json"], "one of the arguments --checkpoint --captions is required"),
+    ],
+)
+def test_evaluate_refuses_options_that_do_not_go_together(folder, capsys, arguments, message):
+    with pytest.raises(SystemExit) as ended:
+        evaluate(*arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err

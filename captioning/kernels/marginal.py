@@ -308,31 +308,34 @@ class _Mixed(NamedTuple):
 
 def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None) -> _Mixed:
     """Mix over locations at steps S (B, T, V), with exp(G) (B, L, V) as given or made here."""
-    (B, T, V), L, dtype = S.shape, A.shape[1], A.dtype
+    (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
     precise = torch.promote_types(torch.promote_types(S.dtype, dtype), torch.float32)
-    S, log_w = S.to(precise), log_w.to(precise)
-    S = S - S.amax(-1, keepdim=True)
-    exp_S = S.exp().to(dtype)
-    sums, per_sum, at_targets = S.new_ones(3, B, T, L + 1)
-    total = S.new_empty(B, T, V)
-    sums[..., 0] = exp_S.sum(-1, dtype=precise)
+    log_w = log_w.to(precise)
+    exp_S = S.new_empty(S.shape, dtype=dtype)
+    sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
+    log_p, total = log_w.new_empty(2, *(S.shape if targets is None else targets.shape))
     kept = []
     for part in _chunks(A, W):
         G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
         kept.append(G)
-        sums[part, :, 1:] = torch.bmm(exp_S[part], G.mT)
+        s = S[part].to(precise)
+        s = s - s.amax(-1, keepdim=True)
+        e = exp_S[part].copy_(s.exp())
+        sums[part, :, 0] = e.sum(-1, dtype=precise)
+        sums[part, :, 1:] = torch.bmm(e, G.mT)
         per_sum[part] = (log_w[part] - sums[part].clamp(min=_SMALLEST).log()).exp()
         if targets is None:
             torch.add(torch.bmm(per_sum[part, :, 1:].to(dtype), G), per_sum[part, :, :1], out=total[part])
         else:
             at_targets[part, :, 1:] = _at(G, targets[part])
-    if targets is not None:
-        total = (per_sum * at_targets).sum(-1)
-        S = S.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+            total[part] = (per_sum[part] * at_targets[part]).sum(-1)
+            s = s.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
+        torch.add(s, total[part].clamp(min=_SMALLEST).log(), out=log_p[part])
     least = total if targets is not None else total.amin(-1)
     unreliable = (least < _SMALLEST) | ((sums < _SMALLEST) & (per_sum > 0)).any(-1)
+    # Where these are clamped, steps are computed another way; what goes through here must be finite.
+    sums.clamp_(min=_SMALLEST)
     total.clamp_(min=_SMALLEST)
-    log_p = S.add_(total.log())
     return _Mixed(log_p, exp_S, kept, sums, per_sum, None if targets is None else at_targets, total, unreliable)
 
 
@@ -380,16 +383,9 @@ class _Mixture(torch.autograd.Function):
         """
         A, W, targets, exp_S, sums, per_sum, at_targets, total, *exp_G = ctx.saved_tensors
         (B, L), dtype = A.shape[:2], A.dtype
-        weighted = gradient / total  # U
-        if targets is None:
-            for_log_w = per_sum * weighted.sum(-1, keepdim=True)
-            weighted = weighted.to(dtype)
-            for_S = gradient.clone()
-        else:
-            for_log_w = per_sum * at_targets * weighted.unsqueeze(-1)
-            for_S = torch.zeros_like(exp_S, dtype=gradient.dtype)
-            for_S.scatter_(-1, targets.unsqueeze(-1), gradient.unsqueeze(-1))
+        for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
+        for_log_w = torch.empty_like(per_sum)
         parts = list(_chunks(A, W))
         at_once = max(1, _SUM_ROWS // (len(exp_G[0]) * L))  # chunks
         for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
@@ -397,21 +393,29 @@ class _Mixture(torch.autograd.Function):
             several = parts[first : first + at_once]
             begin, end = several[0].start, several[-1].stop
             for part, G in zip(several, exp_G[first:], strict=False):
-                r, a, e = for_log_w[part], per_sum[part], exp_S[part]
+                a, e, q = per_sum[part], exp_S[part], gradient[part]
+                U, here = q / total[part], for_G[part.start - begin : part.stop - begin]
                 if targets is None:
-                    r[..., 1:] = a[..., 1:] * torch.bmm(weighted[part], G.mT)
-                c = r / sums[part].clamp(min=_SMALLEST)
-                here = for_G[part.start - begin : part.stop - begin]
+                    by_a = U.sum(-1, keepdim=True)
+                    U = U.to(dtype)
+                    r = a * torch.cat([by_a, torch.bmm(U, G.mT)], -1)
+                else:
+                    r = a * at_targets[part] * U.unsqueeze(-1)
+                for_log_w[part] = r
+                c = r / sums[part]
                 left, right = -c[..., 1:].to(dtype), e
-                for_S[part] -= e * torch.bmm(left, G).neg_().add_(c[..., :1])
+                s = torch.bmm(left, G).sub(c[..., :1]).mul_(e)
                 if targets is None:
-                    left, right = torch.cat([left, a[..., 1:].to(dtype)], 1), torch.cat([e, weighted[part]], 1)
-                torch.bmm(left.mT, right, out=here)
-                here.mul_(G)
+                    s += q
+                    left, right = torch.cat([left, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
+                else:
+                    s.scatter_add_(-1, targets[part].unsqueeze(-1), q.unsqueeze(-1))
+                for_S[part] = s
+                torch.mul(torch.bmm(left.mT, right), G, out=here)
                 if targets is not None:
                     words = targets[part].unsqueeze(1).expand(-1, L, -1)
                     here.scatter_add_(2, words, r[..., 1:].mT.to(dtype))
             rows = for_G[: end - begin].flatten(0, 1)
             torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
             for_W += rows.t() @ A[begin:end].flatten(0, 1)
-        return for_S.to(ctx.types[0]), for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1]), None
+        return for_S, for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1]), None

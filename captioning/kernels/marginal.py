@@ -1,0 +1,421 @@
+"""A word's likelihood summed over locations, exactly: a mixture of one distribution for each place to look at.
+
+The deep output is linear in the context. So with s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i the word that
+follows a look at location i alone has logits s_t + G_i, and one that follows no look, component 0, has s_t. With the
+weights w_t0 = 1 - beta_t and w_ti = beta_t alpha_ti
+
+    p(y_t) = sum_i w_ti softmax(s_t + G_i)[y_t]        the exact marginal likelihood, Deng et al. 2018
+    Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
+    P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
+
+with maxima subtracted, which cancel. Callers pass factors of G = A W^T: A (B, L, r), the locations' part of the
+output's hidden layer or a projection of lower rank, and W (V, r). G and its gradient exist for a few images at a time,
+while they are in the cache; of all images exp(G) alone is kept, for the backward pass.
+
+Letters: B images; M steps, ``image_index`` (M,) says of which image; L locations, thus L + 1 weights. Fewer components
+are other inputs of the same functions: A averaged over blocks of cells, with the sums of their weights; A and W of low
+rank r; or what ``top_components`` returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_CHUNK_BYTES = {"cpu": 8 << 20}  # of G: what stays in a CPU's cache from one operation to the next
+_OTHER_CHUNK_BYTES = 256 << 20
+_SUM_ROWS = 2048  # locations whose share of W's gradient is one product: adding shares up costs a pass through memory
+_SMALLEST = 1e-15  # sums below this are computed in logarithms: their terms, or those of their gradients, may underflow
+
+
+def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
+    """Return log p of every word in nats, (.., V), at least float32. The reference, for logits of any size.
+
+    Args:
+        S: (.., V), logits without the image.
+        G: (.., L, V), what each location adds to them.
+        log_w: (.., L + 1), log of the weights, nowhere first; -inf leaves a component out.
+    """
+    return torch.logsumexp(_plain_parts(S, G, log_w), -2)
+
+
+def _plain_parts(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
+    """Return log p of looking at each location and saying each word, (.., L + 1, V)."""
+    precise = torch.promote_types(S.dtype, torch.float32)
+    S, G, log_w = S.to(precise).unsqueeze(-2), G.to(precise), log_w.to(precise).unsqueeze(-1)
+    return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
+
+
+def plain_mixture_nll(
+    S: Tensor, G: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor, label_smoothing: float = 0.0
+) -> Tensor:
+    """Return -log p of the target words in nats, (M,), at least float32. The reference.
+
+    Args:
+        S: (M, V).
+        G: (B, L, V).
+        log_w: (M, L + 1).
+        image_index: (M,) int64, whose G each step sees.
+        targets: (M,) int64, word ids below V.
+        label_smoothing: share of the target probability that is spread evenly over the vocabulary. The distribution
+            that is held against it is the mixture, which is what the model predicts, not each component.
+    """
+    return _smoothed(plain_mixture_log_probs(S, G[image_index], log_w), targets, label_smoothing)
+
+
+def _smoothed(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
+    nll = -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(-1) if label_smoothing else nll
+
+
+def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
+    """Return log p of every word in nats, (M, V), at least float32: ``plain_mixture_log_probs`` with G = A W^T.
+
+    exp(S), exp(G) and the products are of A's and W's type, or autocast's; sums and logarithms at least float32.
+
+    Args:
+        S: (M, V).
+        A: (B, L, r), float32 or bfloat16, whose exponents are wide enough.
+        W: (V, r).
+        log_w: (M, L + 1), log of the weights, nowhere first; -inf leaves a component out.
+        image_index: (M,) int64, ascending: an image's steps are adjacent.
+    """
+    steps = _Steps.of(image_index, len(A))
+    return steps.flat(_mixture(steps.padded(S), A, W, steps.padded(log_w), None))
+
+
+def mixture_nll(
+    S: Tensor,
+    A: Tensor,
+    W: Tensor,
+    log_w: Tensor,
+    image_index: Tensor,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Return -log p of the target words in nats, (M,), at least float32: ``plain_mixture_nll`` with G = A W^T.
+
+    Without label smoothing P is not computed, Z alone is. Arguments as in ``mixture_log_probs`` and the reference.
+    """
+    if label_smoothing:
+        return _smoothed(mixture_log_probs(S, A, W, log_w, image_index), targets, label_smoothing)
+    steps = _Steps.of(image_index, len(A))
+    return -steps.flat(_mixture(steps.padded(S), A, W, steps.padded(log_w), steps.padded(targets)))
+
+
+@torch.no_grad()
+def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
+    """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), nowhere first; 0 where the weight is.
+
+    Arguments as in ``mixture_nll``.
+    """
+    steps = _Steps.of(image_index, len(A))
+    A, W = _as_autocast(A, W)
+    S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
+    mixed = _mix(S, A, W, log_w, targets)
+    assert mixed.at_targets is not None
+    posterior = mixed.per_sum * mixed.at_targets / mixed.total.unsqueeze(-1)
+    for b, t in mixed.unreliable.nonzero().tolist():
+        parts = _plain_parts(S[b, t], A[b] @ W.t(), log_w[b, t])
+        posterior[b, t] = torch.softmax(parts[:, targets[b, t]], 0)
+    return steps.flat(posterior)
+
+
+class Located(NamedTuple):
+    """What B images contribute while words are searched for, computed once by ``locate``.
+
+    Attributes:
+        A: (B, L, r).
+        W: (V, r).
+        exp_G: (B, L, V), each location's divided by its largest.
+    """
+
+    A: Tensor
+    W: Tensor
+    exp_G: Tensor
+
+    def select(self, images: Tensor) -> Located:
+        """Return what the given images contribute, (B',) indices."""
+        return Located(self.A[images], self.W, self.exp_G[images])
+
+
+class StepMixture(NamedTuple):
+    """The next word's distribution for N rows.
+
+    Attributes:
+        log_probs: (N, V), nats.
+        per_sum: (N, L + 1), w / Z: times exp(G) it is proportional to the posterior.
+    """
+
+    log_probs: Tensor
+    per_sum: Tensor
+
+
+@torch.no_grad()
+def locate(A: Tensor, W: Tensor) -> Located:
+    """Return what images with A (B, L, r) contribute, W (V, r)."""
+    A, W = _as_autocast(A, W)
+    return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
+
+
+@torch.no_grad()
+def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> StepMixture:
+    """Return the next word's distribution: two products per image.
+
+    Args:
+        S: (N, V), N = B * R, the rows of an image adjacent.
+        located: of B images.
+        log_w: (N, L + 1).
+    """
+    A, W, exp_G = located
+    S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
+    mixed = _mix(S, A, W, log_w, None, exp_G)
+    log_probs = _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None)
+    return StepMixture(log_probs.flatten(0, 1), mixed.per_sum.flatten(0, 1))
+
+
+@torch.no_grad()
+def step_posterior(step: StepMixture, located: Located, words: Tensor) -> Tensor:
+    """Return p(z = i | word), (N, L + 1), nowhere first, for words (N,) that may follow ``mixture_step``."""
+    images = torch.arange(len(words), device=words.device) // (len(words) // len(located.A))
+    factors = located.exp_G[images, :, words]  # (N, L)
+    joint = step.per_sum * torch.nn.functional.pad(factors.to(step.per_sum.dtype), (1, 0), value=1.0)
+    return joint / joint.sum(-1, keepdim=True)
+
+
+class Components(NamedTuple):
+    """Components of M steps, each with its own: A (M, K + 1, r) and log_w (M, K + 2), nowhere first, the rest last.
+
+    They go where those of all locations go, with ``image_index`` = 0 .. M - 1.
+    """
+
+    A: Tensor
+    log_w: Tensor
+
+
+def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) -> Components:
+    """Return each step's ``count`` locations of the largest weight, and one component for the others.
+
+    The others' weight is what is left, their place the expectation of A over them: soft attention over the rest. With
+    ``count`` >= L nothing is left, the last component has weight 0, and the mixture is the exact one.
+
+    Args:
+        A: (B, L, r).
+        log_w: (M, L + 1).
+        image_index: (M,) int64, ascending.
+        count: K >= 1.
+    """
+    steps = _Steps.of(image_index, len(A))
+    nowhere, log_w = log_w[:, :1], log_w[:, 1:]
+    top = log_w.topk(min(count, A.shape[1]), dim=-1)
+    others = log_w.exp().scatter(1, top.indices, 0.0)  # (M, L)
+    mass = others.sum(1, keepdim=True)
+    is_left = mass > torch.finfo(mass.dtype).tiny
+    share = others / torch.where(is_left, mass, 1.0)
+    rest = steps.flat(torch.bmm(steps.padded(share).to(A.dtype), A)).unsqueeze(1)  # (M, 1, r)
+    log_mass = torch.where(is_left, mass, 1.0).log().masked_fill(~is_left, float("-inf"))
+    rows = (image_index.unsqueeze(1) * A.shape[1] + top.indices).flatten()
+    chosen = A.flatten(0, 1).index_select(0, rows).unflatten(0, top.indices.shape)  # (M, K, r)
+    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1))
+
+
+class _Steps:
+    """M steps of B images as (B, T, ..), T the largest number of an image, and back."""
+
+    def __init__(self, images: int, steps: int, slots: Tensor | None) -> None:
+        self._shape = images, steps
+        self._slots = slots
+
+    @classmethod
+    def of(cls, image_index: Tensor, images: int) -> _Steps:
+        """Raises:
+        ValueError: steps whose images are not adjacent.
+        """
+        if (image_index.diff() < 0).any():
+            raise ValueError("image_index must ascend: an image's steps must be adjacent")
+        counts = image_index.bincount(minlength=images)
+        T = int(counts.max())
+        if T * images == len(image_index):
+            return cls(images, T, None)
+        before = counts.cumsum(0) - counts
+        position = torch.arange(len(image_index), device=image_index.device) - before[image_index]
+        return cls(images, T, image_index * T + position)
+
+    def padded(self, x: Tensor) -> Tensor:
+        if self._slots is not None:
+            B, T = self._shape
+            x = x.new_zeros(B * T, *x.shape[1:]).index_copy(0, self._slots, x)
+        return x.unflatten(0, self._shape)
+
+    def flat(self, x: Tensor) -> Tensor:
+        x = x.flatten(0, 1)
+        return x if self._slots is None else x.index_select(0, self._slots)
+
+
+def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
+    device = A.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else A.dtype
+    return A.to(dtype), W.to(dtype)
+
+
+def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice]:
+    """Yield few images at a time, of all or of ``images``."""
+    room = _CHUNK_BYTES.get(A.device.type, _OTHER_CHUNK_BYTES)
+    count = max(1, room // (A.shape[1] * len(W) * A.element_size()))
+    whole = images or slice(0, len(A))
+    for start in range(whole.start, whole.stop, count):
+        yield slice(start, min(start + count, whole.stop))
+
+
+def _exponentials(A: Tensor, W: Tensor) -> Tensor:
+    """Return exp(G), each location's divided by its largest, (b, L, V), for A (b, L, r)."""
+    G = A.flatten(0, 1) @ W.t()
+    return G.sub_(G.amax(1, keepdim=True)).exp_().unflatten(0, A.shape[:2])
+
+
+def _at(rows: Tensor, words: Tensor) -> Tensor:
+    """Return rows (b, L, V) at words (b, T) as (b, T, L)."""
+    return rows.gather(2, words.unsqueeze(1).expand(-1, rows.shape[1], -1)).mT
+
+
+class _Mixed(NamedTuple):
+    """The mixture at steps (B, T), and what its gradient needs.
+
+    Attributes:
+        log_p: (B, T, V), or (B, T) of the targets alone.
+        exp_S: (B, T, V), each step's divided by its largest.
+        exp_G: (b, L, V) of every chunk of images, each location's divided by its largest.
+        sums: (B, T, L + 1), Z.
+        per_sum: (B, T, L + 1), w / Z.
+        at_targets: (B, T, L + 1), exp(G) of the targets; None for all words.
+        total: sum_i (w / Z)_i exp(G_i), shape of log_p.
+        unreliable: (B, T) bool, True where terms of a sum may have been lost to underflow.
+    """
+
+    log_p: Tensor
+    exp_S: Tensor
+    exp_G: list[Tensor]
+    sums: Tensor
+    per_sum: Tensor
+    at_targets: Tensor | None
+    total: Tensor
+    unreliable: Tensor
+
+
+def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None) -> _Mixed:
+    """Mix over locations at steps S (B, T, V), with exp(G) (B, L, V) as given or made here."""
+    (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
+    precise = torch.promote_types(torch.promote_types(S.dtype, dtype), torch.float32)
+    log_w = log_w.to(precise)
+    exp_S = S.new_empty(S.shape, dtype=dtype)
+    sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
+    log_p, total = log_w.new_empty(2, *(S.shape if targets is None else targets.shape))
+    kept = []
+    for part in _chunks(A, W):
+        G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
+        kept.append(G)
+        s = S[part].to(precise)
+        s = s - s.amax(-1, keepdim=True)
+        e = exp_S[part].copy_(s.exp())
+        sums[part, :, 0] = e.sum(-1, dtype=precise)
+        sums[part, :, 1:] = torch.bmm(e, G.mT)
+        per_sum[part] = (log_w[part] - sums[part].clamp(min=_SMALLEST).log()).exp()
+        if targets is None:
+            torch.add(torch.bmm(per_sum[part, :, 1:].to(dtype), G), per_sum[part, :, :1], out=total[part])
+        else:
+            at_targets[part, :, 1:] = _at(G, targets[part])
+            total[part] = (per_sum[part] * at_targets[part]).sum(-1)
+            s = s.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
+        torch.add(s, total[part].clamp(min=_SMALLEST).log(), out=log_p[part])
+    least = total if targets is not None else total.amin(-1)
+    unreliable = (least < _SMALLEST) | ((sums < _SMALLEST) & (per_sum > 0)).any(-1)
+    # Where these are clamped, steps are computed another way; what goes through here must be finite.
+    sums.clamp_(min=_SMALLEST)
+    total.clamp_(min=_SMALLEST)
+    return _Mixed(log_p, exp_S, kept, sums, per_sum, None if targets is None else at_targets, total, unreliable)
+
+
+def _mixture(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None) -> Tensor:
+    """Return log p (B, T, V), or (B, T) of the targets, with a gradient."""
+    A, W = _as_autocast(A, W)
+    with torch.autocast(A.device.type, enabled=False):
+        log_p, unreliable = _Mixture.apply(S, A, W, log_w, targets)
+        return _in_logarithms(log_p, unreliable, S, A, W, log_w, targets)
+
+
+def _in_logarithms(
+    log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None
+) -> Tensor:
+    """Return ``log_p`` with its unreliable steps computed by the plain formula, one by one."""
+    for b, t in unreliable.nonzero().tolist():
+        step = plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
+        if targets is not None:
+            step = step[targets[b, t]]
+        log_p = log_p.index_put((torch.tensor(b), torch.tensor(t)), step.to(log_p.dtype))
+    return log_p
+
+
+class _Mixture(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        mixed = _mix(S, A, W, log_w, targets)
+        ctx.types = S.dtype, log_w.dtype
+        ctx.save_for_backward(
+            A, W, targets, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.at_targets, mixed.total, *mixed.exp_G
+        )
+        ctx.mark_non_differentiable(mixed.unreliable)
+        return mixed.log_p, mixed.unreliable
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+        """With q the gradient of log p and U = q / total, the gradient of log w_i is r_i = (w / Z)_i U exp(G_i)^T.
+
+        That of log Z_i is -r_i. Hence with c = r / Z
+
+            dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
+        """
+        A, W, targets, exp_S, sums, per_sum, at_targets, total, *exp_G = ctx.saved_tensors
+        (B, L), dtype = A.shape[:2], A.dtype
+        for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
+        for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
+        for_log_w = torch.empty_like(per_sum)
+        parts = list(_chunks(A, W))
+        at_once = max(1, _SUM_ROWS // (len(exp_G[0]) * L))  # chunks
+        for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
+        for first in range(0, len(parts), at_once):
+            several = parts[first : first + at_once]
+            begin, end = several[0].start, several[-1].stop
+            for part, G in zip(several, exp_G[first:], strict=False):
+                a, e, q = per_sum[part], exp_S[part], gradient[part]
+                U, here = q / total[part], for_G[part.start - begin : part.stop - begin]
+                if targets is None:
+                    by_a = U.sum(-1, keepdim=True)
+                    U = U.to(dtype)
+                    r = a * torch.cat([by_a, torch.bmm(U, G.mT)], -1)
+                else:
+                    r = a * at_targets[part] * U.unsqueeze(-1)
+                for_log_w[part] = r
+                c = r / sums[part]
+                left, right = -c[..., 1:].to(dtype), e
+                s = torch.bmm(left, G).sub(c[..., :1]).mul_(e)
+                if targets is None:
+                    s += q
+                    left, right = torch.cat([left, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
+                else:
+                    s.scatter_add_(-1, targets[part].unsqueeze(-1), q.unsqueeze(-1))
+                for_S[part] = s
+                torch.mul(torch.bmm(left.mT, right), G, out=here)
+                if targets is not None:
+                    words = targets[part].unsqueeze(1).expand(-1, L, -1)
+                    here.scatter_add_(2, words, r[..., 1:].mT.to(dtype))
+            rows = for_G[: end - begin].flatten(0, 1)
+            torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
+            for_W += rows.t() @ A[begin:end].flatten(0, 1)
+        return for_S, for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1]), None

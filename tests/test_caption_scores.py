@@ -209,11 +209,11 @@ def test_every_family_gives_intervals_and_paired_tests():
         scores.count(hypotheses, references, java=False), scores.count(better, references, java=False), strict=True
     ):
         values = family.scores(counts.sum(axis=0))
-        found = intervals(counts, family.scores, samples=200)
+        found = intervals(counts, family.scores, resamples=200)
         assert found.shape == (3, len(family.names))
         assert found[0] == pytest.approx(values)
         assert (found[1] < found[0]).all() and (found[0] < found[2]).all()
-        tests = differences(counts, other, family.scores, samples=200)
+        tests = differences(counts, other, family.scores, resamples=200)
         assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
         assert family.of_images(counts).shape == (len(hypotheses), len(family.names))
         subset = [0, 3, 3, 8]

@@ -25,7 +25,7 @@ from captioning.inference import load
 from captioning.model import Captioner
 from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
-from captioning.trace import EXPECTATION
+from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 
@@ -224,7 +224,7 @@ def test_warning_of_collapse_names_only_options_that_the_attention_has(attention
     module = make_module(attention(AdditiveScore(10)))
     uniform, exists = torch.full((1, 2, 4), 0.25), torch.ones(1, 2, dtype=torch.bool)
     for _ in range(PATIENCE):
-        module._watch.update(attention_statistics(uniform, 0.5 * exists, exists), 4)
+        module._watch.update(attention_statistics(AttentionTrace(uniform, 0.5 * exists, None), exists), 4)
     with pytest.warns(UserWarning, match="attention has collapsed.*uniform") as warned:
         module.on_train_epoch_end()
     named = set(re.findall("`([a-z_]+)`", str(warned[0].message)))

@@ -238,9 +238,9 @@ class Attention(Component):
         assert self.score is not None
         return self.score(queries, memory.projected, *state)
 
+    @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         """Form the contexts of alphas (B, R, L); at masked locations they are 0 and their logarithms -inf."""
-        raise NotImplementedError(f"{type(self).__name__} needs a select, or a forward of its own")
 
 
 def check_mask(annotations: Tensor, mask: Tensor | None) -> None:

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor, nn
 
-from captioning.attention.base import (
-    Attention,
-    AttentionOutput,
-    Memory,
-    Score,
-    State,
-    check_mask,
-    expected_context,
-    masked_log_softmax,
-)
+from captioning.attention.base import AttentionOutput, Memory, Score, State, check_mask
+from captioning.attention.soft import SoftAttention
 from captioning.errors import InputError
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.unroll import StepLinear, share
-from captioning.trace import EXPECTATION
 
 
 @dataclass(frozen=True)
@@ -39,7 +28,7 @@ class MultiHeadMemory(Memory):
         return replace(memory, values=share(self.values))
 
 
-class MultiHeadAttention(Attention):
+class MultiHeadAttention(SoftAttention):
     """z_t = W_o [z_t1 .. z_th]: the soft contexts of h heads, concatenated and projected (Vaswani et al. 2017).
 
     Head k attends with its own projections of the query, the annotations as keys and the annotations as values, each of
@@ -60,13 +49,11 @@ class MultiHeadAttention(Attention):
     """
 
     def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
-        super().__init__()
+        super().__init__(score, dropout=dropout)
         if heads < 1:
             raise InputError(f"heads must be at least 1, got {heads}")
-        self.score: Score = score
         self.heads = heads
         self.dim = dim
-        self.dropout = Dropout(dropout)
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         dim = annotation_dim if self.dim is None else self.dim
@@ -99,19 +86,19 @@ class MultiHeadAttention(Attention):
         if state is None:
             state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
 
-        def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h, R, ..)
-            return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 1)
+        def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
+            return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 2)
 
         def to_rows(x: Tensor) -> Tensor:  # and back
-            return x.unflatten(0, (images, heads)).transpose(1, 2).flatten(0, 1)
+            return x.unflatten(0, (images, heads, -1)).transpose(1, 2).flatten(0, 1)
 
-        queries = self._split(self.query_projection(query).unflatten(0, (images, -1)))  # (B * h, R, d / h)
-        carried = [to_heads(part) for part in state]
-        logits = self.score(queries, memory.projected, *carried)  # (B * h, R, L)
-        mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0).unsqueeze(1)
-        alphas = masked_log_softmax(logits, mask).exp()
-        contexts = expected_context(self.dropout(alphas), memory.values)  # (B * h, R, d / h)
-        carried = [to_rows(part) for part in self.score.update(alphas, *carried)]
-        mean = alphas.unflatten(0, (images, heads)).mean(dim=1).flatten(0, 1)  # (N, L)
-        locations = torch.full((len(query),), EXPECTATION, device=query.device)
-        return AttentionOutput(self.output(to_rows(contexts).flatten(1)), mean, locations, state=tuple(carried))
+        queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
+        mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0)
+        each = Memory(memory.values, memory.projected, mask)
+        out = super().forward(queries, each, tuple(to_heads(part) for part in state))
+        return AttentionOutput(
+            context=self.output(to_rows(out.context).flatten(1)),
+            alphas=to_rows(out.alphas).mean(dim=1),
+            locations=to_rows(out.locations)[:, 0],
+            state=tuple(to_rows(part) for part in out.state),
+        )

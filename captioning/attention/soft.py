@@ -17,6 +17,8 @@ class SoftAttention(Attention):
             (Vaswani et al. 2017). The alphas that are reported, and penalised, are those before dropping.
     """
 
+    score: Score
+
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.score = score

@@ -14,7 +14,7 @@ commands:
   fit        train; validates by free-running decoding and keeps the best checkpoint by val/bleu4
   validate   score a checkpoint on the validation split
   test       score a checkpoint on the test split
-  predict    caption the test split
+  predict    caption the test split, into RUNS/NAME/predictions.jsonl and the COCO server's predict_results.json
 
 options of every command:
   --config FILE       a YAML file; several are merged, the later ones win

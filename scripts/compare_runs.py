@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> None:
     runs = [find_run(name) for name in args.runs]
     name_apart(runs)
     models, troubles = load_models(runs)
-    comparison = compare(runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images)
+    comparison = compare(
+        runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
+    )
     explorer, more = explore(runs, models, comparison, seed=args.seed)
     comparison.notices += troubles + more
     print_comparison(comparison)
@@ -71,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, an offline wandb folder, or an address")
     parser.add_argument(
         "--metric",
-        choices=("bleu1", "bleu2", "bleu3", "bleu4"),
+        choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
         default="bleu4",
         help="what the verdict and the ranking of images are about (default: %(default)s)",
     )

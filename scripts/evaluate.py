@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import yaml
 
+    from captioning.evaluation.scores import TITLES
     from captioning.inference import load
     from captioning.provenance import provenance
     from captioning.training.cli import main as captioning
@@ -91,6 +92,9 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
+    for name in ("rouge_l", "cider_d", "meteor", "spice"):
+        if name in scores:
+            print(f"{TITLES[name]:20}{scores[name]:8.2f}")
     for name in ("length_ratio", "nll", "bound", "iwae_bound"):
         if name in scores:
             print(f"{name:20}{scores[name]:8.2f}")
@@ -99,7 +103,8 @@ def main(argv: list[str] | None = None) -> None:
         shown = f"python scripts/evaluate.py {shlex.join(argv)}"
         content = {
             "values": scores,
-            "unit": "percent; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
+            "unit": "percent, CIDEr-D times 100; nll, bound and iwae_bound in nats per word; length_ratio and "
+            "brevity_penalty are ratios",
             "split": args.split,
             "images": images,
             "grounded_nouns": nouns,

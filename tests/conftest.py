@@ -12,6 +12,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+os.environ["CAPTIONING_JAVA"] = "off"  # starting METEOR takes seconds; tests marked java turn it on
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["NO_COLOR"] = "1"
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"  # Lightning 2.6 calls what jsonargparse 4.5x deprecates
@@ -52,6 +53,12 @@ def _seeded() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - libraries draw from the global generator
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _java(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.get_closest_marker("java"):
+        monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
 
 
 @pytest.fixture(autouse=True)

@@ -21,6 +21,11 @@ from captioning.evaluation.rouge import longest_common_subsequence, rouge_l
 WORDS = "a dog cat runs sits on the grass red ball".split()
 
 
+@pytest.fixture(autouse=True)
+def _java_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
+
+
 def make_corpus(seed: int, images: int = 40, *, shortest: int = 0):
     """Captions of few words, so that n-grams repeat; one to five references; some hypotheses equal a reference."""
     random.seed(seed)

@@ -15,7 +15,7 @@ import pytest
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import METRICS, Cell, Comparison, Table
+from captioning.comparison.result import Cell, Comparison, Table
 from captioning.comparison.runs import Run
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.records import CaptionedImage, NounHit
@@ -102,8 +102,10 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
     ],
 )
 def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, finding):
-    found = [Difference(Interval(1.0, low, 2.5), corrected, corrected)] * 4
-    monkeypatch.setattr("captioning.comparison.compare.differences", lambda *args, **options: found)
+    found = Difference(Interval(1.0, low, 2.5), corrected, corrected)
+    scores = {10: 4, 2: 1}  # of BLEU's counts, of those of a mean
+    stand_in = lambda first, *args, **options: [found] * scores[first.shape[1]]  # noqa: E731
+    monkeypatch.setattr("captioning.comparison.compare.differences", stand_in)
     monkeypatch.setattr("captioning.comparison.compare.holm", list)
     captions = captioned(8, hits=False)
     result = compare([run("a", captions), run("b", captions)], resamples=200)
@@ -118,7 +120,8 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
         for i, (name, skill) in enumerate(zip("abc", (0.5, 0.6, 0.7), strict=True))
     ]
     found = compare(runs, resamples=400)
-    for measures in (METRICS, ("pointing_accuracy", "attention_correctness")):
+    metrics = ("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d")
+    for measures in (metrics, ("pointing_accuracy", "attention_correctness")):
         tests = [found.tests[name][measure] for name in "bc" for measure in measures]
         assert [test.corrected for test in tests] == [test.corrected for test in holm(tests)]
         assert len({test.p_value for test in tests}) > 1 and all(test.corrected >= test.p_value for test in tests)
@@ -126,7 +129,7 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
     assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
     assert all("(Holm)" in table.note for table in found.tables) and found.notices == []
     (notice,) = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], resamples=79).notices
-    assert notice.startswith("79 resamples are too few for 4 tests") and notice.endswith("at least 80.")
+    assert notice.startswith("79 resamples are too few for 6 tests") and notice.endswith("at least 120.")
 
 
 def test_many_runs_are_each_compared_with_the_first():

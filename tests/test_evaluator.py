@@ -17,9 +17,12 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.files import read_results
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.evaluation.records import NounHit, read_captions, read_scores, write_evaluation
+from captioning.evaluation.rouge import rouge_l
 from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.vocabulary import Vocabulary
@@ -151,3 +154,12 @@ def test_a_sample_is_the_caption_of_an_evaluation(split):
     for (image, found), other in zip(split.evaluator().caption(batch), evaluated, strict=True):
         assert (image.image_id, image.caption, image.log_prob) == (other.image_id, other.caption, other.log_prob)
         assert re.fullmatch(r"\w+( \w+)*", image.caption.replace("<unk>", "unk")) and len(found.ids) == len(image.words)
+
+
+def test_every_score_is_reported_and_the_servers_file_is_written(split, tmp_path):
+    scores, images = split.evaluator(split.batch(0, 1, 2)).evaluated.finish()
+    hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
+    assert scores["rouge_l"] == pytest.approx(100 * rouge_l(hypotheses, references).mean())
+    assert scores["cider_d"] == pytest.approx(100 * cider_d(hypotheses, references).mean())
+    write_evaluation(tmp_path, "test", scores, images, search={})
+    assert read_results(tmp_path / "test_results.json") == {image.image_id: image.caption for image in images}

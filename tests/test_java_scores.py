@@ -33,6 +33,11 @@ children play football on a field
 an old woman sits on a wooden bench beside the lake""".splitlines()
 
 
+@pytest.fixture(autouse=True)
+def _java_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
+
+
 def make_corpus(seed: int, images: int = 24):
     random.seed(seed)
     references = [[s.split() for s in random.sample(SENTENCES, random.randint(1, 4))] for _ in range(images)]
@@ -300,6 +305,7 @@ def test_spice_needs_a_java_with_a_javascript_engine(fake, version, fits):
 def test_without_the_package_the_command_that_installs_it_is_named(fake, monkeypatch):
     fake(SCORE)
     monkeypatch.undo()
+    monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
     monkeypatch.setattr(java.shutil, "which", lambda name: "/bin/java")
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
     assert missing_meteor() == missing_spice() == "pycocoevalcap is not installed: pip install 'captioning[metrics]'"

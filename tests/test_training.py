@@ -20,6 +20,7 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.evaluation.files import read_results
 from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -228,8 +229,13 @@ def test_predict_captions_every_image_of_the_test_split(shapes, tmp_path):
     trainer = make_trainer(tmp_path)
     run(trainer.fit, module, data)
     predictions = [p for batch in run(trainer.predict, module, data) for p in batch]
-    assert [p["image_id"] for p in predictions] == shapes.index("test").image_ids.tolist()
-    assert all(isinstance(p["caption"], str) for p in predictions)
+    ids = shapes.index("test").image_ids.tolist()
+    assert [image["image_id"] for image in predictions] == ids
+    lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
+    assert [line["image_id"] for line in lines] == ids
+    assert [line["caption"] for line in lines] == [image["caption"] for image in predictions]
+    assert all(Path(line["image"]).is_file() for line in lines)
+    assert read_results(tmp_path / "predict_results.json") == {line["image_id"]: line["caption"] for line in lines}
 
 
 def test_bleu_is_scored_on_free_running_captions_against_words_the_vocabulary_lacks(shapes, tmp_path):

@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from captioning.comparison.result import METRICS, Cell, Comparison, Disagreement, Row, Table, metric_title
+from captioning.comparison.result import Cell, Comparison, Disagreement, Row, Table
 from captioning.comparison.runs import Curve, Run, flat
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, sentence_bleu
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import (
     LEVEL,
@@ -27,6 +26,7 @@ from captioning.evaluation.resampling import (
     intervals,
     share,
 )
+from captioning.evaluation.scores import NAMES, TITLES, Family, count
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
 # are what attention that knows nothing of the caption would get at the same nouns.
@@ -48,16 +48,23 @@ _ELSEWHERE = (
 
 
 def compare(
-    runs: Sequence[Run], *, metric: str = "bleu4", resamples: int = 1000, seed: int = 0, images: int = 12
+    runs: Sequence[Run],
+    *,
+    metric: str = "bleu4",
+    resamples: int = 1000,
+    seed: int = 0,
+    images: int = 12,
+    java: bool = False,
 ) -> Comparison:
     """Compare runs with the first of them.
 
     Args:
         runs: two or more, with different names.
-        metric: one of ``METRICS``, for the verdict and for sentence scores.
+        metric: one of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
         resamples: of the images, for every interval and every test.
         seed: of the resampling.
         images: how many disagreements to list.
+        java: also METEOR and SPICE, where they are available.
     """
     result = Comparison([run.name for run in runs], metric)
     tested = {run.name: run.captions for run in runs if run.captions}
@@ -65,14 +72,15 @@ def compare(
         if not run.captions:
             result.notices.append(_untested(run))
     common = _common_images(tested, result)
-    _compare_captions(result, tested, common, resamples=resamples, seed=seed)
+    counted = {name: _counts(captions, common or sorted(captions), java) for name, captions in tested.items()}
+    _compare_captions(result, counted, bool(common), resamples=resamples, seed=seed)
     _compare_grounding(result, tested, common, resamples=resamples, seed=seed)
     _add_training(result, runs)
     _add_conditions(result, runs)
     result.settings = _settings(runs)
     result.curves = _curves(runs, metric)
     if common and len(tested) > 1:
-        result.disagreements = _disagreements(tested, common, metric, images)
+        result.disagreements = _disagreements(tested, counted, common, metric, images)
     return result
 
 
@@ -110,47 +118,52 @@ def _common_images(tested: dict[str, dict[int, CaptionedImage]], result: Compari
     return common
 
 
+def _counts(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> list[tuple[Family, Floats]]:
+    hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
+    return count(hypotheses, references, java=java)
+
+
 def _compare_captions(
-    result: Comparison,
-    tested: dict[str, dict[int, CaptionedImage]],
-    common: list[int],
-    *,
-    resamples: int,
-    seed: int,
+    result: Comparison, counted: dict[str, list[tuple[Family, Floats]]], common: bool, *, resamples: int, seed: int
 ) -> None:
-    if not tested:
+    """Compare the scores of captions, on common images or of each run's own."""
+    if not counted:
         return
-    counts = {name: _bleu_counts(captions, common or sorted(captions)) for name, captions in tested.items()}
-    for name, of_images in counts.items():
-        drawn = intervals(of_images, bleu_from_counts, resamples=resamples, seed=seed)
-        result.bleu[name] = [Interval(*(float(value) for value in column)) for column in drawn.T]
-    first = next(iter(tested))
+    for name, families in counted.items():
+        result.scores[name] = {}
+        for family, counts in families:
+            drawn = intervals(counts, family.scores, resamples=resamples, seed=seed)
+            for metric, column in zip(family.names, drawn.T, strict=True):
+                result.scores[name][metric] = Interval(*(float(value) for value in column))
+    first = next(iter(counted))
     tests: dict[tuple[str, str], Difference] = {}
     if common and first == result.runs[0]:
-        for name in list(tested)[1:]:
-            found = differences(counts[first], counts[name], bleu_from_counts, resamples=resamples, seed=seed)
-            tests |= {(name, metric): test for metric, test in zip(METRICS, found, strict=True)}
+        for name in list(counted)[1:]:
+            others = {family.names: counts for family, counts in counted[name]}
+            for family, counts in counted[first]:
+                if family.names in others:
+                    found = differences(counts, others[family.names], family.scores, resamples=resamples, seed=seed)
+                    tests |= {(name, metric): test for metric, test in zip(family.names, found, strict=True)}
         _add_tests(result, tests, resamples)
         result.verdicts = {name: _verdict(result, first, name) for name in result.tests}
     rows = []
-    for n, metric in enumerate(METRICS):
-        cells = []
-        for run in result.runs:
-            interval = result.bleu[run][n] if run in result.bleu else None
-            cells.append(_measured(interval, result.tests.get(run, {}).get(metric)))
-        rows.append(Row(metric_title(metric), _with_best(cells, max) if common else cells))
-    lengths = [_length_ratio(counts[run]) if run in counts else None for run in result.runs]
+    for metric in [name for name in NAMES if name in result.scores[first]]:
+        cells = [
+            _measured(result.scores.get(run, {}).get(metric), result.tests.get(run, {}).get(metric))
+            for run in result.runs
+        ]
+        rows.append(Row(TITLES[metric], _with_best(cells, max) if common else cells))
+    lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
     rows.append(Row("Length, words per reference word", [_plain(value, "{:.3f}") for value in lengths]))
-    scored = f"{len(common)} images" if common else "each run's own images"
+    scored = f"{result.images} images" if common else "each run's own images"
     result.tables.append(
         Table(
             f"Captions of {scored}",
             rows,
-            "Corpus BLEU with brevity penalty, percent. Below each score its 95 % interval (bootstrap over images) and "
-            "the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization "
-            f"test), {resamples} resamples. They reflect the choice of images, not that between training seeds."
-            + _CORRECTED
-            * bool(tests),
+            "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
+            "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
+            f"(randomization test), {resamples} resamples. They reflect the choice of images, not that of the "
+            "training seed." + _CORRECTED * bool(tests),
         )
     )
 
@@ -167,9 +180,10 @@ def _add_tests(result: Comparison, tests: dict[tuple[str, str], Difference], res
 
 
 def _verdict(result: Comparison, first: str, other: str) -> str:
-    n = METRICS.index(result.metric)
-    test, before, after = result.tests[other][result.metric], result.bleu[first][n].value, result.bleu[other][n].value
-    change, title = test.interval, metric_title(result.metric)
+    metric = result.metric
+    before, after = (result.scores[run][metric].value for run in (first, other))
+    test, title = result.tests[other][metric], TITLES[metric]
+    change = test.interval
     if change.value == 0 and test.p_value == 1:
         return f"{other} and {first} have the same {title}, {after:.2f}, on {result.images} images."
     than = "higher" if change.value > 0 else "lower"
@@ -238,11 +252,6 @@ def _compare_grounding(
         f"that ignores the caption gets at the same nouns.{_CORRECTED * bool(tests)}"
     )
     result.tables.append(Table("Grounding", rows, note))
-
-
-def _bleu_counts(captions: dict[int, CaptionedImage], ids: Sequence[int]) -> Floats:
-    hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
-    return bleu_counts(hypotheses, references).astype(np.float64)
 
 
 def _noun_counts(captions: dict[int, CaptionedImage], ids: Sequence[int], of: str, column: str) -> Floats | None:
@@ -339,25 +348,35 @@ def _curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
 
 
 def _disagreements(
-    tested: dict[str, dict[int, CaptionedImage]], common: list[int], metric: str, count: int
+    tested: dict[str, dict[int, CaptionedImage]],
+    counted: dict[str, list[tuple[Family, Floats]]],
+    common: list[int],
+    metric: str,
+    images: int,
 ) -> list[Disagreement]:
-    """The images of the largest difference between sentence scores; ties go to captions with fewer common words."""
-    n = METRICS.index(metric) + 1
-    scores = np.stack([sentence_bleu(_bleu_counts(captions, common), n) for captions in tested.values()])
+    """The images with the largest difference of the captions' own scores; ties go to those with fewer common words."""
+    scores = np.stack(
+        [
+            family.of_images(counts)[:, family.names.index(metric)]
+            for families in counted.values()
+            for family, counts in families
+            if metric in family.names
+        ]
+    )
     spread = scores.max(axis=0) - scores.min(axis=0)
     distance = [_distance([captions[i].caption for captions in tested.values()]) for i in common]
     order = sorted(range(len(common)), key=lambda i: (-round(float(spread[i]), 9), -distance[i], common[i]))
     found = []
-    for i in order[:count]:
+    for i in order[:images]:
         if not distance[i]:
             continue  # all captions are equal
-        images = {name: captions[common[i]] for name, captions in tested.items()}
+        each = {name: captions[common[i]] for name, captions in tested.items()}
         found.append(
             Disagreement(
                 image_id=common[i],
-                captions={name: image.caption for name, image in images.items()},
+                captions={name: image.caption for name, image in each.items()},
                 scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
-                references=next(iter(images.values())).references,
+                references=next(iter(each.values())).references,
             )
         )
     return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from captioning.comparison.charts import axis_of, line_chart
-from captioning.comparison.result import Comparison, metric_title
+from captioning.comparison.result import Comparison
+from captioning.evaluation.scores import TITLES
 from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers; further runs start over with a dashed line.
@@ -28,7 +29,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         title=" · ".join(comparison.runs),
         comparison=comparison,
         colors=colors,
-        metric=metric_title(comparison.metric),
+        metric=TITLES[comparison.metric],
         charts={
             key: line_chart(key, curves, colors=colors, dashed=dashed) for key, curves in comparison.curves.items()
         },

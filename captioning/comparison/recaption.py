@@ -8,11 +8,12 @@ from pathlib import Path
 import torch
 
 from captioning.caption import Caption
-from captioning.comparison.result import Comparison, metric_title
+from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.configs import build
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
+from captioning.evaluation.scores import TITLES
 from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
@@ -71,7 +72,7 @@ def explore(
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         captions = _caption(models[run.name], run, [files[item.image_id] for item in items], seed)
         for item, caption in zip(items, captions, strict=True):
-            numbers: dict[str, float | str] = {metric_title(comparison.metric): f"{item.scores[run.name]:.1f}"}
+            numbers: dict[str, float | str] = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             made += 1
             if caption.text != item.captions[run.name]:
                 changed += 1

@@ -9,8 +9,6 @@ from typing import Any
 from captioning.comparison.runs import Curve
 from captioning.evaluation.resampling import Difference, Interval
 
-METRICS = ("bleu1", "bleu2", "bleu3", "bleu4")
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -53,7 +51,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image that the runs caption differently: by run its caption and its sentence score in percent."""
+    """An image that the runs caption differently: by run its caption and the caption's own score in percent."""
 
     image_id: int
     captions: dict[str, str]
@@ -71,12 +69,12 @@ class Comparison:
 
     Attributes:
         runs: their names; the first is what the others are compared with.
-        metric: one of ``METRICS``, of verdicts and sentence scores.
+        metric: one of ``evaluation.scores.NAMES``, of verdicts and the scores of single images.
         verdicts: by run but the first, a sentence on how its metric differs from the first run's.
         notices: sentences on what limits the comparison.
         tables: in the order of interest.
         settings: the settings that differ.
-        bleu: by run, the four intervals of BLEU-1..4.
+        scores: by run and name, the intervals of its captions' scores.
         tests: by run but the first, and by measure, its difference from the first; corrected within each table.
         curves: by log key, the curves of the runs that have it.
         disagreements: the images where the runs differ most, first the largest difference of sentence scores.
@@ -89,7 +87,7 @@ class Comparison:
     notices: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
     settings: Table = field(default_factory=lambda: Table("Settings that differ", []))
-    bleu: dict[str, list[Interval]] = field(default_factory=dict)
+    scores: dict[str, dict[str, Interval]] = field(default_factory=dict)
     tests: dict[str, dict[str, Difference]] = field(default_factory=dict)
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     disagreements: list[Disagreement] = field(default_factory=list)
@@ -104,8 +102,7 @@ class Comparison:
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
-                run: {name: vars(interval) for name, interval in zip(METRICS, found, strict=True)}
-                for run, found in self.bleu.items()
+                run: {name: vars(interval) for name, interval in found.items()} for run, found in self.scores.items()
             },
             "differences": {
                 run: {
@@ -126,8 +123,3 @@ class Comparison:
             },
             "disagreements": [vars(item) for item in self.disagreements],
         }
-
-
-def metric_title(metric: str) -> str:
-    """Return BLEU-4 of bleu4."""
-    return f"BLEU-{metric[-1]}"

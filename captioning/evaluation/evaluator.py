@@ -13,9 +13,9 @@ from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits
 from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.evaluation.scores import score_captions
 from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.objective import sampled_bounds
@@ -49,16 +49,20 @@ class Evaluated:
     def add(self, name: str, value: float) -> None:
         self.sums[name] = self.sums.get(name, 0.0) + value
 
-    def finish(self) -> tuple[dict[str, float], list[CaptionedImage]]:
+    def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
         """Return the scores and the images in the order of the split; no scores where there is no image.
 
-        The scores are ``bleu.corpus_bleu``, nats per word of the references, and ``grounding_scores`` of the captions
+        The scores are ``score_captions``, nats per word of the references, and ``grounding_scores`` of the captions
         and, as "reference_..", of the references.
+
+        Args:
+            java: also METEOR and SPICE, where they are available.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
             return {}, []
-        scores = corpus_bleu([image.words for image in images], [image.reference_words for image in images])
+        hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
+        scores = score_captions(hypotheses, references, java=java)
         scores |= {name: total / self.words for name, total in self.sums.items()}
         scores |= grounding_scores([hit for image in images for hit in image.hits])
         of_references = grounding_scores([hit for image in images for hit in image.reference_hits])

@@ -1,5 +1,7 @@
 """METEOR and SPICE: the COCO toolkit's own Java programs, where Java and pycocoevalcap are installed.
 
+``CAPTIONING_JAVA=off`` in the environment leaves both out.
+
 The programs are started here and not through the toolkit's classes, which leave a process waiting for as long as Python
 runs, lose step with METEOR's answers over a caption with a line break, have no time limit, and write temporary files
 into the installed package. Each call here starts one process, gives it all captions at once, and leaves nothing behind.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -194,6 +197,8 @@ def _check(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -
 
 
 def _missing(*files: str) -> str | None:
+    if os.environ.get("CAPTIONING_JAVA") == "off":
+        return "CAPTIONING_JAVA=off"
     if shutil.which("java") is None:
         return "no Java runtime: no `java` on the PATH"
     try:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError
-from captioning.files import write_json
+from captioning.evaluation.files import write_results
+from captioning.files import write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,33 @@ def write_evaluation(
     *,
     search: Mapping[str, Any],
 ) -> None:
-    """Write the scores of ``stage`` ("val", "test"), how the captions were made, and every caption."""
+    """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
+
+    Args:
+        stage: "val" or "test".
+        search: how the captions were made.
+    """
     content = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     write_json(folder / f"{stage}_metrics.json", content)
     write_json(folder / f"{stage}_captions.json", [dataclasses.asdict(image) for image in images])
+    write_results(folder / f"{stage}_results.json", [(image.image_id, image.caption) for image in images])
+
+
+def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
+    """Write captions that nothing is compared with, and return the files.
+
+    Returns:
+        predictions.jsonl, a line ``{"image", "image_id", "caption", "log_prob"}`` for each image, and
+        predict_results.json, the COCO server's file.
+    """
+    lines, results = folder / "predictions.jsonl", folder / "predict_results.json"
+    entries = [
+        {"image": str(path), "image_id": image.image_id, "caption": image.caption, "log_prob": image.log_prob}
+        for path, image in zip(paths, images, strict=True)
+    ]
+    write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
+    write_results(results, [(image.image_id, image.caption) for image in images])
+    return lines, results
 
 
 def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:

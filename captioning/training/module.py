@@ -21,7 +21,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.records import CaptionedImage, write_evaluation
+from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
@@ -209,12 +209,22 @@ class CaptioningModule(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         self._finish_evaluation("test")
 
+    def on_predict_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
     def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Return ``{"image_id", "caption", "score"}`` of every image."""
-        return [
-            {"image_id": image.image_id, "caption": image.caption, "score": image.log_prob}
-            for image, _ in self._make_evaluator().caption(batch)
-        ]
+        """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
+        assert self._evaluator is not None
+        images = [image for image, _ in self._evaluator.caption(batch)]
+        self._evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
+        return [{name: getattr(image, name) for name in ("image_id", "caption", "log_prob")} for image in images]
+
+    def on_predict_epoch_end(self) -> None:
+        images = dict(sorted(self._gathered().images.items()))
+        if self.trainer.is_global_zero:
+            paths = [self.data.evaluated.image_path(row) for row in images]
+            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
+                print(f"written to {path}", flush=True)
 
     def caption_samples(self, count: int) -> list[Sample]:
         """Caption the first ``count`` images of the split being evaluated; those without an image file are left out."""
@@ -238,17 +248,23 @@ class CaptioningModule(pl.LightningModule):
             bound_samples=bound_samples,
         )
 
-    def _finish_evaluation(self, stage: str) -> None:
+    def _gathered(self) -> Evaluated:
+        """Return what all processes have evaluated."""
         assert self._evaluator is not None
         evaluated = self._evaluator.evaluated
         if self.trainer.world_size > 1:
             parts: list[Any] = [None] * self.trainer.world_size
             torch.distributed.all_gather_object(parts, evaluated)
             evaluated = Evaluated.merge(parts)
-        scores, self.results = evaluated.finish()
+        return evaluated
+
+    def _finish_evaluation(self, stage: str) -> None:
+        # METEOR alone takes seconds: not after every epoch, and not on every process.
+        evaluating = self.trainer.state.fn != "fit" and self.trainer.is_global_zero
+        scores, self.results = self._gathered().finish(java=evaluating)
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
-        if scores and self.trainer.state.fn != "fit" and self.trainer.is_global_zero:
+        if scores and evaluating:
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples

@@ -21,6 +21,8 @@ from captioning.run_folder import RunFolder
 # What a wandb summary keeps the best value of, beside the last.
 _BEST = {
     **{f"val/bleu{n}": "max" for n in range(1, 5)},
+    "val/rouge_l": "max",
+    "val/cider_d": "max",
     "val/nll": "min",
     "val/pointing_accuracy": "max",
     "val/attention_correctness": "max",

@@ -151,7 +151,7 @@ class Attention(Component):
         needs_estimator: its draws pass no gradient on, so that training needs an estimator of it.
     """
 
-    score: Score | None
+    score: Score
     inference_modes: tuple[str, ...] = ("expected",)
     needs_estimator = False
     _inference = "expected"
@@ -195,8 +195,7 @@ class Attention(Component):
             grid_size: (rows, columns) of the locations, for attention that knows where they lie; None where they form
                 no grid.
         """
-        if self.score is not None:
-            self.score.build(annotation_dim, query_dim, grid_size)
+        self.score.build(annotation_dim, query_dim, grid_size)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         """Return the memory of annotations (B, L, D) with an optional bool mask (B, L).
@@ -205,12 +204,11 @@ class Attention(Component):
             ValueError: a mask of another shape, or an image without a single location.
         """
         check_mask(annotations, mask)
-        projected = annotations if self.score is None else self.score.project(annotations)
-        return Memory(annotations, projected, mask)
+        return Memory(annotations, self.score.project(annotations), mask)
 
     def init_state(self, memory: Memory) -> State:
         """Return what the first step starts with, (B, ..) each."""
-        return () if self.score is None else self.score.init_state(memory.exists)
+        return self.score.init_state(memory.exists)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         """Attend with queries (N, H), N = B * R, and the state of the step before; None at the first step."""
@@ -218,11 +216,11 @@ class Attention(Component):
         if state is None:
             state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
         queries, *carried = (x.unflatten(0, (images, -1)) for x in (query, *state))  # (B, R, ..)
-        logits = self.logits(queries, memory, *carried)  # Eq. 4
+        logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
         log_alphas = masked_log_softmax(logits, None if memory.mask is None else memory.mask.unsqueeze(1))  # Eq. 5
         alphas = log_alphas.exp()
         context, locations, log_prob = self.select(alphas, log_alphas, memory)  # Eq. 6
-        after = () if self.score is None else self.score.update(alphas, *carried)
+        after = self.score.update(alphas, *carried)
         if locations is None:
             locations = torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device)
         return AttentionOutput(
@@ -232,11 +230,6 @@ class Attention(Component):
             log_prob=None if log_prob is None else log_prob.flatten(),
             state=tuple(part.flatten(0, 1) for part in after),
         )
-
-    def logits(self, queries: Tensor, memory: Memory, *state: Tensor) -> Tensor:
-        """Return the score's logits (B, R, L) of queries (B, R, H)."""
-        assert self.score is not None
-        return self.score(queries, memory.projected, *state)
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:

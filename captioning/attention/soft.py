@@ -17,8 +17,6 @@ class SoftAttention(Attention):
             (Vaswani et al. 2017). The alphas that are reported, and penalised, are those before dropping.
     """
 
-    score: Score
-
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.score = score
@@ -28,18 +26,24 @@ class SoftAttention(Attention):
         return Selected(expected_context(self.dropout(alphas), memory.annotations))
 
 
-class UniformAttention(Attention):
+class UniformAttention(SoftAttention):
     """The control without attention: every step sees the mean annotation.
 
     Shows what attention is worth: the same decoder, the same features, no choice of where to look.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self.score = None
+        super().__init__(_EvenScore())
 
-    def logits(self, queries: Tensor, memory: Memory, *state: Tensor) -> Tensor:
-        return queries.new_zeros(*queries.shape[:2], memory.annotations.shape[1])
 
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        return Selected(expected_context(alphas, memory.annotations))
+class _EvenScore(Score):
+    """e_ti = 0."""
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        pass
+
+    def project(self, annotations: Tensor) -> Tensor:
+        return annotations
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        return query.new_zeros(*query.shape[:2], projected.shape[1])

@@ -14,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention.base import Attention
+from captioning.attention import Attention, UniformAttention
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
@@ -157,7 +157,7 @@ class CaptioningModule(pl.LightningModule):
         return loss
 
     def on_train_epoch_end(self) -> None:
-        if self.attention.score is not None and (cause := self._watch.cause()) is not None:
+        if not isinstance(self.attention, UniformAttention) and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
     def configure_optimizers(self) -> Any:

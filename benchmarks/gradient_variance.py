@@ -118,8 +118,8 @@ def measure(
         draws: gradients that a variance is estimated from.
     """
     score = captioner.decoder.attention.score
-    if score is None:
-        raise InputError(f"the checkpoint's {type(captioner.decoder.attention).__name__} has no score to draw from")
+    if not list(score.parameters()):
+        raise InputError(f"the checkpoint's {type(captioner.decoder.attention).__name__} learns nothing from draws")
     captioner.requires_grad_(True).eval()
     found = {}
     for name, estimator in ESTIMATORS.items():

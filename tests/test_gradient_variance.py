@@ -49,5 +49,5 @@ def test_baselines_shrink_the_variance_and_cost_is_counted():
 
 
 def test_attention_that_has_nothing_to_draw_from_is_refused():
-    with pytest.raises(InputError, match="UniformAttention has no score to draw from"):
+    with pytest.raises(InputError, match="UniformAttention learns nothing from draws"):
         measure(make_captioner(UniformAttention()), make_batch(), [], draws=2)

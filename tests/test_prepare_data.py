@@ -1,7 +1,6 @@
 import dataclasses
 import hashlib
 import http.server
-import importlib.util
 import io
 import json
 import re
@@ -11,23 +10,19 @@ import sys
 import tarfile
 import threading
 import zipfile
-from pathlib import Path
 
 import pytest
+from helpers import SCRIPTS, load_script
 
 from captioning.data import download
 from captioning.errors import InputError
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "prepare_data.py"
 PAYLOAD = bytes(range(256)) * 4000  # 1 MB
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "prepare_data", module)  # its data classes look themselves up there
-    spec.loader.exec_module(module)
+    module = load_script("prepare_data")
     monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "*")
     return module
@@ -389,11 +384,11 @@ def test_shapes_are_generated_and_checked(script, tmp_path, capsys):
 def test_help_comes_without_importing_what_is_slow():
     program = (
         f"import runpy, sys; sys.argv = ['x', 'coco', '--help']\n"
-        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        f"try: runpy.run_path({str(SCRIPTS / 'prepare_data.py')!r}, run_name='__main__')\n"
         f"except SystemExit: pass\n"
         f"slow = {{'torch', 'numpy', 'nltk', 'rich', 'pycocotools'}} & set(sys.modules)\n"
         f"assert not slow, slow\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPT.parent.parent, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--karpathy" in done.stdout

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.features import FeatureWriter
@@ -23,9 +24,7 @@ from captioning.vocabulary import Vocabulary
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
-    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=3, test=2, image_size=48)
-    source.prepare()
-    return source
+    return make_shapes(tmp_path_factory.mktemp("data"), train=6, val=3, test=2)
 
 
 @pytest.fixture(scope="module")

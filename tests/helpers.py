@@ -63,7 +63,7 @@ def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
 
 
-class Told(NamedTuple):
+class Attended(NamedTuple):
     """A caption as the explorer takes it."""
 
     words: list[str]
@@ -72,22 +72,22 @@ class Told(NamedTuple):
     score: float | None = None
 
 
-def told(words: str, alphas=None, betas=None, locations=None, **numbers) -> Told:
+def attended(words: str, alphas=None, betas=None, locations=None, **numbers) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    return Told(words.split(), trace_of(alphas, betas, locations), **numbers)
+    return Attended(words.split(), trace_of(alphas, betas, locations), **numbers)
 
 
 def look(
     run: str = "soft",
     words: str = "two cats sleep",
     *,
-    alternatives: Sequence[Told] = (),
+    alternatives: Sequence[Attended] = (),
     grid_size: tuple[int, int] = GRID,
     references: Sequence[str] = (),
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
 ) -> Look:
-    captions = [told(words, **caption), *alternatives]
+    captions = [attended(words, **caption), *alternatives]
     return Look(run, captions, grid_size, references, numbers or {})
 
 

@@ -68,7 +68,7 @@ def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tm
     (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
     script.main([*map(str, tested_pair), "--samples", "9"])
     out = capsys.readouterr().out
-    assert "No attention of soft: its checkpoint is not at hand." in out
+    assert "No attention of soft: its checkpoint is missing." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
     assert "explorer-data" not in (tested_pair[0].parent / "comparison.html").read_text()
 
@@ -153,7 +153,7 @@ def test_help_is_quick():
     assert done.returncode == 0 and "--metric" in done.stdout, done.stderr
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_of_one_name_get_distinct_names(tmp_path):
     runs = [
         Run("soft", "x", tmp_path / "a/soft"),
         Run("hard", "x"),
@@ -307,9 +307,7 @@ def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes
 
 
 def test_an_unknown_online_run_is_named(api):
-    with pytest.raises(
-        InputError, match=r"me/x/y: no such folder here, and no run that W&B would give \(run me/x/y not"
-    ):
+    with pytest.raises(InputError, match=r"me/x/y: no such folder here, and W&B returned no such run \(run me/x/y not"):
         find_run("me/x/y")
 
 

@@ -120,7 +120,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path
         with pytest.raises(SystemExit) as ended:
             run(config, tmp_path, "--splits", "train")
     assert ended.value.code == 130
-    assert "train: stopped at 4 of 5; the same command goes on from here" in capsys.readouterr().out
+    assert "train: stopped at 4 of 5; the same command resumes here" in capsys.readouterr().out
     out = run(config, tmp_path, "--splits", "train")
     assert "4 done already" in capsys.readouterr().out
     assert (out / "train.npy").read_bytes() == (whole / "train.npy").read_bytes()

@@ -225,7 +225,7 @@ def test_a_server_that_cannot_continue_is_asked_for_all(fetch, server, tmp_path,
     server.ranges = False
     (tmp_path / "big.bin.part").write_bytes(b"x" * 1000)
     assert fetch(len(PAYLOAD)) == PAYLOAD
-    assert "cannot continue a download, beginning anew" in capsys.readouterr().out
+    assert "cannot resume a download, starting over" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("size", [None, len(PAYLOAD)])
@@ -291,7 +291,7 @@ def test_a_wrong_archive_put_there_by_hand_is_named_and_left_alone(coco, tmp_pat
     assert (tmp_path / "val2017.zip").exists()
 
 
-def test_a_full_disk_is_told_before_the_download(coco, script, server, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_before_the_download(coco, script, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(SystemExit):
         coco(tmp_path)

@@ -40,7 +40,7 @@ _GROUNDING = {
 }
 _CORRECTED = " The p-values are corrected for the number of tests in this table (Holm); the intervals are not."
 _LOWER_IS_BETTER = ("nll", "loss")
-# Settings that name a run's place, and what its wandb run repeats under short names.
+# Settings of where a run is stored, and those that its wandb config repeats under short names.
 _ELSEWHERE = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
     "_wandb attention score encoder seed provenance"

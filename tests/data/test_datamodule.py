@@ -163,7 +163,7 @@ def test_words_outside_the_vocabulary_become_unk(shapes, encoder):
     assert set(dataset[[0, 1]].captions.flatten().tolist()) <= {0, 1, 2, 3, 4}
 
 
-def test_training_images_vary_as_told_and_evaluated_ones_do_not(shapes, encoder):
+def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, encoder):
     def images(loader):
         torch.manual_seed(1)
         return {int(row): image for batch in loader for row, image in zip(batch.rows, batch.images, strict=True)}

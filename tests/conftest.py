@@ -1,4 +1,4 @@
-"""The ground every test stands on: seeded, one thread, offline, no window, no account."""
+"""What every test runs with: a seed, one thread, no network, no window, no account."""
 
 from __future__ import annotations
 

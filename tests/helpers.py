@@ -1,4 +1,4 @@
-"""What several tests share."""
+"""Shared by tests: scripts as modules, pictures, traces, and what the explorer shows."""
 
 from __future__ import annotations
 

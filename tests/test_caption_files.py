@@ -1,4 +1,4 @@
-"""Files of captions for the COCO server, and scoring anybody's captions from files."""
+"""Files of captions for the COCO server, and scoring captions of any origin from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs are read from wherever they are; the script prints, writes and says what it cannot do."""
+"""Runs are read from folders, wandb's files and its server; the script prints, writes and reports what it cannot do."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
     assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
 
 
-def test_a_data_source_of_somebody_elses_is_not_imported(tested_pair):
+def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
     from captioning.comparison.compare import compare
     from captioning.comparison.runs import read_run
 

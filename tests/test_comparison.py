@@ -1,4 +1,4 @@
-"""What is said of two runs is true of their captions; the page holds it, and nothing in it can break out."""
+"""Verdicts, tables and charts of a comparison are true of its captions; no text can break out of the page's HTML."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ def test_with_an_explorer_the_texts_lead_to_its_images(pair):
     assert "data-explore=" not in comparison_page(pair)
 
 
-def test_a_caption_marks_the_words_that_nobody_used():
+def test_a_caption_marks_the_words_that_no_reference_has():
     images = {1: captioned_image(1, "a blue dog", ["a dog"])}
     other = {1: captioned_image(1, "a dog", ["a dog"])}
     text = comparison_page(compare([run_of("a", images), run_of("b", other)], resamples=9))

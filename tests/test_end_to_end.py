@@ -62,7 +62,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     load_script("demo").main(["--overlay-config", "tiny.yaml"])
     assert "Next:" in capsys.readouterr().out
     again = json.loads((demo / "summary.json").read_text())["soft"]
-    assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained anew
+    assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 
 
 def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):

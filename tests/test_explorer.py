@@ -1,4 +1,4 @@
-"""The page holds everything it shows, in text that cannot break out of it, and little of it."""
+"""The page is complete and small, and no text can break out of its HTML."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_a_weight_is_refused_where_it_has_no_effect(option):
 
 @pytest.mark.parametrize("estimator", [MovingAverage, RewardToGo])
 def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, estimator):
-    """Draws, baselines and the schedule all go on where the checkpoint left them."""
+    """Draws, baselines and the schedule all continue from the checkpoint."""
 
     def make() -> CaptioningModule:
         return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), estimator=estimator())
@@ -172,7 +172,7 @@ def make_module_vocabulary(shapes: ShapesSource):
     return data.vocabulary
 
 
-def test_the_api_looks_where_the_mode_says(trained):
+def test_the_api_forms_contexts_as_the_mode_says(trained):
     captioner = load(trained)
     image = Image.effect_noise((60, 50), 90).convert("RGB")
     assert (captioner.caption(image).trace.locations == EXPECTATION).all()

@@ -1,4 +1,4 @@
-"""A checkpoint file alone gives captions, with what the model looked at; a bad file says what is wrong with it."""
+"""A checkpoint file alone gives captions with their attention; a bad file is refused with the reason."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def captioner(checkpoint):
     return load(checkpoint)
 
 
-def test_load_caption_look_is_three_lines(checkpoint, images, tmp_path):
+def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
     captioner = load(checkpoint)
     caption = captioner.caption(images[0])
     caption.save_figure(tmp_path / "figure.png")

@@ -1,4 +1,4 @@
-"""Who imports whom. The table is the architecture, exactly: a new edge, or one that is gone, is written down here."""
+"""Imports between rooms: the table is exact, so an edge that is added or removed is a change here."""
 
 from __future__ import annotations
 

@@ -248,14 +248,14 @@ def test_a_busy_server_is_asked_again(fetch, server):
 
 def test_a_missing_file_is_not_asked_for_again(fetch, server, tmp_path):
     server.files.clear()
-    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404 .* get it by hand to {tmp_path}/big\.bin"):
+    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404 .* download it by hand to {tmp_path}/big\.bin"):
         fetch()
     assert len(server.requests) == 1
 
 
 def test_a_connection_that_keeps_breaking_ends_with_what_to_do(fetch, server, script):
     server.faults = ["status 500"] * 9
-    with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to go on"):
+    with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to resume"):
         fetch()
     assert len(server.requests) == download.ATTEMPTS
 

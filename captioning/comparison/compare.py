@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,14 +23,15 @@ from captioning.evaluation.resampling import (
     Difference,
     Floats,
     Interval,
+    Score,
     differences,
     holm,
     intervals,
     share,
 )
 
-# Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
-# are what attention that knows nothing of the caption would get at the same nouns.
+# Row title -> the field of a noun's judgement whose mean it is, and whether it is the run's own score: the others are
+# what attention that ignores the caption would score at the same nouns.
 _GROUNDING = {
     "Pointing accuracy": ("hit", True),
     "by chance": ("chance", False),
@@ -65,8 +67,9 @@ def compare(
         if not run.captions:
             result.notices.append(_untested(run))
     common = _common_images(tested, result)
-    _compare_captions(result, tested, common, resamples=resamples, seed=seed)
-    _compare_grounding(result, tested, common, resamples=resamples, seed=seed)
+    scored = _Scored(tested, common, resamples, seed)
+    _compare_captions(result, scored)
+    _compare_grounding(result, scored)
     _add_training(result, runs)
     _add_conditions(result, runs)
     result.settings = _settings(runs)
@@ -110,27 +113,46 @@ def _common_images(tested: dict[str, dict[int, CaptionedImage]], result: Compari
     return common
 
 
-def _compare_captions(
-    result: Comparison,
-    tested: dict[str, dict[int, CaptionedImage]],
-    common: list[int],
-    *,
-    resamples: int,
-    seed: int,
-) -> None:
-    if not tested:
+@dataclass(frozen=True)
+class _Scored:
+    """What the tested runs are scored on, and how it is resampled for every interval and test.
+
+    Attributes:
+        captions: by run and image id.
+        common: ids of the images that all runs captioned; if there are none, a run is scored on its own images.
+    """
+
+    captions: dict[str, dict[int, CaptionedImage]]
+    common: list[int]
+    resamples: int
+    seed: int
+
+    def images(self) -> Iterator[tuple[str, dict[int, CaptionedImage], list[int]]]:
+        """Yield the name, the captions and the ids of the scored images of every run."""
+        return ((name, captions, self.common or sorted(captions)) for name, captions in self.captions.items())
+
+    def intervals(self, counts: Floats, score: Score) -> list[Interval]:
+        """Return one interval for each score of ``score``."""
+        found = intervals(counts, score, resamples=self.resamples, seed=self.seed)
+        return [Interval(*(float(value) for value in column)) for column in found.reshape(3, -1).T]
+
+    def differences(self, first: Floats, second: Floats, score: Score) -> list[Difference]:
+        return differences(first, second, score, resamples=self.resamples, seed=self.seed)
+
+
+def _compare_captions(result: Comparison, scored: _Scored) -> None:
+    counts = {name: _bleu_counts(captions, ids) for name, captions, ids in scored.images()}
+    if not counts:
         return
-    counts = {name: _bleu_counts(captions, common or sorted(captions)) for name, captions in tested.items()}
     for name, of_images in counts.items():
-        drawn = intervals(of_images, bleu_from_counts, resamples=resamples, seed=seed)
-        result.bleu[name] = [Interval(*(float(value) for value in column)) for column in drawn.T]
-    first = next(iter(tested))
+        result.bleu[name] = scored.intervals(of_images, bleu_from_counts)
+    first = next(iter(counts))
     tests: dict[tuple[str, str], Difference] = {}
-    if common and first == result.runs[0]:
-        for name in list(tested)[1:]:
-            found = differences(counts[first], counts[name], bleu_from_counts, resamples=resamples, seed=seed)
+    if scored.common and first == result.runs[0]:
+        for name in list(counts)[1:]:
+            found = scored.differences(counts[first], counts[name], bleu_from_counts)
             tests |= {(name, metric): test for metric, test in zip(METRICS, found, strict=True)}
-        _add_tests(result, tests, resamples)
+        _add_tests(result, tests, scored.resamples)
         result.verdicts = {name: _verdict(result, first, name) for name in result.tests}
     rows = []
     for n, metric in enumerate(METRICS):
@@ -138,17 +160,17 @@ def _compare_captions(
         for run in result.runs:
             interval = result.bleu[run][n] if run in result.bleu else None
             cells.append(_measured(interval, result.tests.get(run, {}).get(metric)))
-        rows.append(Row(metric_title(metric), _with_best(cells, max) if common else cells))
+        rows.append(Row(metric_title(metric), _with_best(cells, max) if scored.common else cells))
     lengths = [_length_ratio(counts[run]) if run in counts else None for run in result.runs]
     rows.append(Row("Length, words per reference word", [_plain(value, "{:.3f}") for value in lengths]))
-    scored = f"{len(common)} images" if common else "each run's own images"
+    images = f"{len(scored.common)} images" if scored.common else "each run's own images"
     result.tables.append(
         Table(
-            f"Captions of {scored}",
+            f"Captions of {images}",
             rows,
             "Corpus BLEU with brevity penalty, percent. Below each score its 95 % interval (bootstrap over images) and "
             "the difference from the first run with its 95 % interval (paired bootstrap) and p-value (randomization "
-            f"test), {resamples} resamples. They reflect the choice of images, not that between training seeds."
+            f"test), {scored.resamples} resamples. They reflect the choice of images, not that between training seeds."
             + _CORRECTED
             * bool(tests),
         )
@@ -188,50 +210,41 @@ def _verdict(result: Comparison, first: str, other: str) -> str:
     )
 
 
-def _compare_grounding(
-    result: Comparison,
-    tested: dict[str, dict[int, CaptionedImage]],
-    common: list[int],
-    *,
-    resamples: int,
-    seed: int,
-) -> None:
+def _compare_grounding(result: Comparison, scored: _Scored) -> None:
     """Of generated captions with intervals and tests, and of references, whose nouns are the same for all runs."""
     first = result.runs[0]
     measured: dict[tuple[str, str, bool], dict[str, Floats]] = {}
     tests: dict[tuple[str, str], Difference] = {}
     for where, of in (("", "hits"), (", reference captions", "reference_hits")):
-        for title, (column, scored) in _GROUNDING.items():
+        for title, (column, own) in _GROUNDING.items():
             counts = {
                 name: nouns
-                for name, captions in tested.items()
-                if (nouns := _noun_counts(captions, common or sorted(captions), of, column)) is not None
+                for name, captions, ids in scored.images()
+                if (nouns := _noun_counts(captions, ids, of, column)) is not None
             }
             if not counts:
                 continue
-            measured[title, where, scored] = counts
-            if scored and common and first in counts:
+            measured[title, where, own] = counts
+            if own and scored.common and first in counts:
                 for name in [name for name in counts if name != first]:
-                    found = differences(counts[first], counts[name], share, resamples=resamples, seed=seed)
-                    tests[name, _key(title + where)] = found[0]
+                    (tests[name, _key(title + where)],) = scored.differences(counts[first], counts[name], share)
     if not measured:
         return
-    _add_tests(result, tests, resamples)
+    _add_tests(result, tests, scored.resamples)
     rows = []
-    for (title, where, scored), counts in measured.items():
+    for (title, where, own), counts in measured.items():
         cells = []
         for run in result.runs:
             if run not in counts:
                 cells.append(Cell(""))
-            elif scored:
-                drawn = intervals(counts[run], share, resamples=resamples, seed=seed)
-                interval = Interval(*(float(value) for value in drawn))
+            elif own:
+                (interval,) = scored.intervals(counts[run], share)
                 test = result.tests.get(run, {}).get(_key(title + where))
                 cells.append(_measured(interval, test, of=f"{int(counts[run][:, 1].sum())} nouns"))
             else:
                 cells.append(_plain(float(share(counts[run].sum(axis=0))), "{:.1f}"))
-        name = title + (where if scored else "")
-        rows.append(Row(name, _with_best(cells, max) if scored and common else cells, baseline=not scored))
+        name = title + (where if own else "")
+        rows.append(Row(name, _with_best(cells, max) if own and scored.common else cells, baseline=not own))
     note = (
         "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
         "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "

@@ -72,7 +72,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
             error.close()
             if error.code < 500 and error.code not in (408, 429):
                 raise InputError(
-                    f"{url}: the server says {error.code} {error.reason}; get it by hand to {path}"
+                    f"{url}: the server says {error.code} {error.reason}; download it by hand to {path}"
                 ) from error
             reason = f"the server says {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
@@ -81,7 +81,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         now = part.stat().st_size if part.exists() else 0
         failures = 1 if now > have else failures + 1
-    raise InputError(f"{url}: {reason}; run the same command again to go on, or get the file by hand to {path}")
+    raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file by hand to {path}")
 
 
 def _receive(url: str, part: Path, size: int | None) -> bool:

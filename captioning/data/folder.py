@@ -82,7 +82,7 @@ def _fields(row: dict[str, Any], where: str) -> tuple[str, str, str | None]:
     if not isinstance(image, str) or not image:
         raise InputError(f"{where} has no image")
     if not isinstance(caption, str):
-        raise InputError(f"{where}: {image} has no caption; a row holds one caption, as text")
+        raise InputError(f"{where}: {image} has no caption; a line holds one caption, as text")
     if "split" in row and split not in SPLITS:
         raise InputError(f"{where}: split must be one of {', '.join(SPLITS)}, got {split!r}")
     return image, caption, split

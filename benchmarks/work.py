@@ -1,4 +1,4 @@
-"""The limit: how long the same work would take at the machine's measured speed, and did nothing else.
+"""The limit: the time that the same work, and nothing else, takes at the machine's measured speed.
 
 A limit is the work's matrix products at the measured peak of large matrix products, plus the traffic that no
 arrangement avoids at the measured bandwidth. tanh, softmax, dropout and the launching of operations are not in it.

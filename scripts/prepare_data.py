@@ -45,8 +45,8 @@ class Archive:
     Attributes:
         url: where it is.
         unpacks: which of its files are wanted; a file goes where its name in the archive says.
-        size: bytes as published; None if nobody did.
-        md5: as published; None if nobody did.
+        size: bytes as published; None if unpublished.
+        md5: as published; None if unpublished.
         images: how many image files it holds.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 
-from captioning.attention import AdditiveScore, SoftAttention
+from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.comparison.runs import Run
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder
@@ -26,12 +26,19 @@ SIDE, ROWS, COLUMNS = 12, 3, 3
 WORDS = "a cat sits on two red mats".split()
 
 
-def save_checkpoint(path: Path, *, gated: bool = True, search: dict | None = None, **changes) -> Path:
-    """Write what a training run leaves: random weights with strong opinions, so that captions differ between images."""
+def save_checkpoint(
+    path: Path,
+    *,
+    attention: type[Attention] = SoftAttention,
+    gated: bool = True,
+    search: dict | None = None,
+    **changes,
+) -> Path:
+    """Write what a training run leaves: random weights, large enough for captions to differ between images."""
     torch.manual_seed(5)
     encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
     encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated)
+    decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated)
     recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
     vocabulary = Vocabulary(WORDS)
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))

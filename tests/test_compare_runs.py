@@ -10,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
 from helpers import SCRIPTS, load_script
-from helpers_runs import CAPTION, CSV, make_run
+from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
+from captioning.attention import HardAttention
 from captioning.comparison.recaption import explore, load_models
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart
@@ -87,6 +89,22 @@ def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
         for image in json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
     ]
     assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
+
+
+def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested_pair):
+    from captioning.comparison.compare import compare
+    from captioning.comparison.runs import read_run
+
+    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", attention=HardAttention)
+    runs = [read_run(folder) for folder in tested_pair]
+    runs[1].search["inference"] = "sample"
+    models, _ = load_models(runs)
+    comparison = compare(runs, resamples=9)
+    before = torch.get_rng_state()
+    first, again, other = (explore(runs, models, comparison, seed=seed)[0] for seed in (1, 1, 2))
+    assert first == again and first != other
+    assert torch.equal(torch.get_rng_state(), before)
+    assert models["hard"].captioner.decoder.attention.inference == "expected"
 
 
 def test_a_data_source_outside_the_package_is_not_imported(tested_pair):

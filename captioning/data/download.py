@@ -33,8 +33,8 @@ def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = No
     """Download ``url`` to ``path`` unless it is there, and verify it.
 
     Args:
-        size: bytes as published; None if nobody did.
-        md5: as published; None if nobody did.
+        size: bytes as published; None if unpublished.
+        md5: as published; None if unpublished.
 
     Raises:
         InputError: it cannot be downloaded, or is not what was published.

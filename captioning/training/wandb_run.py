@@ -104,7 +104,7 @@ class WandbRun(WandbLogger):
     def log_samples(self, images: list[CaptionedImage], overlays: list[Path], *, epoch: int, step: int) -> None:
         """Log captioned images as one table, and every overlay under a key of its own.
 
-        Scores are sentence BLEU in percent. One key each, because wandb expects the images of a key to have one size.
+        Scores are sentence BLEU in percent. Overlays share no key, because wandb expects its images to have one size.
         """
         import wandb
 

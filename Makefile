@@ -20,7 +20,7 @@ help:  ## list the targets
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
 
-bench: $(STAMP)  ## how fast everything is, beside the common port and the machine's limit (BENCH="--only train")
+bench: $(STAMP)  ## measure speed against the common port and the machine's limit (BENCH="--only train")
 	@$(BIN)/python scripts/benchmark.py $(BENCH)
 
 test: $(STAMP)  ## the quick tests
@@ -38,7 +38,7 @@ format: $(STAMP)  ## put the code into the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-lock: $(STAMP)  ## write requirements.txt anew from pyproject.toml (LOCK=--upgrade: newest versions)
+lock: $(STAMP)  ## rebuild requirements.txt from pyproject.toml (LOCK=--upgrade: newest versions)
 	$(BIN)/uv pip compile pyproject.toml --output-file requirements.txt --all-extras --universal \
 	    --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet $(LOCK)
 
@@ -47,7 +47,7 @@ clean:  ## remove the virtual environment and caches; runs and data stay
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again. uv needs seconds where pip needs minutes;
-# it is taken from requirements.txt too, and where it cannot be had or cannot reach its index, pip does the work.
+# it is taken from requirements.txt too, and if it cannot be installed or cannot reach its index, pip does the work.
 $(STAMP): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."

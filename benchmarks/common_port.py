@@ -8,7 +8,7 @@ Written for this comparison, from a description of what those ports do and no sl
 - the gate is as wide as the context, the LSTM cell reads [embedding; gated context] concatenated, and the words are
   predicted inside the loop from h alone;
 - the loss is the cross entropy over packed words plus the mean of (1 - sum_t alpha_ti)^2, and gradients are clamped;
-- beam search takes one image at a time, with K copies of its annotations, and goes on with the beams that are alive.
+- beam search takes one image at a time, with K copies of its annotations, and continues with the beams that are alive.
 """
 
 from __future__ import annotations
@@ -180,5 +180,5 @@ def port_beam_search(
         h, c, annotations = h[source], c[source], annotations[source]
     if not finished:
         finished = [(float(total[0]), words[0].tolist(), seen[0])]
-    _, ids, looked = max(finished, key=lambda found: found[0])
-    return [i for i in ids if i not in (START, END)], looked[1:]
+    _, ids, alphas = max(finished, key=lambda found: found[0])
+    return [i for i in ids if i not in (START, END)], alphas[1:]

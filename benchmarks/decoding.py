@@ -50,7 +50,7 @@ def cases(quick: bool) -> dict[str, Case]:
 
 
 class Timed:
-    """A step function whose images end after a given number of words each, whatever the model says.
+    """A step function whose images end after a given number of words each, regardless of the model.
 
     Args:
         step: of the model.

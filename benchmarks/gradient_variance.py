@@ -158,7 +158,7 @@ def _variance(
     of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
     mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
     for number in range(1, draws + 1):  # Welford's sums: the mean is large beside the spread for some entries
-        objective.load_state_dict(followed)  # the average must not come to know this batch
+        objective.load_state_dict(followed)  # the moving average must not include this batch
         gradient = _gradient(objective(captioner, batch)[0], parameters)
         surprise = gradient - mean
         mean += surprise / number

@@ -37,7 +37,7 @@ class RandomCaptions(CaptionSource):
         self.folder, self.paths, self.words = folder, paths, vocabulary - len(SPECIALS)
 
     def prepare(self) -> None:
-        """Everything is there."""
+        """Nothing to prepare."""
 
     def index(self, split: str) -> CaptionIndex:
         draw = np.random.default_rng(0)

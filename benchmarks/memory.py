@@ -60,7 +60,7 @@ def peak_of_a_step(who: str, case: str, device: torch.device, *, quick: bool) ->
 
 
 def _resident(entry: str) -> int:
-    """Return an entry of this process's memory in bytes: VmRSS now, VmHWM at most so far. Linux alone tells."""
+    """Return an entry of this process's memory in bytes: VmRSS now, VmHWM at most so far. Linux only."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(entry + ":"):
             return int(line.split()[1]) * 1024

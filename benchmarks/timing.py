@@ -1,4 +1,4 @@
-"""Wall-clock times of several things in turn, so that all of them meet the same moods of the machine."""
+"""Wall-clock times of several subjects measured in turn, so that load drift affects all of them equally."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def interleave(
     Args:
         subjects: what to call.
         rounds: times each is measured.
-        device: waited for before and after each call where it works on its own.
+        device: synchronised before and after each call if it computes asynchronously.
         warm_up: calls of each before the first round, not counted.
     """
     for subject in subjects.values():
@@ -66,6 +66,6 @@ def interleave(
 
 
 def wait_for(device: torch.device) -> None:
-    """Return when everything that was asked of the device is done."""
+    """Wait until the device has finished all queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

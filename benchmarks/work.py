@@ -1,4 +1,4 @@
-"""The limit: how long the same work would take at the machine's measured speed, and nothing else beside it.
+"""The limit: the time that the same work, and nothing else, takes at the machine's measured speed.
 
 A limit is the work's matrix products at the measured peak of large matrix products, plus the traffic that no
 arrangement avoids at the measured bandwidth. tanh, softmax, dropout and the launching of operations are not in it.
@@ -114,7 +114,7 @@ def training_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
 
     Counted once each: the annotations read by the forward and by the backward pass, the projected annotations written
     and read, their gradient written and read, the logits likewise, and of every parameter, in float32 whatever the
-    products are computed in, two readings, its gradient written and read, and Adam's reading and writing of it and of
+    precision of the products, two readings, its gradient written and read, and Adam's reading and writing of it and of
     its two moments. Everything that a step of the recurrence touches is taken to stay in the cache.
     """
     size = _BYTES[dtype]

@@ -1,4 +1,4 @@
-"""The ``captioning`` command. It answers ``--help`` by itself: what a training run needs takes seconds to load."""
+"""The ``captioning`` command. ``--help`` is answered here, because importing what training needs takes seconds."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Caption(Alternative):
-    """What was said about an image: the best caption that the search found.
+    """The caption of an image: the best that the search found, with its attention and the rest of the beam.
 
     Attributes:
         grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
@@ -76,17 +76,17 @@ class Caption(Alternative):
 
     def figure(self) -> Figure:
         """Return the paper's figure: the view, then one panel per word with the attention over it."""
-        from captioning.views.overlays import attention_figure  # matplotlib is needed only by those who look
+        from captioning.views.overlays import attention_figure  # imports matplotlib
 
         return attention_figure(self.view, self.words, self.trace, self.grid_size)
 
-    def look(
+    def for_explorer(
         self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
     ) -> Look:
-        """Return what the explorer shows of this caption and its alternatives, as the caption by ``run``.
+        """Return this caption and its alternatives as the explorer shows them, under the name of a run.
 
         Args:
-            run: the name to show.
+            run: the name shown.
             references: what people wrote about the image.
             numbers: shown beside the name, such as a sentence score.
         """

@@ -1,7 +1,7 @@
-"""Modules that remember how they were built, so that a checkpoint can rebuild them from plain data.
+"""Modules that record their constructor arguments, so that a checkpoint can rebuild them from plain data.
 
-A component's constructor takes hyper-parameters and other components. Sizes that a neighbour fixes (the encoder's D,
-the vocabulary's V) are not among them: the owner passes those to ``build`` when the model is assembled.
+A component's constructor takes hyper-parameters and other components. Sizes that another part determines (the
+encoder's D, the vocabulary's V) are not among them: ``build`` takes those when the model is assembled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from captioning.errors import InputError
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
 
-# Where the modules of earlier versions went: their checkpoints and configs name classes by them.
+# Modules of earlier versions, which their checkpoints and configs name, and the packages that replaced them.
 _MOVED = {
     "captioning.annotation_lstm": "captioning.attention",
     "captioning.attention.hard": "captioning.attention",
@@ -32,7 +32,7 @@ _MOVED = {
 
 
 class _RecordsInitArgs(ABCMeta):
-    """Stores the arguments of the outermost constructor call on the instance, whatever the class."""
+    """Stores the arguments of the outermost constructor call on the instance, for every subclass."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         component = super().__call__(*args, **kwargs)
@@ -63,7 +63,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         has imported already, are constructed.
 
         Raises:
-            InputError: the class is unknown, of another kind, or its arguments do not fit.
+            InputError: the class is unknown or no subclass of ``cls``, or its arguments do not fit.
         """
         path = config["class_path"]
         found = known_class(path, cls)
@@ -88,7 +88,7 @@ def public_path(cls: type) -> str:
 
 
 def current_path(class_path: str) -> str:
-    """Return the public path of a class of this package that a file names otherwise, as earlier versions did.
+    """Return the public path of a class of this package that a file names by another path, as earlier versions did.
 
     Any other path is returned as it is.
     """
@@ -97,7 +97,7 @@ def current_path(class_path: str) -> str:
 
 
 def _in_this_package(class_path: str) -> Any:
-    """Return what a path in this package names; None where there is nothing, or where it leads elsewhere."""
+    """Return what a path in this package names, None if nothing; None also for a path outside this package."""
     module, _, name = class_path.rpartition(".")
     module = _MOVED.get(module, module)
     if module.split(".")[0] != __package__:
@@ -121,7 +121,7 @@ def known_class(path: str, kind: type[T]) -> type[T]:
 
 
 def _paths(cls: type) -> tuple[str, str, str]:
-    """Return the names that a file may give a class; YAML files may leave out where it is from."""
+    """Return the names that a file may give a class; YAML files may give the bare class name."""
     return public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__
 
 

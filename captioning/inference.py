@@ -1,4 +1,4 @@
-"""Captions from a checkpoint file, and nothing else beside it.
+"""Captions from a checkpoint file alone.
 
 captioner = load("best.ckpt")
 caption = captioner.caption("photo.jpg")
@@ -41,7 +41,7 @@ class DecodingOptions(BeamOptions):
     """How captions are made; ``captioning.decoding`` says what each option does.
 
     Attributes:
-        method: beam search, the most probable word at every step, or words drawn at random.
+        method: beam search, greedy decoding, or sampling of words.
         inference: what hard attention forms its contexts with, "expected", "argmax" or "sample"; see
             ``Attention.inference``. None takes the mode the model was configured with.
         temperature, top_k, top_p: of method "sample".
@@ -62,8 +62,8 @@ class DecodingOptions(BeamOptions):
     def __post_init__(self) -> None:
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        drawn = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
-        for name in drawn:
+        only_sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
+        for name in only_sampling:
             if self.method != "sample" and getattr(self, name) != getattr(DecodingOptions, name):
                 raise InputError(
                     f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
@@ -76,9 +76,9 @@ class ImageCaptioner:
     Attributes:
         captioner: the model, in evaluation mode.
         vocabulary: the words it knows.
-        encoder: of the model; its ``preprocessing`` says what is cut and scaled, its ``grid_size`` where it can look.
+        encoder: of the model; its ``preprocessing`` makes the view, its ``grid_size`` lays out the locations.
         settings: the full configuration it was trained with; {} if that was not saved.
-        options: what ``caption`` uses where it is not told otherwise: the search of the training configuration.
+        options: default decoding options: the search of the training configuration.
     """
 
     def __init__(self, captioner: Captioner, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
@@ -124,7 +124,7 @@ class ImageCaptioner:
         Args:
             images: one image or several.
             method: "beam", "greedy" or "sample".
-            inference: "expected", "argmax" or "sample": where hard attention looks; see ``DecodingOptions``.
+            inference: "expected", "argmax" or "sample": how hard attention forms its contexts; see ``DecodingOptions``.
             beam_size: K captions are kept at every step; its results beyond the best are ``alternatives``.
             length_normalization: 0 ranks captions by log-probability, 1 by its mean per step.
             max_length, min_length: words.
@@ -167,7 +167,7 @@ class ImageCaptioner:
 
         Args:
             images: paths or PIL images, read as they are needed.
-            options: as ``self.options`` by default.
+            options: ``self.options`` by default.
             batch_size: images that go through the model together.
             on_error: called with an image that cannot be read, which is then left out; without it the error is raised.
         """
@@ -199,8 +199,8 @@ class ImageCaptioner:
     def view(self, source: ImageSource) -> Image.Image:
         """Return the pixels the model sees of an image, a path or PIL image.
 
-        A photograph that its camera marked as rotated is turned upright. Differs from training, which takes COCO's
-        stored pixel order, because masks are in it; there next to no image is marked.
+        A photograph that its camera marked as rotated is turned upright. Differs from training, which keeps the
+        stored pixel order because COCO's masks are in it; hardly any of COCO's images are marked.
 
         Raises:
             InputError: the file is not an image.
@@ -216,7 +216,7 @@ class ImageCaptioner:
         pixels = torch.stack([preprocessing.normalise(view) for _, view in images]).to(self.device)
         captions = []
         for (source, view), hypotheses in zip(images, self._decode(pixels, options, number), strict=True):
-            best, *others = (self._told(hypothesis) for hypothesis in hypotheses)
+            best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
             captions.append(
                 Caption(
                     **best,
@@ -228,8 +228,8 @@ class ImageCaptioner:
             )
         return captions
 
-    def _told(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        """The fields of ``Alternative``."""
+    def _fields(self, hypothesis: Hypothesis) -> dict[str, Any]:
+        """Return the fields of an ``Alternative``."""
         words = self.vocabulary.decode(hypothesis.ids)
         return {
             "text": " ".join(words),
@@ -249,7 +249,7 @@ class ImageCaptioner:
             attention.inferring(options.inference or attention.inference),
         ):
             if options.seed is not None:
-                torch.manual_seed(options.seed + number)  # every batch draws anew
+                torch.manual_seed(options.seed + number)  # another stream for every batch
             return self._search(self.captioner.encode(pixels), options)
 
     def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
@@ -259,7 +259,7 @@ class ImageCaptioner:
         lengths = {"max_length": options.max_length, "min_length": options.min_length}
         if options.method == "greedy":
             return [[hypothesis] for hypothesis in decoding.greedy(step, state, **lengths)]
-        drawn = decoding.sample(
+        sampled = decoding.sample(
             step,
             state,
             temperature=options.temperature,
@@ -267,7 +267,7 @@ class ImageCaptioner:
             top_p=options.top_p,
             **lengths,
         )
-        return [[hypothesis] for hypothesis in drawn]
+        return [[hypothesis] for hypothesis in sampled]
 
 
 def _configured_options(settings: dict[str, Any]) -> DecodingOptions:

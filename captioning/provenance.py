@@ -1,4 +1,4 @@
-"""Where a number comes from: what is written beside every measurement."""
+"""Provenance of a measurement: command, commit, seed, machine and versions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     """Return command, commit, seed, machine, software and date of a measurement as plain data.
 
     Args:
-        command: what was typed, from the repository's root.
+        command: as typed in the repository's root.
         seed: of the training run or of the measurement; None where nothing is random.
     """
     import torch
@@ -34,7 +34,7 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
 
 
 def _git(*args: str) -> str:
-    """Return what git says of this package's checkout; "" where it is not one."""
+    """Return git's output in this package's checkout; "" if it is none."""
     folder = Path(__file__).resolve().parent
     try:
         return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

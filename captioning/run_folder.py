@@ -1,4 +1,4 @@
-"""Where things lie in a run's folder."""
+"""The layout of a run's folder."""
 
 from __future__ import annotations
 

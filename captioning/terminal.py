@@ -1,4 +1,4 @@
-"""What all scripts share on a terminal: the argument parser, and how far a long task is."""
+"""What scripts share on a terminal: the argument parser and a progress display."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def script_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 class Progress:
-    """How far a long task is: a bar on a terminal, a line now and then in a log. Use as a context manager.
+    """Progress of a long task: a bar on a terminal, occasional lines in a log. A context manager.
 
     Args:
         label: names the task.
@@ -33,7 +33,7 @@ class Progress:
         done: units that were done before; they do not count in the rate.
         unit: what is counted; "bytes" are shown as MB and GB.
         stream: where to show it; standard output by default.
-        shown: False shows nothing but what is said.
+        shown: False shows only the lines of ``say``.
     """
 
     def __init__(

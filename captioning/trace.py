@@ -1,4 +1,4 @@
-"""Where the decoder looked: one type from a step to the picture."""
+"""Where the decoder looked: one type from a decoding step to the picture."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Measure how fast this project is, beside the common port and beside what the machine could do at best.
+"""Measure the speed of this project against the common port and against the machine's limit.
 
-Every number is a median over rounds in which all things that are compared take turns in one process, with its
-quartiles. The *common port* is a decoder of our own writing that does what the most used PyTorch implementation does.
-The *limit* is the same work's matrix products at this machine's measured peak plus the memory traffic that cannot be
-avoided at its measured bandwidth. docs/performance.md says what is behind the numbers.
+Every number is a median, with quartiles, over rounds in which all subjects of a comparison take turns in one process.
+The *common port* is a decoder of our own writing that does what the most used PyTorch implementation does. The *limit*
+is the same work's matrix products at this machine's measured peak plus the memory traffic that cannot be avoided at its
+measured bandwidth. docs/performance.md explains the numbers.
 
 examples:
   python scripts/benchmark.py --json benchmark.json
@@ -90,10 +90,10 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__)
     parts = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure these alone. {parts}")
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only these. {parts}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--rounds", type=int, help="times that each thing is measured (default: 7; with --quick: 2)")
+    parser.add_argument("--rounds", type=int, help="rounds of measurement (default: 7; with --quick: 2)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")
     arguments = parser.parse_args(argv)
     if arguments.rounds is None:

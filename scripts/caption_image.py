@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
 
-    from captioning.inference import load  # torch, seconds: after all that can be said without it
+    from captioning.inference import load  # imports torch, which takes seconds: after every check that does without
 
     captioner = load(arguments.checkpoint, _device(arguments.device))
     for stream in (sys.stdin, sys.stdout):
@@ -121,8 +121,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     search.add_argument(
         "--inference",
         choices=("expected", "argmax", "sample"),
-        help="where hard attention looks: everywhere as much as is probable, at the most probable location, or at a "
-        "location that is drawn (default: as in training's evaluation)",
+        help="context of hard attention: the expectation over locations, the most probable location, or a drawn one "
+        "(default: as in training's evaluation)",
     )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
@@ -218,7 +218,7 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoint: str) -> Non
     folder = RunFolder.of(checkpoint)
     run = folder.path.resolve().name if folder else Path(checkpoint).stem
     images = [
-        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, looks=[caption.look(run)])
+        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, looks=[caption.for_explorer(run)])
         for caption in captions
     ]
     page = explorer_page(images, f"Where {run} looks")

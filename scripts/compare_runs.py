@@ -43,12 +43,12 @@ def main(argv: list[str] | None = None) -> None:
 
     runs = [find_run(name) for name in args.runs]
     name_apart(runs)
-    models, troubles = load_models(runs)
+    models, problems = load_models(runs)
     comparison = compare(
         runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
     )
     explorer, more = explore(runs, models, comparison, seed=args.seed)
-    comparison.notices += troubles + more
+    comparison.notices += problems + more
     print_comparison(comparison)
 
     command = f"python scripts/compare_runs.py {shlex.join(argv)}"

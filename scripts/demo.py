@@ -1,6 +1,6 @@
 """The whole path on the shapes data set: generate, train, score, caption an unseen image. What ``make demo`` runs.
 
-An interrupted demo goes on where it stopped; delete its folder to start again.
+An interrupted demo resumes where it stopped; delete its folder to start over.
 """
 
 from __future__ import annotations

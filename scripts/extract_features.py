@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Compute a frozen encoder's annotations once, so that training reads them instead of running the encoder.
 
-The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration, and options in
-the training command's own words override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``.
-Prints the size on disk before it starts. Ctrl-C loses nothing: the same command goes on where it was stopped.
+The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration, and options of
+the training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``.
+Prints the size on disk before it starts. Ctrl-C loses nothing: the same command resumes where it stopped.
 
 examples:
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Return this script's own options, and those in the training command's words."""
+    """Return this script's own options, and those of the training command."""
     parser = script_parser(__doc__)
     parser.add_argument(
         "--config",

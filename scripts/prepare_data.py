@@ -1,17 +1,17 @@
 #!/usr/bin/env python
 """Get a data set, or say what is missing and where to get it.
 
-Whatever is there already is not fetched again, and a broken download or unpacking goes on where it stopped: run the
-same command again. Downloads are compared with the published MD5 where there is one, else with their length and the
+Existing files are not fetched again, and an interrupted download or unpacking resumes when the same command is run
+again. Downloads are compared with the published MD5 where there is one, else with their length and the
 checksums inside the zip file. data/README.md says where every file belongs.
 
 examples:
   python scripts/prepare_data.py coco                  COCO 2017: downloads 20 GB, unpacks and checks it
   python scripts/prepare_data.py coco --karpathy       COCO 2014 in Karpathy's split, which most papers use
-  python scripts/prepare_data.py flickr8k              captions are downloaded, images must be asked for
+  python scripts/prepare_data.py flickr8k              captions are downloaded, images must be requested
   python scripts/prepare_data.py flickr30k
   python scripts/prepare_data.py shapes                generated here, in a minute
-  python scripts/prepare_data.py coco --check          only look whether all files are there
+  python scripts/prepare_data.py coco --check          only check that all files are there
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Archive:
     Attributes:
         url: where it is.
         unpacks: which of its files are wanted; a file goes where its name in the archive says.
-        size: bytes as published; None if nobody did.
-        md5: as published; None if nobody did.
+        size: bytes as published; None if unpublished.
+        md5: as published; None if unpublished.
         images: how many image files it holds.
     """
 
@@ -146,7 +146,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         sub = commands.add_parser(name, allow_abbrev=False)
         sub.set_defaults(run=run, dataset=name)
         sub.add_argument("--root", type=Path, default=Path("data") / name, help="its folder; default: %(default)s")
-        sub.add_argument("--check", action="store_true", help="only look whether everything is there")
+        sub.add_argument("--check", action="store_true", help="only check that everything is there")
         return sub
 
     coco = command("coco", _coco)
@@ -237,7 +237,7 @@ def _get_split_file(root: Path, options: argparse.Namespace) -> None:
 
 
 def _finish(indices: dict[str, CaptionIndex]) -> None:
-    """Look for every image of the splits, print a line for each.
+    """Check the image files of the splits and print a line per split.
 
     Raises:
         InputError: a file is missing or empty; names the first few.

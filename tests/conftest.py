@@ -1,11 +1,14 @@
-"""The ground every test stands on: seeded, one thread, offline, no window, no account."""
+"""What every test runs with: a seed, one thread, no network, no window, no account."""
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
 import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Set before torch, matplotlib and wandb are imported, and inherited by the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -20,6 +23,9 @@ os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"  # Lightning 2.6 calls w
 import numpy as np
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from captioning.data.shapes import ShapesSource
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels then run on a CPU
@@ -89,3 +95,45 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     monkeypatch.setattr(socket.socket, "connect", refuse_elsewhere(socket.socket.connect))
     monkeypatch.setattr(socket.socket, "connect_ex", refuse_elsewhere(socket.socket.connect_ex))
+
+
+@pytest.fixture(scope="module")
+def shapes_settings(tmp_path_factory) -> tuple[ShapesSource, dict]:
+    """A data set of a few images, and the settings that name it."""
+    from captioning.data.shapes import ShapesSource
+
+    root = str(tmp_path_factory.mktemp("data") / "shapes")
+    arguments = {"root": root, "train": 1, "val": 1, "test": 4, "image_size": 48}
+    source = ShapesSource(**arguments)
+    source.prepare()
+    return source, {"source": {"class_path": "captioning.data.shapes.ShapesSource", "init_args": arguments}}
+
+
+@pytest.fixture
+def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
+    """Two tested runs; the captions of "hard" are what its checkpoint says, those of "soft" are not."""
+    from helpers_runs import CSV, make_run, save_checkpoint
+
+    from captioning.inference import load
+
+    source, data = shapes_settings
+    index = source.index("test")
+    search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "inference": "expected"}
+    folders = []
+    for name, gated in (("soft", True), ("hard", False)):
+        folder = make_run(tmp_path / "runs" / name, captions=[], settings={"data": data, "name": name}, csv=CSV)
+        checkpoint = save_checkpoint(folder / "checkpoints/best.ckpt", gated=gated, search=search)
+        made = load(checkpoint).caption([index.image_path(i) for i in range(len(index))], beam_size=2, max_length=6)
+        captions = [
+            {
+                "image_id": int(index.image_ids[i]),
+                "caption": made[i].text if name == "hard" else f"a shape number {i}",
+                "references": index.references(i),
+                "hits": [{"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}],
+            }
+            for i in range(len(index))
+        ]
+        (folder / "test_captions.json").write_text(json.dumps(captions))
+        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 1.0, "search": search}))
+        folders.append(folder)
+    return folders[0], folders[1]

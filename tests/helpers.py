@@ -1,8 +1,12 @@
-"""What several tests share."""
+"""Shared by tests: scripts as modules, pictures, traces, and what the explorer shows."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +17,23 @@ from torch import Tensor
 
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.views.explorer import ExploredImage, Look
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
+
+
+def load_script(name: str) -> ModuleType:
+    """Return scripts/NAME.py as a module; its ``main`` takes the command line as a list."""
+    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module.__name__] = module  # a data class looks its module up there
+    spec.loader.exec_module(module)
+    return module
+
+
+def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> Path:
+    random_view(*size, seed=seed).save(path)
+    return path
 
 
 def trace_of(alphas: ArrayLike, betas: ArrayLike | None = None, locations: ArrayLike | None = None) -> AttentionTrace:
@@ -33,8 +54,8 @@ GRID = (3, 5)
 CELLS = 15
 
 
-def random_view(width: int = 60, height: int = 40) -> Image.Image:
-    pixels = np.random.default_rng(3).integers(0, 256, (height, width, 3), dtype=np.uint8)
+def random_view(width: int = 60, height: int = 40, *, seed: int = 3) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
 
 
@@ -42,7 +63,7 @@ def random_alphas(steps: int, cells: int = CELLS, seed: int = 4) -> np.ndarray:
     return np.random.default_rng(seed).dirichlet(np.full(cells, 0.3), size=steps)
 
 
-class Told(NamedTuple):
+class Attended(NamedTuple):
     """A caption as the explorer takes it."""
 
     words: list[str]
@@ -51,22 +72,22 @@ class Told(NamedTuple):
     score: float | None = None
 
 
-def told(words: str, alphas=None, betas=None, locations=None, **numbers) -> Told:
+def attended(words: str, alphas=None, betas=None, locations=None, **numbers) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    return Told(words.split(), trace_of(alphas, betas, locations), **numbers)
+    return Attended(words.split(), trace_of(alphas, betas, locations), **numbers)
 
 
 def look(
     run: str = "soft",
     words: str = "two cats sleep",
     *,
-    alternatives: Sequence[Told] = (),
+    alternatives: Sequence[Attended] = (),
     grid_size: tuple[int, int] = GRID,
     references: Sequence[str] = (),
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
 ) -> Look:
-    captions = [told(words, **caption), *alternatives]
+    captions = [attended(words, **caption), *alternatives]
     return Look(run, captions, grid_size, references, numbers or {})
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from helpers import load_script
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port_training_step
@@ -23,17 +22,8 @@ from captioning.objective import losses
 from captioning.vocabulary import END, START
 
 CPU = torch.device("cpu")
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "benchmark.py"
+script = load_script("benchmark")
 SIZES = Sizes(3, (4, 2, 3), 9, 6, 5, 7, 8, 23)
-
-
-@pytest.fixture(scope="module")
-def script():
-    spec = importlib.util.spec_from_file_location("benchmark", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def port(**changes) -> CommonPort:
@@ -227,7 +217,7 @@ def test_a_report_holds_every_ratio_by_name():
     assert len(list(report.tables())) == 2
 
 
-def test_the_benchmark_writes_what_it_promises(script, tmp_path, capsys):
+def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     file = tmp_path / "benchmark.json"
     script.main(["--quick", "--rounds", "1", "--only", "train", "decode", "encode", "load", "--json", str(file)])
     found = json.loads(file.read_text())
@@ -243,7 +233,7 @@ def test_the_benchmark_writes_what_it_promises(script, tmp_path, capsys):
     assert "beam5_2048" in capsys.readouterr().out
 
 
-def test_a_device_that_is_not_there_is_named(script):
+def test_a_device_that_is_not_there_is_named():
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(SystemExit) as left:
@@ -251,7 +241,7 @@ def test_a_device_that_is_not_there_is_named(script):
     assert left.value.code == 2
 
 
-def test_rounds_must_be_positive(script):
+def test_rounds_must_be_positive():
     with pytest.raises(SystemExit):
         script.main(["--rounds", "0"])
 
@@ -262,7 +252,7 @@ def test_a_step_takes_memory(who):
 
 
 @pytest.mark.slow
-def test_the_parts_that_start_processes_run(script, tmp_path):
+def test_the_parts_that_start_processes_run(tmp_path):
     file = tmp_path / "benchmark.json"
     script.main(["--quick", "--rounds", "1", "--only", "memory", "startup", "caption", "epoch", "--json", str(file)])
     found = json.loads(file.read_text())

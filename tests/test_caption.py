@@ -94,8 +94,8 @@ def test_plain_data_says_what_hard_attention_chose(caption):
     assert json.loads(json.dumps(hard(caption, [3, 0, 14]).to_dict()))["chosen"] == [3, 0, 14]
 
 
-def test_a_look_shows_the_caption_and_its_beam(caption):
-    look = hard(caption, [3, 0, 14]).look("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
+def test_the_explorer_gets_the_caption_and_its_beam(caption):
+    look = hard(caption, [3, 0, 14]).for_explorer("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
     (text,) = re.findall(
         r'explorer-data">(.*?)</script>', explorer_page([ExploredImage(caption.view, "0.png", [look])]), flags=re.DOTALL
     )

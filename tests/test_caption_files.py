@@ -1,19 +1,18 @@
-"""Files of captions for the COCO server, and scoring anybody's captions from files."""
+"""Files of captions for the COCO server, and scoring captions of any origin from files."""
 
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
 
 import pytest
+from helpers import load_script
 
 from captioning.errors import InputError
 from captioning.evaluation import scores
 from captioning.evaluation.files import pair, read_references, read_results, write_results
 from captioning.evaluation.scores import score_captions
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "evaluate.py"
 ANNOTATIONS = [
     {"id": 1, "image_id": 7, "caption": "A dog runs, fast."},
     {"id": 2, "image_id": 9, "caption": "Two red cats sit on a mat"},
@@ -141,7 +140,7 @@ def test_captions_are_paired_with_the_references_of_their_image():
 
 
 def evaluate(*arguments: str) -> None:
-    runpy.run_path(str(SCRIPT))["main"](list(arguments))
+    load_script("evaluate").main(list(arguments))
 
 
 def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import re
@@ -10,24 +9,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers import SCRIPTS, load_script, save_image
+from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
-from test_inference import COLUMNS, ROWS, WORDS, save_checkpoint, save_image
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "caption_image.py"
-
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("caption_image", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
+CAPTION_IMAGE = SCRIPTS / "caption_image.py"
+script = load_script("caption_image")
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +265,11 @@ def test_cuda_where_there_is_none_is_refused(capsys, checkpoint, folder):
 
 def test_help_is_quick_and_has_an_example():
     start = time.monotonic()
-    done = subprocess.run([sys.executable, "-X", "importtime", SCRIPT, "--help"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", CAPTION_IMAGE, "--help"],
+        capture_output=True,
+        text=True,
+    )
     elapsed = time.monotonic() - start
     assert done.returncode == 0
     assert "--checkpoint best.ckpt" in done.stdout
@@ -285,7 +279,7 @@ def test_help_is_quick_and_has_an_example():
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
-    command = f"{sys.executable} {SCRIPT} {folder} --checkpoint {checkpoint} --batch_size 1 | head -n 1"
+    command = f"{sys.executable} {CAPTION_IMAGE} {folder} --checkpoint {checkpoint} --batch_size 1 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")

@@ -12,39 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from helpers_runs import tiny_config
 
 from captioning.errors import InputError
 from captioning.training.cli import main, wandb_offline_without_account, with_run_config
-
-CONFIG = {
-    "trainer": {
-        "max_epochs": 1,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "log_every_n_steps": 1,
-    },
-    "model": {
-        "encoder": {
-            "class_path": "captioning.encoders.ConvEncoder",
-            "init_args": {"channels": [6, 8], "strides": [4, 2], "image_size": 48},
-        },
-        "decoder": {
-            "class_path": "captioning.decoder.AttentionDecoder",
-            "init_args": {
-                "attention": {
-                    "class_path": "captioning.attention.SoftAttention",
-                    "init_args": {"score": {"class_path": "captioning.attention.AdditiveScore"}},
-                },
-                "embedding_dim": 5,
-                "hidden_dim": 7,
-            },
-        },
-        "search": {"beam_size": 1, "max_length": 8},
-    },
-}
 
 
 @pytest.fixture
@@ -52,12 +23,7 @@ def workdir(tmp_path, monkeypatch) -> Path:
     """An empty folder with one small config, entered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["captioning"])
-    source = {
-        "class_path": "captioning.data.shapes.ShapesSource",
-        "init_args": {"root": str(tmp_path / "shapes"), "train": 4, "val": 2, "test": 2, "image_size": 48},
-    }
-    data = {"source": source, "batch_size": 10, "num_workers": 0}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(CONFIG | {"data": data}))
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(tmp_path / "shapes")))
     return tmp_path
 
 

@@ -1,86 +1,33 @@
-"""Runs are read from wherever they are; the script prints, writes and says what it cannot do."""
+"""Runs are read from folders, wandb's files and its server; the script prints, writes and reports what it cannot do."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
-from test_inference import save_checkpoint
-from test_runs import CAPTION, make_run
+from helpers import SCRIPTS, load_script
+from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
+from captioning.attention import HardAttention
 from captioning.comparison.recaption import explore, load_models
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart
 from captioning.comparison.wandb_runs import find_run, report_command
-from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 
-SCRIPT = Path(__file__).parent.parent / "scripts" / "compare_runs.py"
-CSV = "epoch,step,train/loss,val/bleu4\n0,4,2.5,10.5\n1,9,1.5,11\n"
+script = load_script("compare_runs")
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("script_compare_runs", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory) -> tuple[ShapesSource, dict]:
-    """A data set of a few images, and the settings that name it."""
-    arguments = {
-        "root": str(tmp_path_factory.mktemp("data") / "shapes"),
-        "train": 1,
-        "val": 1,
-        "test": 4,
-        "image_size": 48,
-    }
-    source = ShapesSource(**arguments)
-    source.prepare()
-    return source, {"source": {"class_path": "captioning.data.shapes.ShapesSource", "init_args": arguments}}
-
-
-@pytest.fixture
-def pair(tmp_path, shapes) -> tuple[Path, Path]:
-    """Two tested runs; the captions of "hard" are what its checkpoint says, those of "soft" are not."""
-    source, data = shapes
-    index = source.index("test")
-    search = {"beam_size": 2, "max_length": 6, "length_normalization": 0.0, "min_length": 1, "inference": "expected"}
-    folders = []
-    for name, gated in (("soft", True), ("hard", False)):
-        folder = make_run(tmp_path / "runs" / name, captions=[], settings={"data": data, "name": name}, csv=CSV)
-        checkpoint = save_checkpoint(folder / "checkpoints/best.ckpt", gated=gated, search=search)
-        from captioning.inference import load
-
-        told = load(checkpoint).caption([index.image_path(i) for i in range(len(index))], beam_size=2, max_length=6)
-        captions = [
-            {
-                "image_id": int(index.image_ids[i]),
-                "caption": told[i].text if name == "hard" else f"a shape number {i}",
-                "references": index.references(i),
-                "hits": [{"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}],
-            }
-            for i in range(len(index))
-        ]
-        (folder / "test_captions.json").write_text(json.dumps(captions))
-        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 1.0, "search": search}))
-        folders.append(folder)
-    return folders[0], folders[1]
-
-
-def test_two_runs_become_a_table_a_page_and_numbers(script, pair, capsys):
-    soft, hard = map(str, pair)
-    numbers = pair[0].parent / "numbers.json"
+def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
+    soft, hard = map(str, tested_pair)
+    numbers = tested_pair[0].parent / "numbers.json"
     script.main([soft, hard, "--samples", "50", "--json", str(numbers), "--metric", "bleu1"])
     out = capsys.readouterr().out
     for expected in (
@@ -94,7 +41,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(script, pair, capsys):
     content = json.loads(numbers.read_text())
     assert content["provenance"]["command"].startswith("python scripts/compare_runs.py ")
     assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
-    page = (pair[0].parent / "comparison.html").read_text()
+    page = (tested_pair[0].parent / "comparison.html").read_text()
     explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
     assert explored["runs"] == ["soft", "hard"] and len(explored["images"]) == 4
     looks = explored["images"][0]["looks"]
@@ -104,35 +51,35 @@ def test_two_runs_become_a_table_a_page_and_numbers(script, pair, capsys):
     assert "4 of the 8 captions shown with their attention differ from the test" in page
     ids = {image["name"] for image in explored["images"]}
     assert set(re.findall(r'data-explore="(\d+)"', page)) == ids
-    assert not list(pair[0].parent.glob("*.part"))
+    assert not list(tested_pair[0].parent.glob("*.part"))
 
 
-def test_without_image_files_the_page_has_the_texts_and_says_why(script, pair, tmp_path, capsys):
-    for folder in pair:
+def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
+    for folder in tested_pair:
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["data"]["source"]["init_args"]["root"] = str(tmp_path / "gone")
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    script.main([*map(str, pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
+    script.main([*map(str, tested_pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
 
 
-def test_without_checkpoints_the_page_has_the_texts_and_says_why(script, pair, tmp_path, capsys):
-    (pair[0] / "checkpoints/best.ckpt").unlink()
-    (pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
-    script.main([*map(str, pair), "--samples", "9"])
+def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
+    (tested_pair[0] / "checkpoints/best.ckpt").unlink()
+    (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
+    script.main([*map(str, tested_pair), "--samples", "9"])
     out = capsys.readouterr().out
-    assert "No attention of soft: its checkpoint is not at hand." in out
+    assert "No attention of soft: its checkpoint is missing." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
-    assert "explorer-data" not in (pair[0].parent / "comparison.html").read_text()
+    assert "explorer-data" not in (tested_pair[0].parent / "comparison.html").read_text()
 
 
-def test_runs_that_cut_their_images_differently_share_no_view(pair):
+def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
     from captioning.comparison.compare import compare
     from captioning.comparison.runs import read_run
 
-    runs = [read_run(folder) for folder in pair]
+    runs = [read_run(folder) for folder in tested_pair]
     models, _ = load_models(runs)
     object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
     object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
@@ -144,11 +91,27 @@ def test_runs_that_cut_their_images_differently_share_no_view(pair):
     assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
 
 
-def test_a_data_source_of_somebody_elses_is_not_imported(pair):
+def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested_pair):
     from captioning.comparison.compare import compare
     from captioning.comparison.runs import read_run
 
-    runs = [read_run(folder) for folder in pair]
+    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", attention=HardAttention)
+    runs = [read_run(folder) for folder in tested_pair]
+    runs[1].search["inference"] = "sample"
+    models, _ = load_models(runs)
+    comparison = compare(runs, resamples=9)
+    before = torch.get_rng_state()
+    first, again, other = (explore(runs, models, comparison, seed=seed)[0] for seed in (1, 1, 2))
+    assert first == again and first != other
+    assert torch.equal(torch.get_rng_state(), before)
+    assert models["hard"].captioner.decoder.attention.inference == "expected"
+
+
+def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
+    from captioning.comparison.compare import compare
+    from captioning.comparison.runs import read_run
+
+    runs = [read_run(folder) for folder in tested_pair]
     for run, path in zip(runs, ["evil.Source", "captioning.errors.InputError"], strict=True):
         run.settings = {"data": {"source": {"class_path": path}}}
     models, _ = load_models(runs)
@@ -156,22 +119,22 @@ def test_a_data_source_of_somebody_elses_is_not_imported(pair):
     assert page == "" and "InputError is not a known CaptionSource" in notices[0] and "evil" not in sys.modules
 
 
-def test_settings_missing_beside_a_checkpoint_are_taken_from_it(pair):
+def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
     from captioning.comparison.runs import read_run
 
-    (pair[0] / "config.yaml").unlink()
-    run = read_run(pair[0])
+    (tested_pair[0] / "config.yaml").unlink()
+    run = read_run(tested_pair[0])
     models, troubles = load_models([run])
     assert run.settings["model"]["search"]["beam_size"] == 2 and not troubles
     decoder = sum(p.numel() for p in models["soft"].captioner.decoder.parameters())
     assert run.parameters == {"decoder": decoder, "encoder": 1366}
 
 
-def test_an_untested_run_is_named_with_its_command(script, pair, capsys):
-    (pair[1] / "test_captions.json").unlink()
-    script.main([*map(str, pair), "--samples", "9", "--images", "0"])
+def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
+    (tested_pair[1] / "test_captions.json").unlink()
+    script.main([*map(str, tested_pair), "--samples", "9", "--images", "0"])
     out = capsys.readouterr().out
-    assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {pair[1]}" in out
+    assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {tested_pair[1]}" in out
 
 
 @pytest.mark.parametrize(
@@ -182,16 +145,16 @@ def test_an_untested_run_is_named_with_its_command(script, pair, capsys):
         (["{soft}", "{runs}"], "runs: not a run; give the runs in it: hard, soft"),
     ],
 )
-def test_what_cannot_be_compared_is_one_line(script, pair, capsys, argv, message):
+def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message):
     with pytest.raises(SystemExit) as left:
-        script.main([text.format(soft=pair[0], runs=pair[0].parent) for text in argv])
+        script.main([text.format(soft=tested_pair[0], runs=tested_pair[0].parent) for text in argv])
     assert left.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
 
 
 @pytest.mark.parametrize("argv", [["--samples", "0"], ["--images", "-1"], ["--samples", "x"], ["--metric", "cider"]])
-def test_options_out_of_range_are_refused(script, capsys, argv):
+def test_options_out_of_range_are_refused(capsys, argv):
     with pytest.raises(SystemExit) as left:
         script.main(["a", "b", *argv])
     assert left.value.code == 2 and argv[0] in capsys.readouterr().err
@@ -200,7 +163,7 @@ def test_options_out_of_range_are_refused(script, capsys, argv):
 def test_help_is_quick():
     program = (
         "import sys, runpy; sys.argv = ['compare_runs.py', '--help']\n"
-        "try: runpy.run_path(r'" + str(SCRIPT) + "', run_name='__main__')\n"
+        "try: runpy.run_path(r'" + str(SCRIPTS / "compare_runs.py") + "', run_name='__main__')\n"
         "except SystemExit: pass\n"
         "assert not {'torch', 'numpy', 'wandb', 'rich', 'nltk'} & set(sys.modules)\n"
     )
@@ -208,7 +171,7 @@ def test_help_is_quick():
     assert done.returncode == 0 and "--metric" in done.stdout, done.stderr
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_of_one_name_get_distinct_names(tmp_path):
     runs = [
         Run("soft", "x", tmp_path / "a/soft"),
         Run("hard", "x"),
@@ -292,10 +255,10 @@ def test_a_damaged_wandb_file_is_named(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"id": "abc"}'])
-def test_a_damaged_note_of_the_wandb_run_is_named(pair, content):
-    (pair[0] / "wandb_run.json").write_text(content)
+def test_a_damaged_note_of_the_wandb_run_is_named(tested_pair, content):
+    (tested_pair[0] / "wandb_run.json").write_text(content)
     with pytest.raises(InputError, match=r"soft/wandb_run\.json: (cannot be read|does not name a wandb run)"):
-        find_run(str(pair[0]))
+        find_run(str(tested_pair[0]))
 
 
 # wandb, online
@@ -362,9 +325,7 @@ def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes
 
 
 def test_an_unknown_online_run_is_named(api):
-    with pytest.raises(
-        InputError, match=r"me/x/y: no such folder here, and no run that W&B would give \(run me/x/y not"
-    ):
+    with pytest.raises(InputError, match=r"me/x/y: no such folder here, and W&B returned no such run \(run me/x/y not"):
         find_run("me/x/y")
 
 
@@ -384,12 +345,12 @@ def blocks(content: dict, kind: str) -> list[dict]:
     return [block for block in content["blocks"] if block["type"] == kind]
 
 
-def test_the_report_has_the_comparisons_content(pair, spec):
+def test_the_report_has_the_comparisons_content(tested_pair, spec):
     from captioning.comparison.compare import compare
     from captioning.comparison.runs import read_run
     from captioning.comparison.wandb_report import Address, build_report
 
-    runs = [read_run(folder) for folder in pair]
+    runs = [read_run(folder) for folder in tested_pair]
     comparison = compare(runs, resamples=20)
     addresses = {"soft": Address("me", "shapes", "id1"), "hard": Address("team", "other", "id2")}
     report = build_report(comparison, addresses, Address("me", "shapes", "page1"))
@@ -465,9 +426,9 @@ def test_without_a_login_the_report_says_so(tmp_path, monkeypatch):
         publish(runs, Comparison(["soft"], "bleu4"), tmp_path / "page.html")
 
 
-def test_without_the_library_the_option_says_what_to_install(script, pair, monkeypatch, capsys):
+def test_without_the_library_the_option_says_what_to_install(tested_pair, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     monkeypatch.delitem(sys.modules, "captioning.comparison.wandb_report", raising=False)
     with pytest.raises(SystemExit):
-        script.main([*map(str, pair), "--report"])
+        script.main([*map(str, tested_pair), "--report"])
     assert "pip install 'captioning[reports]'" in capsys.readouterr().err

@@ -1,52 +1,23 @@
-"""What is said of two runs is true of their captions; the page holds it, and nothing in it can break out."""
+"""Verdicts, tables and charts of a comparison are true of its captions; no text can break out of the page's HTML."""
 
 from __future__ import annotations
 
 import dataclasses
 import html
 import json
-import random
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Cell, Comparison, Table
-from captioning.comparison.runs import Run
 from captioning.evaluation.bleu import corpus_bleu
-from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.resampling import Difference, Interval, holm
-
-WORDS = "a red dog sits on the green mat near two cats".split()
-
-
-def captioned(images: int = 20, skill: float = 0.7, *, seed: int = 0, first: int = 100, hits: bool = True):
-    """What a run of this skill said about images first, first + 1, ...; references depend on the image alone."""
-    draw = random.Random(seed)
-    found = {}
-    for image in range(first, first + images):
-        people = random.Random(image)
-        references = [[people.choice(WORDS) for _ in range(7)] for _ in range(2)]
-        caption = [word if draw.random() < skill else draw.choice(WORDS) for word in references[0]]
-        nouns = [
-            NounHit(2, "dog", draw.random() < skill, 0.25, 0.5, correctness=skill / 2, uniform=0.2, centre=0.3)
-            for _ in range(image % 3)
-        ]
-        people_said = [" ".join(words) for words in references]
-        found[image] = said(image, " ".join(caption), people_said, hits=nouns if hits else [])
-    return found
-
-
-def said(image_id: int, caption: str, references: list[str], **fields) -> CaptionedImage:
-    return CaptionedImage(image_id=image_id, caption=caption, references=references, **fields)
-
-
-def run(name: str, captions=None, **changes) -> Run:
-    return Run(name, name, captions=captions, **changes)
 
 
 def cells(comparison: Comparison, title: str, row: str) -> list[Cell]:
@@ -60,13 +31,13 @@ def numbers(cell: Cell) -> list[float]:
 
 @pytest.fixture(scope="module")
 def pair() -> Comparison:
-    soft, hard = run("soft", captioned(40, 0.5)), run("hard", captioned(40, 0.8, seed=1))
+    soft, hard = run_of("soft", make_captions(40, 0.5)), run_of("hard", make_captions(40, 0.8, seed=1))
     return compare([soft, hard], resamples=200)
 
 
 def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_beneath(pair):
     expected = []
-    for captions in (captioned(40, 0.5), captioned(40, 0.8, seed=1)):
+    for captions in (make_captions(40, 0.5), make_captions(40, 0.8, seed=1)):
         told = [image.caption.split() for image in captions.values()]
         references = [[reference.split() for reference in image.references] for image in captions.values()]
         expected.append(corpus_bleu(told, references))
@@ -85,9 +56,13 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
     verdict = pair.verdicts["hard"]
     assert verdict.startswith("hard scores BLEU-4 ") and " higher than soft (" in verdict
     assert "on 40 images: a clear difference" in verdict
-    other = compare([run("a", captioned(9, 0.6)), run("b", captioned(9, 0.6, seed=2))], metric="bleu1", resamples=200)
+    other = compare(
+        [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))],
+        metric="bleu1",
+        resamples=200,
+    )
     assert "BLEU-1" in other.verdicts["b"] and "on 9 images: no clear difference (" in other.verdicts["b"]
-    same = compare([run("a", captioned(9)), run("b", captioned(9))], resamples=20)
+    same = compare([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
     assert same.verdicts["b"].startswith("b and a have the same BLEU-4")
     assert same.disagreements == []
 
@@ -107,8 +82,8 @@ def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, find
     stand_in = lambda first, *args, **options: [found] * scores[first.shape[1]]  # noqa: E731
     monkeypatch.setattr("captioning.comparison.compare.differences", stand_in)
     monkeypatch.setattr("captioning.comparison.compare.holm", list)
-    captions = captioned(8, hits=False)
-    result = compare([run("a", captions), run("b", captions)], resamples=200)
+    captions = make_captions(8, hits=False)
+    result = compare([run_of("a", captions), run_of("b", captions)], resamples=200)
     expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f})."
     assert result.verdicts["b"].endswith(expected)
     assert ('class="verdict clear"' in comparison_page(result)) == (finding == "a clear difference")
@@ -116,7 +91,7 @@ def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, find
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():
     runs = [
-        run(name, captioned(30, skill, seed=i))
+        run_of(name, make_captions(30, skill, seed=i))
         for i, (name, skill) in enumerate(zip("abc", (0.5, 0.6, 0.7), strict=True))
     ]
     found = compare(runs, resamples=400)
@@ -128,13 +103,15 @@ def test_p_values_are_corrected_for_all_tests_of_a_table():
     shown = cells(found, "Captions", "BLEU-1")[2].change
     assert f"p = {found.tests['c']['bleu1'].corrected:.3f}" in shown
     assert all("(Holm)" in table.note for table in found.tables) and found.notices == []
-    (notice,) = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], resamples=79).notices
+    (notice,) = compare(
+        [run_of("a", make_captions(8, hits=False)), run_of("b", make_captions(8, hits=False))], resamples=79
+    ).notices
     assert notice.startswith("79 resamples are too few for 6 tests") and notice.endswith("at least 120.")
 
 
 def test_many_runs_are_each_compared_with_the_first():
     runs = [
-        run(name, captioned(15, skill, seed=i))
+        run_of(name, make_captions(15, skill, seed=i))
         for i, (name, skill) in enumerate({"a": 0.9, "b": 0.5, "c": 0.4}.items())
     ]
     found = compare(runs, resamples=100)
@@ -144,8 +121,8 @@ def test_many_runs_are_each_compared_with_the_first():
 
 
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
-    long, short = captioned(30, 0.6), captioned(12, 0.8, first=120)
-    found = compare([run("a", long), run("b", short)], resamples=50)
+    long, short = make_captions(30, 0.6), make_captions(12, 0.8, first=120)
+    found = compare([run_of("a", long), run_of("b", short)], resamples=50)
     assert found.images == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
@@ -156,7 +133,7 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
 
 
 def test_runs_without_a_common_image_are_scored_but_not_tested():
-    found = compare([run("a", captioned(8)), run("b", captioned(9, first=500))], resamples=50)
+    found = compare([run_of("a", make_captions(8)), run_of("b", make_captions(9, first=500))], resamples=50)
     assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
@@ -164,34 +141,42 @@ def test_runs_without_a_common_image_are_scored_but_not_tested():
 
 
 def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
-    other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in captioned(8).items()}
-    found = compare([run("a", captioned(8)), run("b", other)], resamples=20)
+    other = {i: dataclasses.replace(image, references=["nothing alike"]) for i, image in make_captions(8).items()}
+    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=20)
     assert found.images == 0
 
 
 def test_references_that_differ_are_mentioned():
-    other = captioned(8)
+    other = make_captions(8)
     other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
-    found = compare([run("a", captioned(8)), run("b", other)], resamples=20)
+    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=20)
     assert found.images == 8
     assert "The references of 1 common images differ" in found.notices[0]
 
 
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
-    untested = run("b", how_to_test="captioning test --ckpt_path b/checkpoints/best.ckpt")
-    found = compare([run("a", captioned(8)), untested, run("c", captioned(8, 0.9, seed=1)), run("d")], resamples=20)
+    untested = run_of("b", how_to_test="captioning test --ckpt_path b/checkpoints/best.ckpt")
+    found = compare(
+        [
+            run_of("a", make_captions(8)),
+            untested,
+            run_of("c", make_captions(8, 0.9, seed=1)),
+            run_of("d"),
+        ],
+        resamples=20,
+    )
     assert "to make them: captioning test --ckpt_path b/checkpoints/best.ckpt" in found.notices[0]
     assert "d has no captions" in found.notices[1] and "no checkpoint to make them with" in found.notices[1]
     assert [bool(cell.text) for cell in cells(found, "Captions", "BLEU-1")] == [True, False, True, False]
     assert list(found.tests) == ["c"]
-    nothing = compare([run("a"), run("b")], resamples=20)
+    nothing = compare([run_of("a"), run_of("b")], resamples=20)
     assert nothing.tables == [] and len(nothing.notices) == 2
-    first_untested = compare([run("a"), run("b", captioned(8)), run("c", captioned(8))], resamples=20)
+    first_untested = compare([run_of("a"), run_of("b", make_captions(8)), run_of("c", make_captions(8))], resamples=20)
     assert first_untested.verdicts == {} and first_untested.tests == {}
 
 
 def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(pair):
-    soft, hard = captioned(40, 0.5), captioned(40, 0.8, seed=1)
+    soft, hard = make_captions(40, 0.5), make_captions(40, 0.8, seed=1)
     judged = [hit for image in hard.values() for hit in image.hits]
     found = cells(pair, "Grounding", "Pointing accuracy")[1]
     assert found.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
@@ -208,17 +193,19 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
 def test_judgements_of_older_runs_lack_what_was_not_measured_then():
     old = {
         number: dataclasses.replace(image, hits=[dataclasses.replace(hit, correctness=None) for hit in image.hits])
-        for number, image in captioned(8).items()
+        for number, image in make_captions(8).items()
     }
-    found = compare([run("old", old), run("new", captioned(8, seed=1))], resamples=20)
+    found = compare([run_of("old", old), run_of("new", make_captions(8, seed=1))], resamples=20)
     assert [bool(cell.text) for cell in cells(found, "Grounding", "Attention correctness")] == [False, True]
-    without = compare([run("a", captioned(8, hits=False)), run("b", captioned(8, hits=False))], resamples=20)
+    without = compare(
+        [run_of("a", make_captions(8, hits=False)), run_of("b", make_captions(8, hits=False))], resamples=20
+    )
     assert [table.title for table in without.tables] == ["Captions of 8 images"]
 
 
 def test_best_and_final_validation_scores_have_their_step():
-    soft = run("soft", curves={"val/bleu4": [(10, 5.0), (20, 9.0), (30, 7.0)], "val/nll": [(10, 3.0), (30, 2.0)]})
-    hard = run("hard", curves={"val/bleu4": [(10, 8.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
+    soft = run_of("soft", curves={"val/bleu4": [(10, 5.0), (20, 9.0), (30, 7.0)], "val/nll": [(10, 3.0), (30, 2.0)]})
+    hard = run_of("hard", curves={"val/bleu4": [(10, 8.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
     found = compare([soft, hard], resamples=20)
     best, final = (cells(found, "Validation", f"val/bleu4 {which}") for which in ("best", "final"))
     assert [(cell.text, cell.detail) for cell in best] == [("9.00", "step 20"), ("8.00", "step 10")]
@@ -232,7 +219,7 @@ def test_best_and_final_validation_scores_have_their_step():
 
 def test_speed_size_and_decoding_stand_side_by_side():
     attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
-    hard = run(
+    hard = run_of(
         "hard",
         settings={"model": {"decoder": {"class_path": "x.D", "init_args": {"attention": attention}}}},
         curves={"train/captions_per_second": [(1, 1500.0)]},
@@ -240,7 +227,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
         parameters={"decoder": 1234567, "encoder": 89},
         seconds=3725.0,
     )
-    found = compare([run("soft", seconds=61), hard], resamples=20)
+    found = compare([run_of("soft", seconds=61), hard], resamples=20)
     title = "Speed"
     assert cells(found, title, "Training, captions per second")[1].text == "1,500"
     assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
@@ -255,7 +242,11 @@ def test_speed_size_and_decoding_stand_side_by_side():
 def test_only_settings_that_differ_are_shown_and_not_where_a_run_lies():
     common = {"name": "a", "runs": "x", "trainer": {"default_root_dir": "x/a", "max_epochs": 3, "devices": 1}}
     other = {"name": "b", "runs": "x", "trainer": {"default_root_dir": "x/b", "max_epochs": 5, "devices": 1.0}}
-    runs = [run("a", settings=common), run("b", settings={**other, "data": {"seed": None}}), run("c")]
+    runs = [
+        run_of("a", settings=common),
+        run_of("b", settings={**other, "data": {"seed": None}}),
+        run_of("c"),
+    ]
     found = compare(runs, resamples=20)
     assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
         ("trainer.max_epochs", ["3", "5", ""])
@@ -268,7 +259,7 @@ def test_an_option_that_a_class_does_not_have_is_not_a_none():
         "model": {"attention": {"class_path": "x.Hard", "init_args": {"rate": None, "samples": 2}}, "dropout": None}
     }
     soft = {"model": {"attention": {"class_path": "x.Soft"}, "dropout": 0.5}}
-    found = compare([run("soft", settings=soft), run("hard", settings=hard)], resamples=20)
+    found = compare([run_of("soft", settings=soft), run_of("hard", settings=hard)], resamples=20)
     assert [(row.name, [cell.text for cell in row.cells]) for row in found.settings.rows] == [
         ("model.attention", ["Soft", "Hard"]),
         ("model.attention.samples", ["", "2"]),
@@ -278,22 +269,22 @@ def test_an_option_that_a_class_does_not_have_is_not_a_none():
 
 def test_the_images_where_sentences_scores_differ_most_come_first():
     references = ["a red dog sits on the mat"]
-    soft = {i: said(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
+    soft = {i: captioned_image(i, "a red dog sits on the mat", references) for i in (3, 5, 8, 9)}
     told = {3: "a red dog sits on a mat", 5: "two green cats", 8: "a red dog sits on the mat", 9: "the dog sits"}
-    hard = {i: said(i, text, references) for i, text in told.items()}
-    found = compare([run("soft", soft), run("hard", hard)], resamples=20)
+    hard = {i: captioned_image(i, text, references) for i, text in told.items()}
+    found = compare([run_of("soft", soft), run_of("hard", hard)], resamples=20)
     assert [item.image_id for item in found.disagreements] == [5, 9, 3]  # 8: both say the same
     first = found.disagreements[0]
     assert first.captions == {"soft": references[0], "hard": "two green cats"} and first.references == references
     assert first.scores["soft"] == pytest.approx(100) and first.scores["hard"] == 0
-    assert len(compare([run("soft", soft), run("hard", hard)], resamples=20, images=2).disagreements) == 2
+    assert len(compare([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
 
 
 def test_of_equal_scores_the_captions_that_share_least_come_first():
     references = ["a red dog sits"]
-    soft = {i: said(i, "cats on green mats", references) for i in (1, 2)}
-    hard = {1: said(1, "cats on green stones", references), 2: said(2, "birds fly", references)}
-    assert [d.image_id for d in compare([run("a", soft), run("b", hard)], resamples=9).disagreements] == [2, 1]
+    soft = {i: captioned_image(i, "cats on green mats", references) for i in (1, 2)}
+    hard = {1: captioned_image(1, "cats on green stones", references), 2: captioned_image(2, "birds fly", references)}
+    assert [d.image_id for d in compare([run_of("a", soft), run_of("b", hard)], resamples=9).disagreements] == [2, 1]
 
 
 def test_numbers_go_into_json(pair):
@@ -346,9 +337,12 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
 
 def test_names_and_captions_are_text_and_nothing_else():
     evil = "<script>alert(1)</script>"
-    images = {1: said(1, f"a {evil}", [f"the {evil}"]), 2: said(2, "a dog", ["a dog"])}
-    other = {i: said(i, "nothing", image.references) for i, image in images.items()}
-    runs = [run(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}), run("b & c", other)]
+    images = {1: captioned_image(1, f"a {evil}", [f"the {evil}"]), 2: captioned_image(2, "a dog", ["a dog"])}
+    other = {i: captioned_image(i, "nothing", image.references) for i, image in images.items()}
+    runs = [
+        run_of(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}),
+        run_of("b & c", other),
+    ]
     runs[1].settings = {"a": "'"}
     page = Page(comparison_page(compare(runs, resamples=9), footer=[evil]))
     assert sum(tag == "script" for tag, _ in page.tags) == 1
@@ -362,10 +356,10 @@ def test_with_an_explorer_the_texts_lead_to_its_images(pair):
     assert "data-explore=" not in comparison_page(pair)
 
 
-def test_a_caption_marks_the_words_that_nobody_used():
-    images = {1: said(1, "a blue dog", ["a dog"])}
-    other = {1: said(1, "a dog", ["a dog"])}
-    text = comparison_page(compare([run("a", images), run("b", other)], resamples=9))
+def test_a_caption_marks_the_words_that_no_reference_has():
+    images = {1: captioned_image(1, "a blue dog", ["a dog"])}
+    other = {1: captioned_image(1, "a dog", ["a dog"])}
+    text = comparison_page(compare([run_of("a", images), run_of("b", other)], resamples=9))
     assert re.findall(r'class="alone">(.*?)<', text) == ["blue"]
 
 

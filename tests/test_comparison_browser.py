@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers import explored, look, random_alphas
-from test_comparison import captioned, run
+from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
@@ -33,7 +33,7 @@ def browser() -> Iterator[playwright.Browser]:
 @pytest.fixture(scope="module")
 def document(tmp_path_factory) -> str:
     runs = [
-        run(name, captioned(12, skill, seed=i), curves=CURVES[name])
+        run_of(name, make_captions(12, skill, seed=i), curves=CURVES[name])
         for i, (name, skill) in enumerate([("soft", 0.5), ("hard", 0.9)])
     ]
     comparison = compare(runs, resamples=30, images=3)

@@ -101,7 +101,7 @@ def test_a_short_batch_is_filled_up_instead_of_compiled_for(backend):
 
 
 @pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
-def test_stochastic_attention_is_compiled_once_whatever_its_schedule_says(attention, backend):
+def test_stochastic_attention_is_compiled_once_for_any_schedule(attention, backend):
     decoder = make_decoder(attention(AdditiveScore(A)))
     decoder.compile_training("default")
     for words in ([4, 2, 3], [3, 3, 5], [2, 1]):

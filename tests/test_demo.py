@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from test_compare_runs import pair, shapes  # noqa: F401 - fixtures
-from test_end_to_end import script
+from helpers import load_script
 
 
-def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(pair, capsys):  # noqa: F811
-    runs = pair[0].parent
-    page = script("demo").compare(runs, ["soft", "hard"])
+def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(tested_pair, capsys):
+    runs = tested_pair[0].parent
+    page = load_script("demo").compare(runs, ["soft", "hard"])
     out = capsys.readouterr().out
     assert f"$ python scripts/compare_runs.py {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
     assert "hard scores BLEU-4" in out or "hard and soft have the same BLEU-4" in out
@@ -18,7 +17,7 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(pa
 def test_the_summary_says_where_the_comparison_is_if_there_is_one(tmp_path, capsys):
     names = ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds")
     entry = dict.fromkeys(names, 1.0) | dict.fromkeys(("caption", "image", "overlay", "checkpoint"), "x")
-    script("demo").report(tmp_path, {"soft": entry}, tmp_path / "comparison.html")
+    load_script("demo").report(tmp_path, {"soft": entry}, tmp_path / "comparison.html")
     assert f"{tmp_path}/comparison.html" in capsys.readouterr().out
-    script("demo").report(tmp_path, {"soft": entry}, None)
+    load_script("demo").report(tmp_path, {"soft": entry}, None)
     assert "comparison" not in capsys.readouterr().out

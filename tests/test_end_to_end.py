@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
+from helpers import load_script
 from PIL import Image
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
 TINY = {
     "trainer": {
         "max_epochs": 15,
@@ -38,21 +36,13 @@ TINY = {
 }
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def demo(tmp_path, monkeypatch) -> Path:
     """A finished demo of a minute model in an empty folder, entered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["demo.py"])
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    script("demo").main(["--overlay-config", "tiny.yaml"])
+    load_script("demo").main(["--overlay-config", "tiny.yaml"])
     return tmp_path / "runs/demo"
 
 
@@ -69,16 +59,16 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
 
-    script("demo").main(["--overlay-config", "tiny.yaml"])
+    load_script("demo").main(["--overlay-config", "tiny.yaml"])
     assert "Next:" in capsys.readouterr().out
     again = json.loads((demo / "summary.json").read_text())["soft"]
-    assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained anew
+    assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 
 
 def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):
     checkpoint = str(demo / "soft/checkpoints/best.ckpt")
     measurement = demo / "measured.json"
-    script("evaluate").main(
+    load_script("evaluate").main(
         ["--checkpoint", checkpoint, "--split", "val", "--beam_size", "2", "--measurement", str(measurement)]
     )
     written = json.loads(measurement.read_text())
@@ -92,6 +82,6 @@ def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, capsys):
     checkpoint = (demo / "soft/checkpoints/best.ckpt").rename(demo.parent.parent / "alone.ckpt")
     Image.new("RGB", (70, 50), "teal").save("new.png")
     capsys.readouterr()
-    script("caption_image").main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
+    load_script("caption_image").main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
     assert len(capsys.readouterr().out.strip().splitlines()) == 1
     assert Path("seen.png").is_file()

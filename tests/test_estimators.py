@@ -71,7 +71,7 @@ def test_reward_to_go_leaves_out_what_was_said_before():
     torch.testing.assert_close(signal.baseline[3], torch.tensor([averages[0], 0, 0]))
 
 
-def test_reward_to_go_follows_each_step_by_itself():
+def test_reward_to_go_averages_each_step_separately():
     estimator = RewardToGo(max_steps=2)  # the third step shares the second one's average
     estimator(REWARDS, MASK, ALL)
     torch.testing.assert_close(estimator.averages, -torch.tensor([20 / 4, 25 / 5]))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import load_script
+from helpers_runs import tiny_config
 from PIL import Image
-from test_cli import CONFIG
-from test_end_to_end import script
 
 from captioning.data.objects import GroundedObject
 from captioning.errors import InputError
@@ -42,12 +42,7 @@ def workdir(tmp_path_factory) -> Iterator[Path]:
 
 
 def prepare(folder: Path) -> None:
-    source = {
-        "class_path": "captioning.data.shapes.ShapesSource",
-        "init_args": {"root": str(folder / "shapes"), "train": 4, "val": 2, "test": 2, "image_size": 48},
-    }
-    data = {"source": source, "batch_size": 10, "num_workers": 0, "limit_images": 1}
-    Path("tiny.yaml").write_text(yaml.safe_dump(CONFIG | {"data": data}))
+    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes", limit_images=1)))
     main(["fit", "--config", "tiny.yaml"])
     for name in ("coco/annotations", "coco/val2017"):
         Path(name).mkdir(parents=True)
@@ -72,7 +67,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
     main(["test", "--ckpt_path", CHECKPOINT])
     own = Path("runs/tiny/test_metrics.json").read_bytes()
     capsys.readouterr()
-    script("evaluate").main(
+    load_script("evaluate").main(
         ["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml", "--measurement", "measured.json"]
     )
     printed = capsys.readouterr().out
@@ -90,7 +85,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
 
 
 def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):
-    script("evaluate").main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
+    load_script("evaluate").main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
     captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
     model = load(CHECKPOINT)
     for (name, (top, bottom, left, right), texts), entry in zip(PICTURES, captions, strict=True):
@@ -135,4 +130,4 @@ def test_a_file_without_a_data_set_is_refused_by_name(tmp_path, monkeypatch, tex
     if text is not None:
         Path("other.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
-        script("evaluate")._data_overlay(Path("other.yaml"), tmp_path)
+        load_script("evaluate")._data_overlay(Path("other.yaml"), tmp_path)

@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch
@@ -59,10 +60,7 @@ class Split:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> ShapesSource:
-    folder = str(tmp_path_factory.mktemp("data") / "shapes")
-    found = ShapesSource(folder, train=2, val=IMAGES, test=2, image_size=48)
-    found.prepare()
-    return found
+    return make_shapes(tmp_path_factory.mktemp("data"), train=2, val=IMAGES, test=2)
 
 
 @pytest.fixture

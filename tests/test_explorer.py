@@ -1,4 +1,4 @@
-"""The page holds everything it shows, in text that cannot break out of it, and little of it."""
+"""The page is complete and small, and no text can break out of its HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from helpers import explored, look, random_alphas, random_view, told
+from helpers import attended, explored, look, random_alphas, random_view
 from PIL import Image
 
 from captioning.views import overlays
@@ -83,7 +83,7 @@ def test_what_is_not_known_is_null_not_zero():
 
 
 def test_alternatives_carry_their_own_attention():
-    other = told("a cat", random_alphas(2, seed=9), score=-7.0)
+    other = attended("a cat", random_alphas(2, seed=9), score=-7.0)
     page = explorer_page([explored(look(alternatives=[other]))])
     shown = caption(page, rank=1)
     assert shown["words"] == ["a", "cat"]
@@ -101,7 +101,7 @@ def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
     ]
 
 
-def test_references_that_runs_share_are_told_once():
+def test_references_that_runs_share_are_shown_once():
     page = explorer_page([explored(look(references=["a b", "c"]), look("hard", references=["c", "d"]))])
     assert content(page)["images"][0]["references"] == ["a b", "c", "d"]
 
@@ -194,7 +194,7 @@ def test_the_map_is_drawn_with_the_overlays_constants():
 def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
     """224 x 224 pixels of noise are a worst case for JPEG; two runs with a beam of three, 12 words on 14 x 14."""
     words = " ".join(["word"] * 12)
-    other = told(words, random_alphas(12, 196))
+    other = attended(words, random_alphas(12, 196))
     looks = [
         look(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
         for run in ("soft", "hard")

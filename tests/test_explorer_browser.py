@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from helpers import explored, look, random_alphas, told, trace_of
+from helpers import attended, explored, look, random_alphas, trace_of
 from PIL import Image
 
 from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
@@ -44,7 +44,7 @@ SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
 
 
 def looks(number: int = 0) -> list[Look]:
-    other = told("a dog", peaked(OTHER_CELLS), [0.1, 0.2], score=-9.5)
+    other = attended("a dog", peaked(OTHER_CELLS), [0.1, 0.2], score=-9.5)
     soft = look(
         "soft",
         " ".join(SOFT),

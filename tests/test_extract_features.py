@@ -1,17 +1,16 @@
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import yaml
+from helpers import SCRIPTS, load_script
 from PIL import Image
 
 from captioning.configs import build, read_config
@@ -22,20 +21,10 @@ from captioning.data.transforms import load_image
 from captioning.encoders import Encoder, TorchvisionEncoder
 from captioning.errors import InputError
 
-SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "extract_features.py"
 N = {"train": 5, "val": 3}
 
 
-def _load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("extract_features", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = _load()
+script = load_script("extract_features")
 
 
 class TinySource(CaptionSource):
@@ -131,7 +120,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path
         with pytest.raises(SystemExit) as ended:
             run(config, tmp_path, "--splits", "train")
     assert ended.value.code == 130
-    assert "train: stopped at 4 of 5; the same command goes on from here" in capsys.readouterr().out
+    assert "train: stopped at 4 of 5; the same command resumes here" in capsys.readouterr().out
     out = run(config, tmp_path, "--splits", "train")
     assert "4 done already" in capsys.readouterr().out
     assert (out / "train.npy").read_bytes() == (whole / "train.npy").read_bytes()
@@ -259,7 +248,8 @@ def test_unknown_options_are_refused(config, tmp_path, capsys, options):
 
 
 def test_help_is_quick_to_import():
-    code = f"import sys, runpy; sys.argv = ['x', '--help']; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    path = str(SCRIPTS / "extract_features.py")
+    code = f"import sys, runpy; sys.argv = ['x', '--help']; runpy.run_path({path!r}, run_name='__main__')"
     program = (
         f"import sys\ntry:\n    exec({code!r})\nfinally:\n"
         "    slow = {'torch', 'torchvision', 'timm', 'PIL'} & set(sys.modules)\n    assert not slow, slow\n"

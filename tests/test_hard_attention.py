@@ -230,7 +230,7 @@ def test_ramp_of_four_batches_lets_the_probability_fall_again_and_then_nothing_i
     assert not attention.draws and memory.expected.all()
 
 
-def test_no_image_is_told_apart_once_all_are_drawn():
+def test_no_image_is_treated_separately_once_all_are_drawn():
     attention = HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1))
     attention.build(D, H)
     attention.train()

@@ -11,58 +11,39 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from PIL import Image
-from test_training import make_trainer as make_validating_trainer
-from test_training import run
 
-from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
-from captioning.decoding import BeamOptions
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.model import Captioner
 from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
 from captioning.trace import EXPECTATION, AttentionTrace
-from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
-    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=2, test=3, image_size=48)
-    source.prepare()
-    return source
+    return make_shapes(tmp_path_factory.mktemp("data"), train=6, val=2, test=3)
 
 
-def make_module(attention: Attention | None = None, **options) -> CaptioningModule:
-    torch.manual_seed(3)
-    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
-    decoder = AttentionDecoder(
-        attention or HardAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=14, dropout=0.3
-    )
-    search = BeamOptions(beam_size=2, max_length=12)
-    return CaptioningModule(
-        encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=3e-3), search=search, **options
-    )
+def hard_module(**options) -> CaptioningModule:
+    return make_module(HardAttention(AdditiveScore(10)), **options)
 
 
-def make_trainer(folder: Path, **options) -> pl.Trainer:
-    return make_validating_trainer(folder, **{"limit_val_batches": 0} | options)
-
-
-def make_data(source: ShapesSource) -> CaptionDataModule:
-    return CaptionDataModule(source, batch_size=8, eval_batch_size=3, num_workers=0)
+def quick_trainer(folder: Path, **options) -> pl.Trainer:
+    return make_trainer(folder, **{"limit_val_batches": 0} | options)
 
 
 @pytest.fixture(scope="module")
 def trained(shapes, tmp_path_factory) -> Path:
     """The checkpoint of a short run with hard attention."""
     folder = tmp_path_factory.mktemp("run")
-    trainer = make_trainer(folder, max_epochs=2)
-    run(trainer.fit, make_module(), make_data(shapes))
+    trainer = quick_trainer(folder, max_epochs=2)
+    run_stage(trainer.fit, hard_module(), make_data(shapes))
     trainer.save_checkpoint(folder / "x.ckpt")
     return folder / "x.ckpt"
 
@@ -80,8 +61,8 @@ def trained(shapes, tmp_path_factory) -> Path:
 )
 def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     module = make_module(attention(AdditiveScore(10)), estimator=estimator() if estimator else None)
-    trainer = make_trainer(tmp_path, max_steps=2)
-    run(trainer.fit, module, make_data(shapes))
+    trainer = quick_trainer(tmp_path, max_steps=2)
+    run_stage(trainer.fit, module, make_data(shapes))
     logged = {name.removeprefix("train/"): float(v) for name, v in trainer.logged_metrics.items() if "train/" in name}
     always = {"loss", "nll", "attention_penalty", "attention_entropy", "max_alpha", "step_kl", "beta"}
     assert set(logged) == always | keys
@@ -94,7 +75,7 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
 
 
 def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
-    estimator = make_module().objective.estimator
+    estimator = hard_module().objective.estimator
     assert isinstance(estimator, MovingAverage) and (estimator.decay, estimator.per_word) == (0.9, False)
 
 
@@ -107,11 +88,11 @@ def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, t
         return teach(self, batch, memory, samples)
 
     monkeypatch.setattr(Captioner, "teacher_force", counted)
-    trainer = make_trainer(tmp_path, max_steps=2)
-    run(trainer.fit, module, make_data(shapes))
+    trainer = quick_trainer(tmp_path, max_steps=2)
+    run_stage(trainer.fit, module, make_data(shapes))
     assert "train/nll" in trainer.logged_metrics and "train/reward" not in trainer.logged_metrics
-    trainer = make_trainer(tmp_path, max_steps=3)
-    run(trainer.fit, module, make_data(shapes))
+    trainer = quick_trainer(tmp_path, max_steps=3)
+    run_stage(trainer.fit, module, make_data(shapes))
     assert float(trainer.logged_metrics["train/sample_probability"]) == 0.5
     assert rows == [3] * 5
 
@@ -130,20 +111,20 @@ def test_a_weight_is_refused_where_it_has_no_effect(option):
 
 @pytest.mark.parametrize("estimator", [MovingAverage, RewardToGo])
 def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, estimator):
-    """Draws, baselines and the schedule all go on where the checkpoint left them."""
+    """Draws, baselines and the schedule all continue from the checkpoint."""
 
     def make() -> CaptioningModule:
         return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), estimator=estimator())
 
     whole = make()
-    run(make_trainer(tmp_path, max_epochs=-1, max_steps=7).fit, whole, make_data(shapes))
-    trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=5)
-    run(trainer.fit, make(), make_data(shapes))
+    run_stage(quick_trainer(tmp_path, max_epochs=-1, max_steps=7).fit, whole, make_data(shapes))
+    trainer = quick_trainer(tmp_path, max_epochs=-1, max_steps=5)
+    run_stage(trainer.fit, make(), make_data(shapes))
     trainer.save_checkpoint(tmp_path / "stopped.ckpt")
     resumed = make()
     torch.manual_seed(99)
-    trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=7)
-    run(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+    trainer = quick_trainer(tmp_path, max_epochs=-1, max_steps=7)
+    run_stage(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     state = resumed.state_dict()
     assert "captioner.decoder.attention.batches" in state and any("objective.estimator" in name for name in state)
     for name, value in whole.state_dict().items():
@@ -153,8 +134,8 @@ def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, 
 @pytest.mark.parametrize("mode", ["expected", "argmax", "sample"])
 def test_test_reports_the_mode_and_the_bounds_beside_the_nll(shapes, tmp_path, trained, mode):
     module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=5)
-    trainer = make_trainer(tmp_path)
-    run(trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
+    trainer = quick_trainer(tmp_path)
+    run_stage(trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
     written = json.loads((tmp_path / "test_metrics.json").read_text())
     assert (written["search"]["inference"], written["search"]["bound_samples"]) == (mode, 5)
     assert written["test/bound"] < written["test/iwae_bound"] < 0 < written["test/nll"]
@@ -165,20 +146,22 @@ def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, tra
     found = set()
     for mode in ("expected", "argmax", "sample"):
         module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=0)
-        trainer = make_trainer(tmp_path)
-        (scores,) = run(trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True)
+        trainer = quick_trainer(tmp_path)
+        (scores,) = run_stage(
+            trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True
+        )
         assert "test/bound" not in scores
         found.add(scores["test/nll"])
     assert len(found) == 1
 
 
 def test_bounds_are_left_out_while_training_and_for_deterministic_attention(shapes, tmp_path):
-    trainer = make_trainer(tmp_path, limit_train_batches=1, limit_val_batches=1)
-    run(trainer.fit, make_module(), make_data(shapes))
+    trainer = quick_trainer(tmp_path, limit_train_batches=1, limit_val_batches=1)
+    run_stage(trainer.fit, hard_module(), make_data(shapes))
     assert "val/nll" in trainer.callback_metrics and "val/bound" not in trainer.callback_metrics
     module = make_module(SoftAttention(AdditiveScore(10)))
     module.assemble(make_module_vocabulary(shapes))
-    (scores,) = run(make_trainer(tmp_path).test, module, make_data(shapes), verbose=False)
+    (scores,) = run_stage(quick_trainer(tmp_path).test, module, make_data(shapes), verbose=False)
     assert "test/nll" in scores and "test/bound" not in scores
 
 
@@ -189,7 +172,7 @@ def make_module_vocabulary(shapes: ShapesSource):
     return data.vocabulary
 
 
-def test_the_api_looks_where_the_mode_says(trained):
+def test_the_api_forms_contexts_as_the_mode_says(trained):
     captioner = load(trained)
     image = Image.effect_noise((60, 50), 90).convert("RGB")
     assert (captioner.caption(image).trace.locations == EXPECTATION).all()
@@ -204,10 +187,10 @@ def test_the_api_looks_where_the_mode_says(trained):
 
 def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.objective.collapse.PATIENCE", 2)
-    trainer = make_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
+    trainer = quick_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        run(trainer.fit, make_module(), make_data(shapes))
+        run_stage(trainer.fit, hard_module(), make_data(shapes))
     found = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
     assert len(found) == 2 and "uniform" in found[0]  # a model that has learned nothing looks everywhere
 

@@ -1,8 +1,7 @@
-"""A checkpoint file alone gives captions, with what the model looked at; a bad file says what is wrong with it."""
+"""A checkpoint file alone gives captions with their attention; a bad file is refused with the reason."""
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import subprocess
 import sys
@@ -11,50 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers import save_image
+from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
-from captioning.attention import AdditiveScore, SoftAttention
-from captioning.decoder import AttentionDecoder
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
-from captioning.model import Captioner
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import SPECIALS, Vocabulary
-
-SIDE, ROWS, COLUMNS = 12, 3, 3
-WORDS = "a cat sits on two red mats".split()
-
-
-def save_checkpoint(path: Path, *, gated: bool = True, search: dict | None = None, **changes) -> Path:
-    """Write what a training run leaves: random weights with strong opinions, so that captions differ between images."""
-    torch.manual_seed(5)
-    encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
-    encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated)
-    recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
-    vocabulary = Vocabulary(WORDS)
-    captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
-    for name, parameter in captioner.decoder.named_parameters():
-        if "output" in name or "gates" in name or "score" in name:
-            torch.nn.init.normal_(parameter, 0, 2)
-    content = {
-        "format": CHECKPOINT_FORMAT,
-        **recipe,
-        "preprocessing": encoder.preprocessing.to_dict(),
-        "vocabulary": list(vocabulary.words),
-        "settings": {} if search is None else {"model": {"search": search}},
-        **changes,
-    }
-    state = {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
-    torch.save({"state_dict": state, "captioning": content, "optimizer_states": [{}]}, path)
-    return path
-
-
-def save_image(path: Path, seed: int = 0, size: tuple[int, int] = (30, 20)) -> Path:
-    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +36,7 @@ def captioner(checkpoint):
     return load(checkpoint)
 
 
-def test_load_caption_look_is_three_lines(checkpoint, images, tmp_path):
+def test_load_caption_and_figure_take_three_lines(checkpoint, images, tmp_path):
     captioner = load(checkpoint)
     caption = captioner.caption(images[0])
     caption.save_figure(tmp_path / "figure.png")

@@ -1,4 +1,4 @@
-"""What is installed, and what is in the repository, say the same thing everywhere."""
+"""Declarations of what is installed agree, and the repository holds only what belongs in it."""
 
 from __future__ import annotations
 

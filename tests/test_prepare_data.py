@@ -1,7 +1,6 @@
 import dataclasses
 import hashlib
 import http.server
-import importlib.util
 import io
 import json
 import re
@@ -11,23 +10,19 @@ import sys
 import tarfile
 import threading
 import zipfile
-from pathlib import Path
 
 import pytest
+from helpers import SCRIPTS, load_script
 
 from captioning.data import download
 from captioning.errors import InputError
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "prepare_data.py"
 PAYLOAD = bytes(range(256)) * 4000  # 1 MB
 
 
 @pytest.fixture
 def script(monkeypatch):
-    spec = importlib.util.spec_from_file_location("prepare_data", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "prepare_data", module)  # its data classes look themselves up there
-    spec.loader.exec_module(module)
+    module = load_script("prepare_data")
     monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "*")
     return module
@@ -230,7 +225,7 @@ def test_a_server_that_cannot_continue_is_asked_for_all(fetch, server, tmp_path,
     server.ranges = False
     (tmp_path / "big.bin.part").write_bytes(b"x" * 1000)
     assert fetch(len(PAYLOAD)) == PAYLOAD
-    assert "cannot continue a download, beginning anew" in capsys.readouterr().out
+    assert "cannot resume a download, starting over" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("size", [None, len(PAYLOAD)])
@@ -253,14 +248,14 @@ def test_a_busy_server_is_asked_again(fetch, server):
 
 def test_a_missing_file_is_not_asked_for_again(fetch, server, tmp_path):
     server.files.clear()
-    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404 .* get it by hand to {tmp_path}/big\.bin"):
+    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404 .* by hand to {tmp_path}/big\.bin"):
         fetch()
     assert len(server.requests) == 1
 
 
 def test_a_connection_that_keeps_breaking_ends_with_what_to_do(fetch, server, script):
     server.faults = ["status 500"] * 9
-    with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to go on"):
+    with pytest.raises(InputError, match=r"the server says 500 .*; run the same command again to resume"):
         fetch()
     assert len(server.requests) == download.ATTEMPTS
 
@@ -296,7 +291,7 @@ def test_a_wrong_archive_put_there_by_hand_is_named_and_left_alone(coco, tmp_pat
     assert (tmp_path / "val2017.zip").exists()
 
 
-def test_a_full_disk_is_told_before_the_download(coco, script, server, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_reported_before_the_download(coco, script, server, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(SystemExit):
         coco(tmp_path)
@@ -389,11 +384,11 @@ def test_shapes_are_generated_and_checked(script, tmp_path, capsys):
 def test_help_comes_without_importing_what_is_slow():
     program = (
         f"import runpy, sys; sys.argv = ['x', 'coco', '--help']\n"
-        f"try: runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+        f"try: runpy.run_path({str(SCRIPTS / 'prepare_data.py')!r}, run_name='__main__')\n"
         f"except SystemExit: pass\n"
         f"slow = {{'torch', 'numpy', 'nltk', 'rich', 'pycocotools'}} & set(sys.modules)\n"
         f"assert not slow, slow\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPT.parent.parent, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=SCRIPTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "--karpathy" in done.stdout

@@ -3,41 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from helpers_runs import CAPTION, make_run
 
 from captioning.comparison.runs import Run, flat, number, read_run
 from captioning.errors import InputError
 from captioning.evaluation.records import NounHit
-
-CAPTION = {
-    "image_id": 7,
-    "caption": "a red dog",
-    "log_prob": -2.5,
-    "finished": True,
-    "references": ["a dog", "the red dog runs"],
-    "hits": [{"step": 2, "noun": "dog", "hit": True, "chance": 0.25}],
-}
-
-
-def make_run(
-    folder: Path, *, captions: list[dict[str, Any]] | None = None, settings: Any = None, csv: str = ""
-) -> Path:
-    """A folder as `captioning fit` and `captioning test` leave it."""
-    (folder / "checkpoints").mkdir(parents=True)
-    if settings is not None:
-        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    if csv:
-        (folder / "metrics/version_0").mkdir(parents=True)
-        (folder / "metrics/version_0/metrics.csv").write_text(csv)
-    if captions is not None:
-        search = {"beam_size": 3, "inference": "expected"}
-        (folder / "test_metrics.json").write_text(json.dumps({"test/bleu4": 12.5, "search": search}))
-        (folder / "test_captions.json").write_text(json.dumps(captions))
-    return folder
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):

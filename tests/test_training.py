@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,64 +10,21 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import MixedPrecision
 
-from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
-from captioning.decoding import BeamOptions
-from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
 from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
-from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
-    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=10, val=4, test=3, image_size=48)
-    source.prepare()
-    return source
-
-
-def make_module(*, hidden_dim: int = 14, dropout: float = 0.3, lr: float = 3e-3, **options) -> CaptioningModule:
-    torch.manual_seed(3)
-    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
-    decoder = AttentionDecoder(
-        SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=hidden_dim, dropout=dropout
-    )
-    options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
-    return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)
-
-
-def make_trainer(folder: Path, **options) -> pl.Trainer:
-    defaults = {
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
-        "max_epochs": 1,
-        "limit_val_batches": 1,
-        "log_every_n_steps": 1,
-    }
-    return pl.Trainer(default_root_dir=folder, **defaults | options)
-
-
-def make_data(source: ShapesSource, **options) -> CaptionDataModule:
-    return CaptionDataModule(source, **{"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options)
-
-
-def run(stage: Callable[..., Any], module: CaptioningModule, data: CaptionDataModule, **options) -> Any:
-    """Let a trainer's ``fit``, ``test`` .. work on a module and its data."""
-    module.connect(data)
-    return stage(module, datamodule=data, **options)
+    return make_shapes(tmp_path_factory.mktemp("data"), train=10, val=4, test=3)
 
 
 def weights(module: CaptioningModule) -> dict[str, torch.Tensor]:
@@ -77,7 +33,7 @@ def weights(module: CaptioningModule) -> dict[str, torch.Tensor]:
 
 def test_fit_logs_the_fixed_keys(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput(every_n_steps=2)])
-    run(trainer.fit, make_module(), make_data(shapes))
+    run_stage(trainer.fit, make_module(), make_data(shapes))
     logged = trainer.logged_metrics
     for key in ("loss", "nll", "attention_penalty", "attention_entropy", "captions_per_second"):
         assert f"train/{key}" in logged
@@ -92,17 +48,17 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path):
 def test_resumed_run_ends_with_the_same_weights_as_an_uninterrupted_one(shapes, tmp_path, stop_at):
     """7 steps an epoch: stopped inside the first, at the end of the first, and inside the second."""
     whole = make_module()
-    run(make_trainer(tmp_path, max_epochs=-1, max_steps=14).fit, whole, make_data(shapes))
+    run_stage(make_trainer(tmp_path, max_epochs=-1, max_steps=14).fit, whole, make_data(shapes))
 
     first = make_module()
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=stop_at)
-    run(trainer.fit, first, make_data(shapes))
+    run_stage(trainer.fit, first, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "stopped.ckpt")
 
     resumed = make_module()
     torch.manual_seed(99)  # the stream of random numbers must come from the checkpoint
     trainer = make_trainer(tmp_path, max_epochs=-1, max_steps=14)
-    run(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
+    run_stage(trainer.fit, resumed, make_data(shapes), ckpt_path=tmp_path / "stopped.ckpt", weights_only=True)
     assert trainer.global_step == 14
     for name, value in weights(whole).items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
@@ -166,7 +122,7 @@ def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_ha
         )
         torch.manual_seed(99 if options else 3)
         with pytest.raises(KeyError) if callbacks else nullcontext():
-            run(trainer.fit, module, data, **options)
+            run_stage(trainer.fit, module, data, **options)
         return module, diary.entries
 
     fit(Crash(hook, steps))
@@ -188,7 +144,7 @@ def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_ha
 def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shapes, tmp_path):
     module = make_module()
     trainer = make_trainer(tmp_path)
-    run(trainer.fit, module, make_data(shapes))
+    run_stage(trainer.fit, module, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["captioning"]
     assert set(saved) == {"format", "encoder", "decoder", "preprocessing", "vocabulary", "settings"}
@@ -198,10 +154,10 @@ def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shape
 
 def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
     trainer = make_trainer(tmp_path, max_steps=1)
-    run(trainer.fit, make_module(), make_data(shapes))
+    run_stage(trainer.fit, make_module(), make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     with pytest.raises(InputError, match="the checkpoint's vocabulary"):
-        run(
+        run_stage(
             make_trainer(tmp_path).validate,
             make_module(),
             make_data(shapes, max_words=5),
@@ -213,8 +169,8 @@ def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
 def test_test_writes_scores_and_every_caption(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     trainer = make_trainer(tmp_path, limit_test_batches=None)
-    run(trainer.fit, module, data)
-    (scores,) = run(trainer.test, module, data, verbose=False)
+    run_stage(trainer.fit, module, data)
+    (scores,) = run_stage(trainer.test, module, data, verbose=False)
     written = json.loads((tmp_path / "test_metrics.json").read_text())
     captions = json.loads((tmp_path / "test_captions.json").read_text())
     assert written["test/bleu1"] == pytest.approx(scores["test/bleu1"], abs=1e-4)
@@ -227,8 +183,8 @@ def test_test_writes_scores_and_every_caption(shapes, tmp_path):
 def test_predict_captions_every_image_of_the_test_split(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     trainer = make_trainer(tmp_path)
-    run(trainer.fit, module, data)
-    predictions = [p for batch in run(trainer.predict, module, data) for p in batch]
+    run_stage(trainer.fit, module, data)
+    predictions = [p for batch in run_stage(trainer.predict, module, data) for p in batch]
     ids = shapes.index("test").image_ids.tolist()
     assert [image["image_id"] for image in predictions] == ids
     lines = [json.loads(line) for line in (tmp_path / "predictions.jsonl").read_text().splitlines()]
@@ -242,7 +198,7 @@ def test_bleu_is_scored_on_free_running_captions_against_words_the_vocabulary_la
     """With a vocabulary of one word, references keep their words: nothing a model says can match <unk>."""
     module, data = make_module(), make_data(shapes, max_words=1)
     trainer = make_trainer(tmp_path)
-    run(trainer.fit, module, data)
+    run_stage(trainer.fit, module, data)
     assert module.vocabulary is not None and len(module.vocabulary) == 5
     references = {word for image in module.results for words in image.reference_words for word in words}
     assert len(references) > 5
@@ -258,7 +214,7 @@ def test_overfits_a_handful_of_images(shapes, tmp_path):
     module = make_module(hidden_dim=48, dropout=0.0, lr=2e-2, attention_penalty=0.0)
     data = make_data(shapes, batch_size=10, limit_images=2)
     trainer = make_trainer(tmp_path, max_epochs=60, limit_val_batches=0)
-    run(trainer.fit, module, data)
+    run_stage(trainer.fit, module, data)
     assert float(trainer.callback_metrics["train/nll"]) < 0.5  # log V is about 3.5
 
 
@@ -266,14 +222,14 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     before = [p.detach().clone() for p in module.encoder.parameters()]
     trainer = make_trainer(tmp_path, callbacks=[Unfreeze(1)])
-    run(trainer.fit, module, data)
+    run_stage(trainer.fit, module, data)
     assert all(torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
-    run(make_trainer(tmp_path, callbacks=[Unfreeze(0)]).fit, module, data)
+    run_stage(make_trainer(tmp_path, callbacks=[Unfreeze(0)]).fit, module, data)
     assert any(not torch.equal(a, b) for a, b in zip(before, module.encoder.parameters(), strict=True))
 
 
 def test_samples_are_drawn_for_the_first_validation_images(shapes, tmp_path):
-    run(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, make_module(), make_data(shapes))
+    run_stage(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, make_module(), make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_000.png" for i in first]
 
@@ -303,7 +259,7 @@ def test_gradients_are_clipped_with_a_fused_optimizer_too(shapes, tmp_path):
 
     module = make_module()
     module.optimizer = lambda parameters: Recorder(parameters, lr=1e-3, fused=True)
-    run(make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit, module, make_data(shapes))
+    run_stage(make_trainer(tmp_path, gradient_clip_val=0.01, max_steps=2).fit, module, make_data(shapes))
     assert norms == [pytest.approx(0.01, rel=0.01)] * 2
 
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import wandb
 import yaml
+from helpers_runs import tiny_config
 from PIL import Image
-from test_cli import CONFIG
 
 from captioning.training.cli import main
 
@@ -54,14 +54,7 @@ def leet(*args: str) -> str:
 def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
     """A run of two epochs, the same resumed for a third, and a fork of it."""
     folder = tmp_path_factory.mktemp("wandb")
-    source = {
-        "class_path": "captioning.data.shapes.ShapesSource",
-        "init_args": {"root": str(folder / "shapes"), "train": 4, "val": 3, "test": 1, "image_size": 48},
-    }
-    config = yaml.safe_load(yaml.safe_dump(CONFIG)) | {
-        "seed_everything": 7,
-        "data": {"source": source, "batch_size": 10, "num_workers": 0},
-    }
+    config = tiny_config(folder / "shapes", val=3, test=1) | {"seed_everything": 7}
     logger = {"project": "colours", "group": "shapes", "tags": ["soft", "tiny"], "log_model": True}
     config["trainer"] |= {
         "max_epochs": EPOCHS,

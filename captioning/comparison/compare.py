@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from captioning.evaluation.resampling import (
     Difference,
     Floats,
     Interval,
+    Score,
     differences,
     holm,
     intervals,
@@ -28,8 +30,8 @@ from captioning.evaluation.resampling import (
 )
 from captioning.evaluation.scores import NAMES, TITLES, Family, count
 
-# Row title -> the field of a noun's judgement whose mean it is, and whether the row is a score of the run; the others
-# are what attention that knows nothing of the caption would get at the same nouns.
+# Row title -> the field of a noun's judgement whose mean it is, and whether it is the run's own score: the others are
+# what attention that ignores the caption would score at the same nouns.
 _GROUNDING = {
     "Pointing accuracy": ("hit", True),
     "by chance": ("chance", False),
@@ -40,7 +42,7 @@ _GROUNDING = {
 }
 _CORRECTED = " The p-values are corrected for the number of tests in this table (Holm); the intervals are not."
 _LOWER_IS_BETTER = ("nll", "loss")
-# Settings that name a run's place, and what its wandb run repeats under short names.
+# Settings of where a run is stored, and those that its wandb config repeats under short names.
 _ELSEWHERE = (
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
     "_wandb attention score encoder seed provenance"
@@ -72,9 +74,10 @@ def compare(
         if not run.captions:
             result.notices.append(_untested(run))
     common = _common_images(tested, result)
-    counted = {name: _counts(captions, common or sorted(captions), java) for name, captions in tested.items()}
-    _compare_captions(result, counted, bool(common), resamples=resamples, seed=seed)
-    _compare_grounding(result, tested, common, resamples=resamples, seed=seed)
+    scored = _Scored(tested, common, resamples, seed)
+    counted = {name: _counts(captions, ids, java) for name, captions, ids in scored.images()}
+    _compare_captions(result, scored, counted)
+    _compare_grounding(result, scored)
     _add_training(result, runs)
     _add_conditions(result, runs)
     result.settings = _settings(runs)
@@ -118,33 +121,57 @@ def _common_images(tested: dict[str, dict[int, CaptionedImage]], result: Compari
     return common
 
 
+@dataclass(frozen=True)
+class _Scored:
+    """What the tested runs are scored on, and how it is resampled for every interval and test.
+
+    Attributes:
+        captions: by run and image id.
+        common: ids of the images that all runs captioned; if there are none, a run is scored on its own images.
+    """
+
+    captions: dict[str, dict[int, CaptionedImage]]
+    common: list[int]
+    resamples: int
+    seed: int
+
+    def images(self) -> Iterator[tuple[str, dict[int, CaptionedImage], list[int]]]:
+        """Yield the name, the captions and the ids of the scored images of every run."""
+        return ((name, captions, self.common or sorted(captions)) for name, captions in self.captions.items())
+
+    def intervals(self, counts: Floats, score: Score) -> list[Interval]:
+        """Return one interval for each score of ``score``."""
+        found = intervals(counts, score, resamples=self.resamples, seed=self.seed)
+        return [Interval(*(float(value) for value in column)) for column in found.reshape(3, -1).T]
+
+    def differences(self, first: Floats, second: Floats, score: Score) -> list[Difference]:
+        return differences(first, second, score, resamples=self.resamples, seed=self.seed)
+
+
 def _counts(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> list[tuple[Family, Floats]]:
     hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
     return count(hypotheses, references, java=java)
 
 
-def _compare_captions(
-    result: Comparison, counted: dict[str, list[tuple[Family, Floats]]], common: bool, *, resamples: int, seed: int
-) -> None:
-    """Compare the scores of captions, on common images or of each run's own."""
+def _compare_captions(result: Comparison, scored: _Scored, counted: dict[str, list[tuple[Family, Floats]]]) -> None:
     if not counted:
         return
     for name, families in counted.items():
-        result.scores[name] = {}
-        for family, counts in families:
-            drawn = intervals(counts, family.scores, resamples=resamples, seed=seed)
-            for metric, column in zip(family.names, drawn.T, strict=True):
-                result.scores[name][metric] = Interval(*(float(value) for value in column))
+        result.scores[name] = {
+            metric: interval
+            for family, counts in families
+            for metric, interval in zip(family.names, scored.intervals(counts, family.scores), strict=True)
+        }
     first = next(iter(counted))
     tests: dict[tuple[str, str], Difference] = {}
-    if common and first == result.runs[0]:
+    if scored.common and first == result.runs[0]:
         for name in list(counted)[1:]:
             others = {family.names: counts for family, counts in counted[name]}
             for family, counts in counted[first]:
                 if family.names in others:
-                    found = differences(counts, others[family.names], family.scores, resamples=resamples, seed=seed)
+                    found = scored.differences(counts, others[family.names], family.scores)
                     tests |= {(name, metric): test for metric, test in zip(family.names, found, strict=True)}
-        _add_tests(result, tests, resamples)
+        _add_tests(result, tests, scored.resamples)
         result.verdicts = {name: _verdict(result, first, name) for name in result.tests}
     rows = []
     for metric in [name for name in NAMES if name in result.scores[first]]:
@@ -152,17 +179,17 @@ def _compare_captions(
             _measured(result.scores.get(run, {}).get(metric), result.tests.get(run, {}).get(metric))
             for run in result.runs
         ]
-        rows.append(Row(TITLES[metric], _with_best(cells, max) if common else cells))
+        rows.append(Row(TITLES[metric], _with_best(cells, max) if scored.common else cells))
     lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
     rows.append(Row("Length, words per reference word", [_plain(value, "{:.3f}") for value in lengths]))
-    scored = f"{result.images} images" if common else "each run's own images"
+    images = f"{result.images} images" if scored.common else "each run's own images"
     result.tables.append(
         Table(
-            f"Captions of {scored}",
+            f"Captions of {images}",
             rows,
             "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
             "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
-            f"(randomization test), {resamples} resamples. They reflect the choice of images, not that of the "
+            f"(randomization test), {scored.resamples} resamples. They reflect the choice of images, not that of the "
             "training seed." + _CORRECTED * bool(tests),
         )
     )
@@ -202,50 +229,41 @@ def _verdict(result: Comparison, first: str, other: str) -> str:
     )
 
 
-def _compare_grounding(
-    result: Comparison,
-    tested: dict[str, dict[int, CaptionedImage]],
-    common: list[int],
-    *,
-    resamples: int,
-    seed: int,
-) -> None:
+def _compare_grounding(result: Comparison, scored: _Scored) -> None:
     """Of generated captions with intervals and tests, and of references, whose nouns are the same for all runs."""
     first = result.runs[0]
     measured: dict[tuple[str, str, bool], dict[str, Floats]] = {}
     tests: dict[tuple[str, str], Difference] = {}
     for where, of in (("", "hits"), (", reference captions", "reference_hits")):
-        for title, (column, scored) in _GROUNDING.items():
+        for title, (column, own) in _GROUNDING.items():
             counts = {
                 name: nouns
-                for name, captions in tested.items()
-                if (nouns := _noun_counts(captions, common or sorted(captions), of, column)) is not None
+                for name, captions, ids in scored.images()
+                if (nouns := _noun_counts(captions, ids, of, column)) is not None
             }
             if not counts:
                 continue
-            measured[title, where, scored] = counts
-            if scored and common and first in counts:
+            measured[title, where, own] = counts
+            if own and scored.common and first in counts:
                 for name in [name for name in counts if name != first]:
-                    found = differences(counts[first], counts[name], share, resamples=resamples, seed=seed)
-                    tests[name, _key(title + where)] = found[0]
+                    (tests[name, _key(title + where)],) = scored.differences(counts[first], counts[name], share)
     if not measured:
         return
-    _add_tests(result, tests, resamples)
+    _add_tests(result, tests, scored.resamples)
     rows = []
-    for (title, where, scored), counts in measured.items():
+    for (title, where, own), counts in measured.items():
         cells = []
         for run in result.runs:
             if run not in counts:
                 cells.append(Cell(""))
-            elif scored:
-                drawn = intervals(counts[run], share, resamples=resamples, seed=seed)
-                interval = Interval(*(float(value) for value in drawn))
+            elif own:
+                (interval,) = scored.intervals(counts[run], share)
                 test = result.tests.get(run, {}).get(_key(title + where))
                 cells.append(_measured(interval, test, of=f"{int(counts[run][:, 1].sum())} nouns"))
             else:
                 cells.append(_plain(float(share(counts[run].sum(axis=0))), "{:.1f}"))
-        name = title + (where if scored else "")
-        rows.append(Row(name, _with_best(cells, max) if scored and common else cells, baseline=not scored))
+        name = title + (where if own else "")
+        rows.append(Row(name, _with_best(cells, max) if own and scored.common else cells, baseline=not own))
     note = (
         "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
         "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "

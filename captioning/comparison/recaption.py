@@ -1,11 +1,9 @@
-"""Where runs look at the images they tell differently: their checkpoints caption them anew."""
+"""Attention of several runs on the images that they caption differently: their checkpoints caption these again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from captioning.caption import Caption
 from captioning.comparison.result import Comparison
@@ -22,49 +20,49 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[st
     """Load the runs' best checkpoints, count parameters, and fill in settings that only the checkpoint has.
 
     Returns:
-        The models by run, and a sentence for each that cannot be loaded.
+        The models by run, and one sentence for each checkpoint that cannot be loaded.
     """
-    models, troubles = {}, []
+    models, problems = {}, []
     for run in runs:
         if run.checkpoint is None:
             continue
         try:
             model = load(run.checkpoint)
         except InputError as error:
-            troubles.append(str(error))
+            problems.append(str(error))
             continue
         models[run.name] = model
         parts = {"decoder": model.captioner.decoder, "encoder": model.captioner.encoder}
         run.parameters = {part: sum(p.numel() for p in module.parameters()) for part, module in parts.items()}
         run.settings = run.settings or model.settings
-    return models, troubles
+    return models, problems
 
 
 def explore(
     runs: Sequence[Run], models: dict[str, ImageCaptioner], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
-    """Caption the images of the disagreements with every model at hand, as its test did.
+    """Caption the images of the disagreements with every loaded model, with the options of its test.
 
     Returns:
-        The explorer as HTML, "" where there is none, and sentences on what is missing in it.
+        The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
 
     Raises:
         InputError: an image file is damaged.
     """
-    told = [run for run in runs if run.captions]
+    tested = [run for run in runs if run.captions]
     if not comparison.disagreements:
         return "", []
-    notices = [f"No attention of {run.name}: its checkpoint is not at hand." for run in told if run.name not in models]
-    if len(notices) == len(told):
+    notices = [f"No attention of {run.name}: its checkpoint is missing." for run in tested if run.name not in models]
+    if len(notices) == len(tested):
         return "", notices
-    files, reason = _image_files(told, [item.image_id for item in comparison.disagreements])
+    files, reason = _image_files(tested, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
         return "", [*notices, f"The page shows no images: {reason}."]
     images: dict[str, ExploredImage] = {}
-    framings: dict[float, str] = {}  # runs that cut their images in different ways have no view in common
+    framings: dict[float, str] = {}  # runs that crop differently share no view
     made, changed = 0, 0
-    for run in told:
+    for run in tested:
         if run.name not in models:
             continue
         preprocessing = models[run.name].encoder.preprocessing
@@ -77,29 +75,28 @@ def explore(
             if caption.text != item.captions[run.name]:
                 changed += 1
                 numbers["in the test"] = item.captions[run.name]
-            look = caption.look(run.name, references=item.references, numbers=numbers)
+            shown = caption.for_explorer(run.name, references=item.references, numbers=numbers)
             name = f"{item.image_id}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
-            images[name] = ExploredImage(seen.view, name, [*seen.looks, look])
+            images[name] = ExploredImage(seen.view, name, [*seen.looks, shown])
     if changed:
         notices.append(
-            f"{changed} of the {made} captions shown with their attention differ from the test's: they were made anew "
-            "from the image files (cached features and half precision round, a sampled context is drawn anew)."
+            f"{changed} of the {made} captions shown with their attention differ from the test's: they were made again "
+            "from the image files (cached features and half precision round, sampled contexts are other draws)."
         )
     return explorer_fragment(list(images.values())), notices
 
 
 def _caption(model: ImageCaptioner, run: Run, paths: list[Path], seed: int) -> list[Caption]:
-    """Caption as the run's test did."""
-    torch.manual_seed(seed)  # of a context that is sampled
-    attention = model.captioner.decoder.attention
-    attention.inference = run.search.get("inference", attention.inference)
+    """Caption with the options of the run's test; ``seed`` is that of contexts that are sampled."""
+    inference = run.search.get("inference", model.captioner.decoder.attention.inference)
     names = ("beam_size", "length_normalization", "max_length", "min_length")
-    return model.caption(paths, **{name: run.search[name] for name in names if name in run.search})
+    options = {name: run.search[name] for name in names if name in run.search}
+    return model.caption(paths, inference=inference, seed=seed if inference == "sample" else None, **options)
 
 
 def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], str]:
-    """Find the files of images in the data that a run was tested on; and why, where there are none."""
+    """Find image files in the data that a run was tested on; without any, also return the reason."""
     reason = "no run's data settings are known"
     for run in runs:
         data = run.settings.get("data") or {}

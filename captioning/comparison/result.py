@@ -15,8 +15,8 @@ class Cell:
     """A number as it is shown.
 
     Attributes:
-        text: the number; "" where there is none.
-        detail: what belongs to it, such as its interval or its step.
+        text: the number; "" if it is missing.
+        detail: its interval, its step and the like.
         change: how it differs from the first run's.
         clear: interval and test of the change agree that there is one.
         best: no other run's is better.
@@ -78,7 +78,7 @@ class Comparison:
         tests: by run but the first, and by measure, its difference from the first; corrected within each table.
         curves: by log key, the curves of the runs that have it.
         disagreements: the images where the runs differ most, first the largest difference of sentence scores.
-        images: how many images all scores are of; 0 if the runs have none in common.
+        images: the number of images that all runs are scored on; 0 if they have none in common.
     """
 
     runs: list[str]

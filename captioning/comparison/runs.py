@@ -36,12 +36,12 @@ class Run:
 
     Attributes:
         name: shown; unique among the runs that are compared.
-        source: what was asked for: a folder or an address.
+        source: the folder or address that was given.
         folder: RUNS/NAME, where it is on this machine.
         settings: the full configuration, nested.
         curves: by log key, (optimizer step, value) in the order of the steps.
         scores: of the test split, without their prefix ("bleu4": percent).
-        search: how the test's captions were made: beam_size, ..., inference (what the contexts were formed with).
+        search: decoding options of the test: beam_size, .., inference (how contexts were formed).
         captions: by image id; None if the run was not tested.
         checkpoint: the best one.
         parameters: numbers of "encoder" and "decoder".
@@ -117,7 +117,7 @@ _EVALUATE = "python scripts/evaluate.py --checkpoint"
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings as {"model.decoder.dropout": 0.5}; "model.decoder.attention" has the class's short name.
 
-    Components of a list, such as callbacks, are told apart by their class in place of their position.
+    Components of a list, such as callbacks, are keyed by their class, not by their position.
     """
     return dict(_flat("", settings))
 
@@ -140,7 +140,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def merged(points: Curve) -> Curve:
-    """Return the points in the order of their steps; of a step logged twice, by a resumed run, the later value."""
+    """Return the points in the order of their steps; of a step that a resumed run logged twice, the later value."""
     return sorted(dict(points).items())
 
 

@@ -1,4 +1,4 @@
-"""Runs by name, wherever they are: in their folder, in files that wandb wrote offline, or on the W&B server."""
+"""Runs by name: in a folder, in files that wandb wrote offline, or on the W&B server."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _add_wandb(run: Run, folder: Path) -> None:
     known = _note(folder)
     files = sorted(folder.glob(f"wandb/*run-*/run-{known.get('id', '*')}.wandb"))
     if not known and len({file.stem for file in files}) != 1:
-        return  # several, or none: which of them is the run is unknown
+        return  # none, or several of which any may be this run
     parts = [_read_log(file) for file in files]
     place = known or parts[-1].place
     offline = tuple(file.parent for file in files if file.parent.name.startswith("offline-run-"))
@@ -114,7 +114,7 @@ def _read_online(address: str, source: str) -> Run:
         entries = list(online.scan_history())
     except (wandb.Error, ValueError, OSError) as error:
         reason = " ".join(str(error).split())[:160]
-        raise InputError(f"{source}: no such folder here, and no run that W&B would give ({reason})") from error
+        raise InputError(f"{source}: no such folder here, and W&B returned no such run ({reason})") from error
     settings = {key: value for key, value in dict(online.config).items() if not key.startswith("_")}
     folder = Path((settings.get("trainer") or {}).get("default_root_dir") or "")
     run = Run(name=online.name or online.id, source=source)
@@ -128,7 +128,7 @@ def _read_online(address: str, source: str) -> Run:
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
-    """Whether the folder is the run's, not another's that had the same name on another machine."""
+    """Return whether the folder belongs to this run, not to one of the same name on another machine."""
     if known := _note(folder):
         return bool(known.get("id") == run_id)
     return any(folder.glob(f"wandb/*run-*/run-{run_id}.wandb"))

@@ -15,7 +15,7 @@ from captioning.vocabulary import END, PAD, START
 
 @dataclass
 class CaptionBatch:
-    """B images and N captions of them. An image stands once, however many of its captions are in the batch.
+    """B images and N captions of them. An image appears once, also with several captions in the batch.
 
     Attributes:
         captions: (N, T+1) int64 ids, ``<start> w_1 .. w_n <end> <pad> ..``; T is the longest caption with its <end>.

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 class CocoSource(CaptionSource):
     """Images and captions in COCO's folders: ``annotations/captions_train2017.json``, ``train2017/*.jpg`` and so on.
 
-    COCO publishes no captions of its test images. Unless a file of one's own is given, the test split is the
-    validation split, and a line in the log says so.
+    COCO publishes no captions of its test images: without ``test_captions`` the validation split stands in for the test
+    split, and the log says so.
 
     Args:
         root: the folder with ``annotations`` and the image folders.
@@ -93,10 +93,11 @@ class CocoSource(CaptionSource):
 
 
 class CocoObjects:
-    """The objects of an instances file, one call per image; masks are drawn when asked for.
+    """The objects of an instances file, one call per image; masks are decoded on demand.
 
-    The noun is the category's name, lower case; ``coco_nouns`` says what else names it. Captions cannot tell objects
-    of a category apart, so they come as one, crowds ("iscrowd") included. Objects without an outline are left out.
+    The noun is the category's name, lower case; ``coco_nouns`` has its synonyms. Captions do not
+    distinguish objects of one category, so their masks are merged, crowds ("iscrowd") included. Objects without an
+    outline are left out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -125,7 +126,7 @@ class CocoObjects:
                     where = f"the outlines of {noun}"
                     mask = run_lengths.decode(run_lengths.merge(parts)).astype(bool)
                     found.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
-            except Exception as error:  # pycocotools raises whatever its C code meets, plain Exception included
+            except Exception as error:  # pycocotools' C code raises plain Exceptions too
                 raise InputError(f"{self._path}: image {image_id}: {where} cannot be read ({error!r})") from error
         return found
 
@@ -144,7 +145,7 @@ def read_coco(path: Path, remedy: str) -> COCO:
             if not isinstance(dataset.get(key), list):
                 raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
         if any("category_id" not in annotation for annotation in dataset["annotations"]):
-            # pycocotools then stumbles over the list of categories that some exporters put into captions files too.
+            # Some exporters add categories to caption files, and pycocotools then fails on annotations without one.
             dataset.pop("categories", None)
         coco = COCO()
         coco.dataset = dataset

@@ -2,8 +2,8 @@
 
 A table of our own. The idea of matching by synonyms is that of the "weak supervision" of Liu et al. (AAAI 2017) and of
 CHAIR (Rohrbach et al., "Object hallucination in image captioning", EMNLP 2018). A word that is used for several
-categories, or for something else as often ("bag", "glass", "computer", "chicken", "baseball"), is left out: a noun that
-is missed leaves a sample out, a noun that is misread counts a wrong one.
+categories, or for something else as often ("bag", "glass", "computer", "chicken", "baseball"), is left out: a missed
+noun only loses one measurement, a misread noun adds a wrong one.
 """
 
 from __future__ import annotations

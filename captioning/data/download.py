@@ -33,8 +33,8 @@ def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = No
     """Download ``url`` to ``path`` unless it is there, and verify it.
 
     Args:
-        size: bytes as published; None if nobody did.
-        md5: as published; None if nobody did.
+        size: bytes as published; None if unpublished.
+        md5: as published; None if unpublished.
 
     Raises:
         InputError: it cannot be downloaded, or is not what was published.
@@ -46,13 +46,13 @@ def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = No
     try:
         verify(part, size=size, md5=md5)
     except InputError:
-        part.unlink()  # what is wrong in it cannot be known, so there is nothing to go on from
+        part.unlink()  # which part is wrong is unknown, so it cannot be resumed
         raise
     complete(path)
 
 
 def download(url: str, path: Path, size: int | None = None) -> Path:
-    """Download ``url`` to ``path`` with ``.part`` appended, going on where an earlier download stopped; return that.
+    """Download ``url`` to ``path`` with ``.part`` appended, resuming an earlier download; return that path.
 
     Raises:
         InputError: the server has no such file or another than published, or the connection keeps breaking.
@@ -72,7 +72,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
             error.close()
             if error.code < 500 and error.code not in (408, 429):
                 raise InputError(
-                    f"{url}: the server says {error.code} {error.reason}; get it by hand to {path}"
+                    f"{url}: the server says {error.code} {error.reason}; download it by hand to {path}"
                 ) from error
             reason = f"the server says {error.code} {error.reason}"
         except (OSError, http.client.HTTPException) as error:
@@ -81,7 +81,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         now = part.stat().st_size if part.exists() else 0
         failures = 1 if now > have else failures + 1
-    raise InputError(f"{url}: {reason}; run the same command again to go on, or get the file by hand to {path}")
+    raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file by hand to {path}")
 
 
 def _receive(url: str, part: Path, size: int | None) -> bool:
@@ -111,7 +111,7 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
             total = int(whole) if whole.isdigit() else size
         else:
             if have:
-                print(f"{part.stem}: the server cannot continue a download, beginning anew", flush=True)
+                print(f"{part.stem}: the server cannot resume a download, starting over", flush=True)
             have = 0
             length = response.headers.get("Content-Length")
             total = int(length) if length else size
@@ -157,7 +157,7 @@ def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> No
 
 
 def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
-    """Write the wanted files of a zip or tar archive below ``root``; those that are there in full are skipped.
+    """Write the wanted files of a zip or tar archive below ``root``; complete ones are skipped.
 
     Args:
         flat: drop the folders of the names in the archive.

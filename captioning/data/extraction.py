@@ -20,7 +20,7 @@ from captioning.terminal import Progress
 
 
 class ImageEncoder(Protocol):
-    """What is asked of an encoder here; ``captioning.encoders.Encoder`` says what each is."""
+    """What extraction needs of an encoder; see ``captioning.encoders.Encoder``."""
 
     @property
     def preprocessing(self) -> Preprocessing: ...
@@ -45,7 +45,7 @@ def extract_features(
     batch_size: int,
     num_workers: int,
 ) -> None:
-    """Write the features of every image; goes on where an earlier call was stopped, and prints how far it is.
+    """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     Args:
         encoder: frozen, in evaluation mode and on the device.
@@ -141,6 +141,6 @@ def _extract(
                 progress.update(writer.done)
     finally:
         if writer.done < total:
-            print(f"{split}: stopped at {writer.done:,} of {total:,}; the same command goes on from here", flush=True)
+            print(f"{split}: stopped at {writer.done:,} of {total:,}; the same command resumes here", flush=True)
         elif progress.done > progress.first:
             print(f"{split}: complete, {progress.rate()}", flush=True)

@@ -6,8 +6,9 @@ A cache folder holds, for each split:
     <split>.json          header: the encoder's fingerprint, the shape, how many images are done
     <split>.images.json   the images' paths, in row order
 
-Rows are made with the *evaluation* preprocessing, so training from a cache sees every image in one way only: no random
-crop, no mirroring. Values differ from the encoder's by fp16 rounding (a relative 2**-11) and nothing else.
+Features are computed with the *evaluation* preprocessing, so training from a cache always sees the same view of an
+image: no random crop, no mirroring. Values differ from the encoder's by fp16 rounding (a relative 2**-11) and nothing
+else.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ _SECONDS_BETWEEN_HEADERS = 2.0  # an fsync per batch would cost more than redoin
 class FeatureCache:
     """Cached annotations of one split's images, read only.
 
-    The file is mapped on first use in each process: nothing is read that is not asked for, and a worker gets the path
-    rather than the data, however it is started.
+    The file is mapped on first use in each process: only what is used is read, and a worker, forked or spawned, gets
+    the path rather than the data.
 
     Args:
         directory: the cache folder.
@@ -87,7 +88,7 @@ class FeatureCache:
             return torch.from_numpy(self._array)[row]
 
     def gather(self, rows: Sequence[int] | Tensor, *, pinned: bool = False) -> Tensor:
-        """Return the annotations (B, L, D) half of some images: one copy, made without holding on to the interpreter.
+        """Return the annotations (B, L, D) half of some images: one copy, made without the interpreter lock.
 
         Args:
             rows: (B,), each in 0 .. N - 1.
@@ -139,9 +140,9 @@ class FeatureCache:
 
 
 class FeatureWriter:
-    """Fills the cache of one split in row order; a later writer goes on where this one was stopped.
+    """Fills the cache of one split in row order; a later writer resumes where this one stopped.
 
-    Use as a context manager: leaving it, also by Ctrl-C, records what is done; the last row completes the cache.
+    A context manager: leaving it, also by Ctrl-C, records the progress; the last row completes the cache.
 
     Args:
         directory: the cache folder, created if missing.
@@ -225,7 +226,7 @@ class FeatureWriter:
             return self.shape[0]
         if not self._part.exists():
             return 0
-        # A file cut short by hand, or by a disk that failed: its rows are vouched for, but they are not there.
+        # The header may count rows that a file truncated afterwards no longer has.
         return min(int(header["done"]), (self._part.stat().st_size - _HEADER_BYTES) // self._row_bytes)
 
     def _check_space(self, missing: int) -> None:
@@ -252,7 +253,7 @@ class FeatureWriter:
         self._save_progress()
 
     def _save_progress(self) -> None:
-        """Data first, then the header that vouches for it."""
+        """Write the data to disk first, then the header that counts it."""
         self._handle.flush()
         os.fsync(self._handle.fileno())
         header = {"format": _FORMAT, "fingerprint": self._fingerprint, "shape": list(self.shape), "done": self.done}

@@ -1,4 +1,4 @@
-"""A folder of one's own images with a file of captions."""
+"""A folder of images with a file of captions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from captioning.vocabulary import tokenize
 
 
 class FolderSource(CaptionSource):
-    """Images anywhere below a folder, and one file that says what is on them, a row per caption.
+    """Images anywhere below a folder, and one file of captions, one per line.
 
     The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header, with the
     columns ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are
-    ignored. Rows of one image need not stand together. Captions are tokenised by Penn Treebank rules. An image's number
-    is its place in the order of first appearance, so appending rows renumbers nothing.
+    ignored. Lines of one image need not be adjacent. Captions are tokenised by Penn Treebank rules. Images are
+    numbered in the order of first appearance, so appended lines renumber nothing.
 
     Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
     one for validation and one for the test. The same image is in the same split on every machine, and new images
@@ -82,7 +82,7 @@ def _fields(row: dict[str, Any], where: str) -> tuple[str, str, str | None]:
     if not isinstance(image, str) or not image:
         raise InputError(f"{where} has no image")
     if not isinstance(caption, str):
-        raise InputError(f"{where}: {image} has no caption; a row holds one caption, as text")
+        raise InputError(f"{where}: {image} has no caption; a line holds one caption, as text")
     if "split" in row and split not in SPLITS:
         raise InputError(f"{where}: split must be one of {', '.join(SPLITS)}, got {split!r}")
     return image, caption, split

@@ -14,9 +14,10 @@ from captioning.errors import InputError
 class KarpathySource(CaptionSource):
     """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
-    The file's own tokens are taken: lower case, without punctuation. ``restval``, the part of COCO's validation images
-    that he left over, belongs to the training split. An image's number is its ``cocoid`` where there is one, else its
-    ``imgid``; its file is ``filename`` in ``filepath`` (COCO: train2014 or val2014) where there is one.
+    The file's own tokens are taken: lower case, without punctuation. ``restval``, COCO's validation images that he
+    put into neither the validation nor the test split, belongs to the training split. An image's number is its
+    ``cocoid``, or its ``imgid`` if it has none; its file is ``filename``, below ``filepath`` if given (COCO:
+    train2014 or val2014).
 
     Args:
         json_path: the split file.

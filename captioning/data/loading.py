@@ -1,4 +1,4 @@
-"""Records, images and cached features become batches; the next ones are read while the model computes."""
+"""Batches made of records and of images or cached features, read ahead while the model computes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         index: the records of one split.
         vocabulary: for the ids.
         preprocessing: turns an image file into the encoder's input.
-        transform: does so at random, for training; without it an image always looks the same.
-        features: cached annotations to read in place of the images.
+        transform: the same with random changes, for training; by default ``preprocessing``.
+        features: cached annotations, read instead of the images.
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
     """
@@ -62,7 +62,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             caption_numbers = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
             image_index = torch.repeat_interleave(torch.arange(len(rows)), last - first)
         else:
-            # Captions of one image stand together, so that image_index is 0, 1, 2, .. unless an image comes twice.
+            # Captions of one image are adjacent; image_index is 0, 1, 2, .. unless an image has several.
             owners = index.caption_image[torch.tensor(numbers)].to(torch.int64)
             owners, order = owners.sort(stable=True)
             caption_numbers = [numbers[i] for i in order.tolist()]
@@ -83,8 +83,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
 class CaptionLoader(DataLoader[CaptionBatch]):
     """A loader of whole batches. Cached features are read ahead in threads of this process, images in workers.
 
-    Reading features is copying: threads do it while the model computes, and a hand-over between processes would cost
-    more than that. A GPU is fed by several, because a batch is copied in one thread.
+    Reading features is copying: threads do it while the model computes, and passing them between processes would cost
+    more. A GPU is fed by several, because a batch is copied in one thread.
     """
 
     def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
@@ -103,9 +103,9 @@ class CaptionLoader(DataLoader[CaptionBatch]):
 def read_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, depth: int
 ) -> Iterator[Result]:
-    """Yield ``function(item)`` of every item in order; up to ``depth`` of them are under way or waiting to be taken.
+    """Yield ``function(item)`` of every item in order; up to ``depth`` of them are in progress or ready.
 
-    An error is raised where its item's turn comes. Closing the iterator waits for what is under way.
+    An error is raised when its item is due. Closing the iterator waits for calls in progress.
     """
     pending: deque[Future[Result]] = deque()
     pool = ThreadPoolExecutor(threads, thread_name_prefix="read_ahead")
@@ -121,5 +121,5 @@ def read_ahead(
 
 
 def processors() -> int:
-    """Return how many this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""What an image shows and where: objects with masks, that grounding is judged by."""
+"""Named objects of an image with their masks, which grounding is measured against."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class GroundedObject:
 
 
 class ObjectLookup(Protocol):
-    """Where an image's objects are, asked by the data set's own image number."""
+    """Looks up the objects of an image by the data set's own image id."""
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects with masks in the pixels of the image as stored; [] if none are known."""

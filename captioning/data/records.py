@@ -1,4 +1,4 @@
-"""One index for every data set: which images there are, where they lie, and their tokenised captions.
+"""One index for every data set: its images, their files and their tokenised captions.
 
 The index is a handful of tensors, not a million Python objects: a COCO-sized split (592,000 captions) takes about 50
 MB, and after ``share_memory`` data-loading workers read the same pages instead of getting a copy each.
@@ -30,7 +30,7 @@ SPLITS = ("train", "val", "test")
 
 @dataclass
 class ImageEntry:
-    """What a reader yields.
+    """One image, as a reader yields it.
 
     Attributes:
         image_id: the data set's own number, unique within a split.
@@ -131,17 +131,16 @@ class CaptionIndex:
 
     @classmethod
     def build(cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "") -> CaptionIndex:
-        """Pack what a reader yields, image by image.
+        """Pack the entries of a reader.
 
-        A caption without a word is left out, and so is an image without captions, for it can neither be trained on
-        nor scored: both are counted in one logged line. Equal captions of one image are kept, since two people who
-        wrote the same are two references.
+        A caption without a word is left out, and so is an image without captions, which can neither be trained on nor
+        scored: one line in the log counts both. Equal captions of one image are kept: they are two references.
 
         Args:
             origin: the file that the entries come from, for messages.
 
         Raises:
-            InputError: an image id stands twice, or no caption is left.
+            InputError: an image id appears twice, or no caption is left.
         """
         name = str(origin) or str(root)
         paths, captions = _Packer(), _Packer()
@@ -151,7 +150,7 @@ class CaptionIndex:
         empty, bare = 0, 0
         for entry in entries:
             if entry.image_id in seen:
-                raise InputError(f"{name}: image {entry.image_id} stands twice ({entry.path}); ids must be unique")
+                raise InputError(f"{name}: image {entry.image_id} appears twice ({entry.path}); ids must be unique")
             seen.add(entry.image_id)
             before = len(lengths)
             for caption in entry.captions:
@@ -222,11 +221,11 @@ class CaptionIndex:
         return self
 
     def check_images(self, sample: int = 64) -> None:
-        """Look for the files of ``sample`` images spread evenly over the split.
+        """Check that the files of ``sample`` images exist, spread evenly over the split.
 
-        Looking for all 120,000 of COCO takes long on a network disk; a forgotten download or a wrong folder shows in
-        a sample, and ``scripts/prepare_data.py --check`` looks for every file. Training from cached features needs no
-        images, so readers don't call this: who opens the images does.
+        Checking all 120,000 of COCO takes long on a network disk; a forgotten download or a wrong folder shows in a
+        sample, and ``scripts/prepare_data.py --check`` checks every file. Readers do not call this, because training
+        from cached features needs no images: the code that opens images does.
 
         Raises:
             InputError: a file is missing.
@@ -237,7 +236,7 @@ class CaptionIndex:
         if missing:
             raise InputError(
                 f"{self.origin}: image {int(self.image_ids[missing[0]])} has no file: {self.image_path(missing[0])} is "
-                f"missing ({len(missing)} of {count} looked for); see data/README.md"
+                f"missing ({len(missing)} of {count} checked); see data/README.md"
             )
 
 
@@ -261,7 +260,7 @@ class CaptionSource:
         raise TypeError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
-        """Return where the named objects of the split's images are, or None where the data set does not know."""
+        """Return where the named objects of the split's images are, or None if the data set has no masks."""
         return None
 
 

@@ -17,14 +17,14 @@ from captioning.errors import InputError
 
 
 class CaptionBatchSampler(Sampler[list[int]]):
-    """Batches of like length (Sec. 4.3, Xu et al. 2015), newly shuffled each epoch.
+    """Batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 
     An epoch is cut into **steps** of ``batch_size * world_size`` captions of one length (where a length runs out, its
     neighbours fill up), and a step is dealt out to the ranks caption by caption, so that all ranks work on similar
-    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption stands exactly once
-    in an epoch, counted over all ranks. One step of the epoch, at a random length, is short: its captions are dealt out
-    in the same way, so every rank has the same number of batches. Only if it has fewer captions than there are ranks
-    are some of them repeated, at most ``world_size - 1`` captions (or images with theirs) per epoch.
+    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption appears exactly
+    once in an epoch, counted over all ranks. One step of the epoch, at a random length, is short: its captions are
+    dealt out in the same way, so every rank has the same number of batches. Only if it has fewer captions than there
+    are ranks are some of them repeated, at most ``world_size - 1`` captions (or images with theirs) per epoch.
 
     Differs from the paper: it draws a length at random for each update; walking through all batches in random order
     draws lengths in proportion to their captions, without repeating or missing any.
@@ -36,8 +36,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         seed: the order is a function of ``seed`` and the epoch alone.
         rank: this process, 0 .. world_size - 1.
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch: an encoder that is being
-            trained then runs once per image and epoch instead of five times. Images are drawn whatever their captions'
-            lengths: sorted by length, a batch would hold pictures of one kind, and the encoder learns badly from those.
+            trained then runs once per image and epoch instead of five times. Images are drawn regardless of caption
+            length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
         return -(-self._units // (self._per_batch * self.world_size))
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield lists of caption numbers: every pass is an epoch, the first one begins where ``load_state_dict`` said.
+        """Yield lists of caption numbers: every pass is an epoch, the first one starts at the position that was loaded.
 
         There is no ``set_epoch``: a trainer that counts epochs otherwise (Lightning does after a stop in the middle of
         one) must not move a restored position.
@@ -128,8 +128,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """Return the position as plain data.
 
         Args:
-            batches_done: batches of the current epoch that have been **trained on**. A data loader with workers draws
-                ahead, so who resumes exactly must pass its own count; by default the batches drawn so far.
+            batches_done: batches of the current epoch that have been **trained on**. A data loader with workers is
+                ahead of training, so an exact resume needs this count; by default the batches yielded so far.
         """
         done = self.batches_done if batches_done is None else batches_done
         epoch, done = (self.epoch + 1, 0) if done >= len(self) else (self.epoch, done)

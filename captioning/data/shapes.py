@@ -29,7 +29,7 @@ from captioning.errors import InputError
 from captioning.terminal import Progress
 
 FORMAT = 2  # counts up whenever the same parameters give other files
-SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes are no longer told apart
+SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes cannot be distinguished
 _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
 
 
@@ -86,7 +86,7 @@ class ShapesSource(CaptionSource):
             part.chmod(0o755)  # mkdtemp keeps others out
             self._generate(part)
             _write_json(part / "shapes.json", self._header())
-            with contextlib.suppress(OSError):  # a non-empty root: another run was faster, or the check below tells
+            with contextlib.suppress(OSError):  # a non-empty root: another run was faster, or the check below fails
                 os.rename(part, self.root)
         finally:
             shutil.rmtree(part, ignore_errors=True)
@@ -129,7 +129,7 @@ class ShapesSource(CaptionSource):
         if differ:
             raise InputError(
                 f"{path}: these shapes were made with {', '.join(differ)}; "
-                "use those values, choose another root, or delete the folder to have it made anew"
+                "use those values, choose another root, or delete the folder to regenerate it"
             )
         return True
 
@@ -143,7 +143,7 @@ class ShapesSource(CaptionSource):
         except FileNotFoundError:
             raise InputError(f"{path}: missing; run python scripts/prepare_data.py shapes") from None
         except ValueError as error:
-            raise InputError(f"{path}: not JSON ({error}); delete {self.root} to have it made anew") from error
+            raise InputError(f"{path}: not JSON ({error}); delete {self.root} to regenerate it") from error
         return content
 
     def _generate(self, folder: Path) -> None:
@@ -216,7 +216,7 @@ class ShapesSource(CaptionSource):
 
 
 class _InstanceLookup:
-    """The objects of one split, masks unpacked when asked for."""
+    """The objects of one split, masks unpacked on demand."""
 
     def __init__(self, instances: dict[str, Any]) -> None:
         self._nouns = {category["id"]: category["name"] for category in instances["categories"]}

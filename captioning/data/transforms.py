@@ -42,7 +42,7 @@ class Preprocessing:
         interpolation: nearest, bilinear, bicubic or lanczos, antialiased, as Pillow computes them.
 
     Raises:
-        InputError: a value no image could be treated with.
+        InputError: a value is out of range.
     """
 
     resize: int
@@ -130,7 +130,7 @@ class Preprocessing:
         return image.convert("RGB").resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) after resizing; rounds like torchvision's Resize, so published weights see what they know."""
+        """(width, height) after resizing; rounds like torchvision's Resize, as published weights expect."""
         if self.crop is None:
             return self.resize, self.resize
         width, height = size
@@ -147,7 +147,7 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """``Preprocessing`` with a random place of the crop and, if asked for, mirroring.
+    """``Preprocessing`` with a random crop and, if asked for, mirroring.
 
     Draws from the global torch generator, which a data loader seeds per worker and epoch.
     """

@@ -22,7 +22,7 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
         captions: an image's number and its caption, each image once.
 
     Raises:
-        ValueError: an image stands twice.
+        ValueError: an image appears twice.
     """
     results: dict[int, str] = {}
     for image_id, caption in captions:
@@ -36,7 +36,7 @@ def read_results(path: Path) -> dict[int, str]:
     """Return the captions by image number of a results file.
 
     Raises:
-        InputError: the file cannot be read, an entry lacks a field or has a wrong one, or an image stands twice.
+        InputError: the file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
     """
     content = _read_json(path)
     if not isinstance(content, list) or not content:

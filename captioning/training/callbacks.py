@@ -1,4 +1,4 @@
-"""What happens beside training: sample captions, unfreezing, throughput, safe checkpoint files."""
+"""Callbacks: sample captions, unfreezing, throughput, log lines; and checkpoints that are written atomically."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
-    They are written to ``samples/`` in the run's folder, and logged where the logger takes images (wandb).
+    They are written to ``samples/`` in the run's folder, and logged to wandb if that is the logger.
 
     Args:
         images: how many.
@@ -60,7 +60,7 @@ class CaptionSamples(Callback):
 
 
 class LogLines(Callback):
-    """One line per validation where the output is no terminal: a progress bar shows nothing there before its end."""
+    """One line per validation where the output is no terminal and a progress bar would show nothing until its end."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()
@@ -81,7 +81,7 @@ class Throughput(Callback):
     """Logs ``train/captions_per_second`` of this process.
 
     Args:
-        every_n_steps: batches that one figure covers.
+        every_n_steps: batches per logged figure.
     """
 
     def __init__(self, every_n_steps: int = 50) -> None:

@@ -57,16 +57,15 @@ class ResumableLoader(CaptionLoader):
 class CaptionDataModule(pl.LightningDataModule):
     """Records of one source as training and evaluation batches.
 
-    The module that is trained hands over its ``encoder`` (``CaptioningModule.connect``): images are prepared, and
-    objects laid on a grid, as it needs them.
+    ``CaptioningModule.connect`` sets ``encoder``, which determines the preprocessing of images and the grid of objects.
 
     Args:
-        source: which data set.
+        source: the data set.
         batch_size: captions in a training batch, per process.
         group: what a training batch keeps together, captions of one ``length`` (Sec. 4.3), or all captions of an
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
         eval_batch_size: images in an evaluation batch, per process.
-        num_workers: processes that load images; by default the processors at hand, at most 8, and none for cached
+        num_workers: processes that load images; by default one per processor, at most 8, and none for cached
             features, which threads of this process read ahead.
         min_count: a word seen less often in the training captions becomes <unk>.
         max_words: the vocabulary keeps at most this many words.
@@ -156,7 +155,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return self._vocabulary
 
     def objects(self, row: int) -> list[ObjectCells]:
-        """Return the objects of an image of the evaluated split, on the encoder's grid; [] where none are known."""
+        """Return the objects of an image of the evaluated split, on the encoder's grid; [] if none are known."""
         key = (self._evaluated_split, row)
         if key not in self._objects:
             lookup = self.source.objects(self._evaluated_split)
@@ -172,12 +171,12 @@ class CaptionDataModule(pl.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _trained_on(self, handed_out: int) -> int:
-        """Return the batches of the epoch that are done, of those handed out; all, once the trainer wants no more."""
+        """Return how many of the batches handed out are done; all of the epoch's, once the trainer stops asking."""
         if self.trainer is None:
             return handed_out
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        # Not ready: an epoch begins, and what has been handed out is the last one's. Else without the batch that a
-        # crash or Ctrl-C has left unfinished.
+        # Not ready: an epoch begins, and the count is still that of the last one. Otherwise a batch that a crash or
+        # Ctrl-C left unfinished does not count.
         done = progress.processed if progress.ready else handed_out
         return sys.maxsize if done >= self.trainer.num_training_batches else done
 
@@ -217,7 +216,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if not (self.random_crop or self.flip):
             return None
         if self.features is not None:
-            raise InputError("data.random_crop, data.flip: cached features show every image in one way; unset one")
+            raise InputError("data.random_crop, data.flip: cached features are of one fixed view per image; unset one")
         return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
 
     def samples(self, count: int) -> CaptionBatch:
@@ -226,12 +225,12 @@ class CaptionDataModule(pl.LightningDataModule):
         return dataset[list(range(min(count, len(dataset.index))))]
 
     def view(self, row: int) -> Image | None:
-        """Return an image of the evaluated split as the model sees it; None where only its features are at hand."""
+        """Return an image of the evaluated split as the model sees it; None if its image file is missing."""
         path, preprocessing = self.evaluated.image_path(row), self.encoder.preprocessing
         return preprocessing.view(preprocessing.load(path)) if path.is_file() else None
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
-        """Return the batch on the device; from page-locked memory it travels while the device computes."""
+        """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
     def train_dataloader(self) -> ResumableLoader:
@@ -255,17 +254,17 @@ class CaptionDataModule(pl.LightningDataModule):
         return loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training captions, which a resumed run goes on from.
+        """Return the position in the training captions, from which a resumed run continues.
 
-        The loader has one too, but Lightning 2.6 does not give it back at the end of an epoch, nor after a scheduler
-        has asked how many steps there will be.
+        The loader has one too, but Lightning 2.6 does not restore it at the end of an epoch, nor after a scheduler has
+        asked for the number of steps.
         """
         if self._resume_from is not None:
             return self._resume_from
         return {} if self._train_loader is None else self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let ``train_dataloader`` go on where ``state_dict`` was taken."""
+        """Let ``train_dataloader`` continue where ``state_dict`` was taken."""
         self._resume_from = state_dict or None
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:

@@ -32,7 +32,7 @@ from captioning.vocabulary import Vocabulary
 
 
 class Sample(NamedTuple):
-    """A captioned image to look at: its record, the caption as the search found it, and the view the model had."""
+    """A captioned image for display: its record, the hypothesis of the search, and the pixels the model saw."""
 
     image: CaptionedImage
     found: Hypothesis
@@ -42,8 +42,8 @@ class Sample(NamedTuple):
 class CaptioningModule(pl.LightningModule):
     """An encoder and a decoder, trained by maximum likelihood with the doubly stochastic penalty (Eq. 14).
 
-    The data bring the vocabulary, so the model is assembled in ``configure_model``, after they are set up; ``connect``
-    says which data they are.
+    The vocabulary comes from the data, so the model is assembled in ``configure_model``, after the data are set up;
+    ``connect`` passes them in.
 
     Args:
         encoder: images -> annotations.
@@ -120,18 +120,18 @@ class CaptioningModule(pl.LightningModule):
         return self._parts[1].attention
 
     def connect(self, data: CaptionDataModule) -> None:
-        """Train and evaluate on ``data``, which prepare images for this encoder. Called before the trainer starts."""
+        """Train and evaluate on ``data``, prepared for this encoder. To be called before the trainer starts."""
         data.encoder = self.encoder
         self._data = data
 
     @property
     def data(self) -> CaptionDataModule:
         if self._data is None:
-            raise RuntimeError("the module knows no data; call its connect(data) before the trainer starts")
+            raise RuntimeError("the module has no data; call its connect(data) before the trainer starts")
         return self._data
 
     def configure_model(self) -> None:
-        """Assemble the captioner for the data's vocabulary. Called by the trainer; does nothing twice."""
+        """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
         if self.captioner is None:
             self.assemble(self.data.vocabulary)
 
@@ -183,7 +183,7 @@ class CaptioningModule(pl.LightningModule):
         by_norm = gradient_clip_algorithm in (None, "norm")
         if gradient_clip_val and by_norm and optimizer.defaults.get("fused"):
             if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
-                scaler.unscale_(optimizer)  # its step then knows that nothing is left to unscale
+                scaler.unscale_(optimizer)  # so that its step does not unscale again
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
@@ -273,7 +273,7 @@ class CaptioningModule(pl.LightningModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add all that rebuilds the captioner without a config, a vocabulary file or a data set beside it."""
+        """Add what rebuilds the captioner without a config, a vocabulary file or a data set."""
         assert self.vocabulary is not None
         checkpoint["captioning"] = {
             "format": CHECKPOINT_FORMAT,
@@ -300,7 +300,7 @@ class CaptioningModule(pl.LightningModule):
         self._random_state = checkpoint.get("random_state")
 
     def on_train_start(self) -> None:
-        if self._random_state is not None:  # a resumed run goes on with the same stream of random numbers
+        if self._random_state is not None:  # a resumed run continues the same stream of random numbers
             torch.set_rng_state(self._random_state["cpu"].cpu())
             if self.device.type == "cuda" and "cuda" in self._random_state:
                 torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)

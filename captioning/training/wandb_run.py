@@ -1,4 +1,4 @@
-"""A training run in wandb: its summary, its samples, its checkpoints, and how it goes on after an interruption."""
+"""A training run in wandb: its summary, samples and checkpoints, continued when training is resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from captioning.evaluation.records import CaptionedImage
 from captioning.files import write_json
 from captioning.run_folder import RunFolder
 
-# What a wandb summary keeps the best value of, beside the last.
+# Metrics whose best value the wandb summary keeps beside the last.
 _BEST = {
     **{f"val/bleu{n}": "max" for n in range(1, 5)},
     "val/rouge_l": "max",
@@ -30,11 +30,11 @@ _BEST = {
 
 
 class WandbRun(WandbLogger):
-    """Lightning's wandb logger as its users set it up by hand; the command line puts it in the place of that one.
+    """Lightning's wandb logger with what users otherwise set up by hand; the command line uses it instead of that one.
 
-    The summary keeps the best of every validation score. The run goes on under its own id when training is resumed in
-    its folder (``wandb_run.json``), offline too. What is staged for upload lies in the run's folder, so that a later
-    ``wandb sync`` finds it. With ``log_model`` the best and the last checkpoint become versions of one artifact with
+    The summary keeps the best of every validation score. When training is resumed in the run's folder, the run
+    keeps its id (``wandb_run.json``), offline too. Files staged for upload are kept in the run's folder, where a later
+    ``wandb sync`` finds them. With ``log_model`` the best and the last checkpoint become versions of one artifact with
     the aliases "best" and "last": at the end of the run, or, if it is "all", every time one is written. Lightning's
     own logger calls the last one "best" too, and refuses the option offline.
 
@@ -50,7 +50,7 @@ class WandbRun(WandbLogger):
         self._saved: dict[str, float] = {}
         # The command line passes every option, None where it is not set, and so undoes Lightning's default.
         self._wandb_init["resume"] = self._wandb_init.get("resume") or "allow"
-        self._wandb_init.pop("anonymous", None)  # wandb warns of it whatever it is
+        self._wandb_init.pop("anonymous", None)  # wandb warns about any value of it
 
     @property
     @rank_zero_experiment
@@ -98,7 +98,7 @@ class WandbRun(WandbLogger):
         """Keep a copy of a file with the run, under ``name``."""
         run = self.experiment
         if not run.disabled:
-            copy = Path(run.dir) / name  # where it lies already, wandb makes no link, which would break elsewhere
+            copy = Path(run.dir) / name  # in place already, so wandb makes no link, which would break elsewhere
             shutil.copyfile(path, copy)
             run.save(str(copy), base_path=run.dir, policy="now")
 
@@ -106,7 +106,7 @@ class WandbRun(WandbLogger):
     def log_samples(self, images: list[CaptionedImage], overlays: list[Path], *, epoch: int, step: int) -> None:
         """Log captioned images as one table, and every overlay under a key of its own.
 
-        Scores are sentence BLEU in percent. wandb wants the images of one key to be of one size.
+        Scores are sentence BLEU in percent. Overlays share no key, because wandb expects its images to have one size.
         """
         import wandb
 
@@ -157,7 +157,7 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def finish(self) -> None:
-        """Close the run, so that the next one of this process is another."""
+        """Close the run, so that the process can start another."""
         if self._experiment is not None:
             self._write()
             self._experiment.finish()

@@ -47,7 +47,7 @@ class Attended(Protocol):
 
 @dataclass(frozen=True)
 class Look:
-    """How one run told an image, and where it looked. ``inference.Caption.look`` makes one.
+    """One run's captions of an image with their attention. ``caption.Caption.for_explorer`` makes one.
 
     Attributes:
         run: a name; looks of the same run on several images share it.

@@ -122,7 +122,7 @@ def test_an_annotation_without_a_caption_is_named(root):
 
 
 def test_an_image_that_stands_twice_is_named(root):
-    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9 stands twice"):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9 appears twice"):
         changed(root, images=[*IMAGES, IMAGES[0]]).index("train")
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 import torch
+from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.features import FeatureWriter
@@ -23,9 +24,7 @@ from captioning.vocabulary import Vocabulary
 
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
-    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=3, test=2, image_size=48)
-    source.prepare()
-    return source
+    return make_shapes(tmp_path_factory.mktemp("data"), train=6, val=3, test=2)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +163,7 @@ def test_words_outside_the_vocabulary_become_unk(shapes, encoder):
     assert set(dataset[[0, 1]].captions.flatten().tolist()) <= {0, 1, 2, 3, 4}
 
 
-def test_training_images_vary_as_told_and_evaluated_ones_do_not(shapes, encoder):
+def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, encoder):
     def images(loader):
         torch.manual_seed(1)
         return {int(row): image for batch in loader for row, image in zip(batch.rows, batch.images, strict=True)}

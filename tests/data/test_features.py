@@ -85,7 +85,7 @@ def test_the_file_is_an_ordinary_numpy_array_of_the_announced_size(cache):
     assert not list(cache.glob("*.part"))
 
 
-def test_images_are_found_whatever_the_order(cache):
+def test_images_are_found_in_any_order(cache):
     features = FeatureCache(cache, "train", FINGERPRINT)
     rows = features.find(["images/5.jpg", "images/1.jpg"])
     assert rows.dtype == torch.int64

@@ -86,7 +86,7 @@ def test_blank_lines_are_skipped(tmp_path):
         ("[1]", "line 2 must be an object"),
         ('{"caption": "a"}', "line 2 has no image"),
         ('{"image": "9.jpg"}', r"line 2: 9\.jpg has no caption"),
-        ('{"image": "9.jpg", "caption": ["a", "b"]}', r"line 2: 9\.jpg has no caption; a row holds one caption"),
+        ('{"image": "9.jpg", "caption": ["a", "b"]}', r"line 2: 9\.jpg has no caption; a line holds one caption"),
         (
             '{"image": "9.jpg", "caption": "a", "split": "dev"}',
             "line 2: split must be one of train, val, test, got 'dev'",

@@ -68,7 +68,7 @@ def test_captions_without_words_and_images_without_captions_are_left_out_and_cou
 
 
 def test_an_image_id_that_stands_twice_is_refused_by_name():
-    with pytest.raises(InputError, match=r"^captions\.json: image 5 stands twice \(other\.jpg\)"):
+    with pytest.raises(InputError, match=r"^captions\.json: image 5 appears twice \(other\.jpg\)"):
         build([*ENTRIES, ImageEntry(5, "other.jpg", ["a"])], origin="captions.json")
 
 
@@ -106,7 +106,7 @@ def test_missing_image_files_are_found_by_a_sample(tmp_path):
     index = CaptionIndex.build(tmp_path, [ImageEntry(i, f"{i}.jpg", ["a"]) for i in range(40)], origin="c.json")
     for i in range(39):
         (tmp_path / f"{i}.jpg").touch()
-    with pytest.raises(InputError, match=r"^c\.json: image 39 has no file: .*39\.jpg is missing \(1 of 5 looked for\)"):
+    with pytest.raises(InputError, match=r"^c\.json: image 39 has no file: .*39\.jpg is missing \(1 of 5 checked\)"):
         index.check_images(sample=5)
     (tmp_path / "39.jpg").touch()
     index.check_images(sample=5)

@@ -64,7 +64,7 @@ THREE = (shape("circle", "red", 20, 30), shape("square", "blue", 60, 40), shape(
 # What is on disk
 
 
-def test_same_seed_gives_the_same_bytes_whatever_the_number_of_threads(source, tmp_path, monkeypatch):
+def test_same_seed_gives_the_same_bytes_with_any_number_of_threads(source, tmp_path, monkeypatch):
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     again = make(tmp_path / "again")
     again.prepare()
@@ -316,7 +316,7 @@ def test_scenes_leave_no_doubt_about_order_and_relations(scenes):
     assert {len(scene.shapes) for scene in scenes} == {1, 2, 3, 4}
 
 
-def test_scenes_hold_objects_of_one_noun_that_only_colour_tells_apart(scenes):
+def test_scenes_hold_objects_of_one_noun_that_differ_only_in_colour(scenes):
     assert any(len({item.noun for item in scene.shapes}) < len(scene.shapes) for scene in scenes)
 
 

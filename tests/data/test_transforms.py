@@ -89,7 +89,7 @@ def test_random_crops_are_windows_of_the_resized_image():
     assert len({col for _, col in places}) > 4
 
 
-def test_training_does_not_mirror_unless_told():
+def test_training_does_not_mirror_by_default():
     preprocessing = Preprocessing(12, None, MEAN, STD)
     image = picture(12, 12)
     assert all(torch.equal(preprocessing.training()(image), preprocessing(image)) for _ in range(8))

@@ -51,18 +51,18 @@ class Scene:
 def sample_scene(rng: np.random.Generator) -> Scene:
     """Draw one scene. No two objects share both colour and noun; stated relations hold by a clear margin."""
     count = int(rng.choice(list(OBJECT_COUNTS), p=list(OBJECT_COUNTS.values())))
-    looks = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False)
+    kinds = rng.choice(len(NOUNS) * len(COLOURS), size=count, replace=False)
     while True:
         sizes = [SIZES[int(large)] for large in rng.random(count) < (0.5 if count < 3 else 0.35)]
         radii = [float(rng.uniform(*RADII[size])) for size in sizes]
         centres = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
         if centres is not None:
             break
-    plain = 0.25 if count < 3 else 0.4  # captions tell textures where there are few objects: let most have one
+    plain = 0.25 if count < 3 else 0.4  # captions name textures only of few objects: give most of them one
     shapes = tuple(
         Shape(
-            noun=NOUNS[look % len(NOUNS)],
-            colour=COLOURS[look // len(NOUNS)],
+            noun=NOUNS[kind % len(NOUNS)],
+            colour=COLOURS[kind // len(NOUNS)],
             texture=TEXTURES[0] if rng.random() < plain else TEXTURES[int(rng.integers(1, len(TEXTURES)))],
             size=size,
             x=x,
@@ -71,7 +71,7 @@ def sample_scene(rng: np.random.Generator) -> Scene:
             angle=float(rng.uniform(-0.2, 0.2)),
             tint=(float(rng.uniform(-1, 1)), float(rng.uniform(-1, 1)), float(rng.uniform(-1, 1))),
         )
-        for look, size, radius, (x, y) in zip(looks.tolist(), sizes, radii, centres, strict=True)
+        for kind, size, radius, (x, y) in zip(kinds.tolist(), sizes, radii, centres, strict=True)
     )
     return Scene(shapes, tuple(rng.permutation(count).tolist()))
 

@@ -1,0 +1,65 @@
+"""Modules, data and trainers small enough to fit in a second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from captioning.attention import AdditiveScore, Attention, SoftAttention
+from captioning.data.shapes import ShapesSource
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions
+from captioning.encoders import ConvEncoder
+from captioning.training.callbacks import AtomicCheckpointIO
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
+
+
+def make_shapes(folder: Path, **counts: int) -> ShapesSource:
+    """Return shapes of 48 x 48 pixels, drawn into ``folder``; ``counts``: train, val and test."""
+    source = ShapesSource(str(folder / "shapes"), image_size=48, **counts)
+    source.prepare()
+    return source
+
+
+def make_module(
+    attention: Attention | None = None, *, hidden_dim: int = 14, dropout: float = 0.3, lr: float = 3e-3, **options
+) -> CaptioningModule:
+    torch.manual_seed(3)
+    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
+    decoder = AttentionDecoder(
+        attention or SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=hidden_dim, dropout=dropout
+    )
+    options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
+    return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)
+
+
+def make_trainer(folder: Path, **options) -> pl.Trainer:
+    defaults = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "plugins": [AtomicCheckpointIO()],
+        "max_epochs": 1,
+        "limit_val_batches": 1,
+        "log_every_n_steps": 1,
+    }
+    return pl.Trainer(default_root_dir=folder, **defaults | options)
+
+
+def make_data(source: ShapesSource, **options) -> CaptionDataModule:
+    return CaptionDataModule(source, **{"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options)
+
+
+def run_stage(stage: Callable[..., Any], module: CaptioningModule, data: CaptionDataModule, **options) -> Any:
+    """Let a trainer's ``fit``, ``test`` .. work on a module and its data."""
+    module.connect(data)
+    return stage(module, datamodule=data, **options)

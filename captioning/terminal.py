@@ -24,6 +24,17 @@ def script_parser(doc: str | None) -> argparse.ArgumentParser:
     )
 
 
+def add_import_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module of your own whose classes a checkpoint or config names; looked for in this folder first",
+    )
+
+
 class Progress:
     """How far a long task is: a bar on a terminal, a line now and then in a log. Use as a context manager.
 

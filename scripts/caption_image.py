@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import complete, errors_named, part_of, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress, script_parser
+from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.inference import Caption, DecodingOptions, ImageCaptioner
@@ -46,8 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
 
-    from captioning.inference import load  # torch, seconds: after all that can be said without it
+    from captioning.component import import_modules  # torch, seconds: after all that can be said without it
+    from captioning.inference import load
 
+    import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint, _device(arguments.device))
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
@@ -131,6 +133,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     sampling.add_argument("--top_p", type=float, metavar="P", help="draw from the most probable words that make up P")
     sampling.add_argument("--seed", type=int, help="the same seed, images and batch size give the same captions")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_import_option(parser)
     parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
     arguments = parser.parse_args(argv)
 

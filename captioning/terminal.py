@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from captioning.errors import printable
+
 _SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -94,6 +96,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print a line of its own."""
+        line = printable(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from abc import ABCMeta
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -116,8 +117,33 @@ def known_class(path: str, kind: type[T]) -> type[T]:
     """
     found = _in_this_package(path) or next((c for c in _subclasses(kind) if path in _paths(c)), None)
     if not (isinstance(found, type) and issubclass(found, kind)):
-        raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first")
+        raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
     return found
+
+
+def import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:
+    """Import modules that the user named, whose classes files may then name.
+
+    Args:
+        names: as in Python's import statement.
+        folders: looked in first.
+
+    Raises:
+        InputError: there is none of that name, or it cannot be imported.
+    """
+    if names:
+        places = [str(folder.resolve()) for folder in folders]
+        sys.path[:0] = [place for place in dict.fromkeys(places) if place not in sys.path]
+    for name in names:
+        _import(name)
+
+
+def _import(name: str) -> None:
+    try:
+        importlib.import_module(name)
+    except Exception as error:  # a user's module may fail in any way
+        hint = f"; give {name[:-3]}, without .py" if name.endswith(".py") else ""
+        raise InputError(f"--import {name}: {type(error).__name__}: {error}{hint}") from error
 
 
 def _paths(cls: type) -> tuple[str, str, str]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import collections.abc
+import inspect
 import json
+import re
 from argparse import ArgumentError
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 
-from captioning.component import Component, current_path, known_class
+from captioning.component import Component, current_path, known_class, public_path
 from captioning.errors import InputError
 
 
@@ -94,16 +97,132 @@ def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, An
         inside = config.get(group)
         part = inside.get(name) if isinstance(inside, Mapping) else None
         if part is not None:
-            _refuse_unknown_classes(part, kind)
-            found[place] = part
+            found[place] = checked_component(part, kind, place)
     return found
 
 
-def _refuse_unknown_classes(value: Any, kind: type) -> None:
-    """Look at all levels: jsonargparse constructs what it finds in an argument of any type."""
-    path = value.get("class_path") if isinstance(value, Mapping) else value
-    if isinstance(path, str):
-        known_class(path, kind)
-    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
-        if isinstance(inner, (Mapping, list)):
-            _refuse_unknown_classes(inner, Component)
+# What a file may say that the user did not name
+
+
+def checked_component(value: Any, kind: type, place: str) -> dict[str, Any]:
+    """Return a ``class_path`` with ``init_args`` in which jsonargparse finds nothing to run but known classes.
+
+    All levels are looked at, because jsonargparse constructs what it finds in an argument of any type, also in a
+    string, and imports the module of what a string names where it expects a class.
+
+    Args:
+        kind: which the class must be; those in its arguments may also be any ``Component``.
+        place: in the configuration, for messages.
+
+    Raises:
+        InputError: a class is unknown or of another kind, or the value is something else than plain data and classes.
+    """
+    value = {"class_path": value} if isinstance(value, str) else value
+    if not isinstance(value, Mapping) or not isinstance(value.get("class_path"), str):
+        raise InputError(f"{place}: not a class_path with init_args")
+    if unknown := set(value) - {"class_path", "init_args", "dict_kwargs"}:
+        raise InputError(f"{place}: has {min(map(str, unknown))!r} beside class_path and init_args")
+    found = _known(value["class_path"], kind, place)
+    hints = _hints(found)
+    checked: dict[str, Any] = {"class_path": public_path(found)}
+    for group in ("init_args", "dict_kwargs"):
+        if arguments := value.get(group):
+            if not isinstance(arguments, Mapping):
+                raise InputError(f"{place}: its {group} are no mapping")
+            checked[group] = {
+                _key(name, place): _checked(argument, hints.get(name, Any), kind, f"{place}.{name}")
+                for name, argument in arguments.items()
+            }
+    return checked
+
+
+def checked_plain(value: Any, place: str) -> Any:
+    """Return numbers, texts, lists and mappings of them as they are.
+
+    Raises:
+        InputError: there is a class, or anything else, in them.
+    """
+    return _checked(value, Any, None, place)
+
+
+def _known(path: str, kind: type, place: str) -> type:
+    try:
+        return known_class(path, kind)
+    except InputError as error:
+        try:
+            return known_class(path, Component)
+        except InputError:
+            raise InputError(f"{place}: {error}") from None
+
+
+def _key(name: Any, place: str) -> str:
+    if not isinstance(name, str) or "." in name:  # jsonargparse reads "encoder.class_path" as a level of its own
+        raise InputError(f"{place}: {name!r} is not a name")
+    return name
+
+
+def _checked(value: Any, hint: Any, kind: type | None, place: str) -> Any:
+    if isinstance(value, Mapping):
+        if "class_path" not in value:
+            return {_key(name, place): _checked(inner, Any, kind, f"{place}.{name}") for name, inner in value.items()}
+        if kind is None:
+            raise InputError(f"{place}: {value['class_path']} is a class where plain values are expected")
+        return checked_component(value, kind, place)
+    if isinstance(value, (list, tuple)):
+        return [_checked(inner, hint, kind, place) for inner in value]
+    if isinstance(value, str):
+        return _checked_text(value, hint, kind, place)
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    raise InputError(f"{place}: {type(value).__name__} where plain values are expected")
+
+
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+_PLAIN = (str, int, float, bool, complex, bytes, list, dict, tuple, set, frozenset, Path, type(None), type(Ellipsis))
+
+
+def _checked_text(text: str, hint: Any, kind: type | None, place: str) -> Any:
+    try:
+        inside = get_loader("yaml")(text)
+    except yaml.YAMLError:
+        inside = None  # a text that is no YAML stays one
+    if isinstance(inside, (Mapping, list)) and _names_class(inside):
+        raise InputError(f"{place}: holds a class_path in a text")
+    leaves = set(_leaves(hint))
+    if all(leaf is Any or leaf in _PLAIN or not isinstance(leaf, type) for leaf in leaves):
+        return text
+    if isinstance(inside, (bool, int, float)) or (str in leaves and not _DOTTED.fullmatch(text)):
+        return text
+    if kind is None:
+        raise InputError(f"{place}: {text} names code where plain values are expected")
+    return checked_component(text, kind, place)
+
+
+def _names_class(value: Any) -> bool:
+    if isinstance(value, str):
+        return "class_path" in value
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(_names_class, value.values()))
+    return isinstance(value, list) and any(map(_names_class, value))
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Return the types of the constructor's arguments; ``type`` for all where they cannot be read."""
+    try:
+        return get_type_hints(cls.__init__)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):  # of a name that only a type checker imports
+        return dict.fromkeys(inspect.signature(cls).parameters, str | type)
+
+
+def _leaves(hint: Any) -> Iterator[Any]:
+    """Yield the types in a type; ``type`` stands for whatever is called or imported by its name."""
+    origin = get_origin(hint)
+    if origin is Literal:
+        yield str
+    elif origin in (collections.abc.Callable, type):
+        yield type
+    elif get_args(hint):
+        for inner in get_args(hint):
+            yield from _leaves(inner)
+    else:
+        yield type if hint is collections.abc.Callable else hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,33 @@ def errors_named(path: Path, option: str = "") -> Iterator[None]:
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
 
 
+def destination(path: Path, option: str = "") -> Path:
+    """Return the file that is written under ``path``: where links lead, so that they stay links.
+
+    Raises:
+        InputError: there is a device, a pipe or a folder.
+    """
+    found = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if found.exists() and not found.is_file():
+        raise InputError(f"{option} {path}: cannot be written (is no regular file)".lstrip())
+    return found
+
+
+def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str) -> None:
+    """Let no output replace a file that is read.
+
+    Raises:
+        InputError: ``output`` is one of the inputs, whatever name or link leads to it.
+    """
+    for path in inputs:
+        try:
+            same = os.path.samefile(path, output)
+        except (OSError, ValueError):  # one of them is not there
+            continue
+        if same:
+            raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
+
+
 @contextmanager
 def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; what is written there gets its name when the block ends well.
@@ -49,11 +76,14 @@ def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Pa
         option: of the command line that named the file.
         sync: False for files in great number that can be made again: each would wait for the disk.
 
+    A link stays one: what it leads to is replaced.
+
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or is a device.
     """
-    part = part_of(path)
     with errors_named(path, option):
+        path = destination(path, option)
+        part = part_of(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, TextIO
 
+from captioning.errors import printable
+
 _SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -21,6 +23,17 @@ def script_parser(doc: str | None) -> argparse.ArgumentParser:
         epilog=f"examples:{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+    )
+
+
+def add_import_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="imports",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="import a module of your own whose classes a checkpoint or config names; looked for in this folder first",
     )
 
 
@@ -83,6 +96,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print a line of its own."""
+        line = printable(line)
         if self._bar is not None:
             self._bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:

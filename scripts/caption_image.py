@@ -21,15 +21,15 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from captioning.errors import InputError, exits_on_input_error
-from captioning.files import complete, errors_named, part_of, write_text
+from captioning.errors import InputError, exits_on_input_error, printable
+from captioning.files import complete, destination, errors_named, part_of, refuse_inputs, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress, script_parser
+from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.inference import Caption, DecodingOptions, ImageCaptioner
@@ -41,17 +41,22 @@ IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".t
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
-    paths = _paths(arguments.images)
-    overlay = _overlay_namer(arguments, single)
-    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"--explorer {arguments.explorer}: must end in .html")
-
-    from captioning.inference import load  # imports torch, which takes seconds: after every check that does without
-
-    captioner = load(arguments.checkpoint, _device(arguments.device))
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
+    paths: Iterable[str] = _paths(arguments.images)
+    if arguments.overlay is not None or "-" not in arguments.images:
+        paths = list(paths)  # all are known before the first overlay is drawn
+    overlay = _overlay_namer(arguments, single)
+    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--explorer {arguments.explorer}: must end in .html")
+    _keep_inputs(arguments, paths if isinstance(paths, list) else [])
+
+    from captioning.component import import_modules  # torch, seconds: after all that can be said without it
+    from captioning.inference import load
+
+    import_modules(arguments.imports, [Path()])
+    captioner = load(arguments.checkpoint, _device(arguments.device))
     json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
     explored: list[Caption] = []
@@ -69,12 +74,15 @@ def main(argv: list[str] | None = None) -> None:
         _until_the_reader_leaves(),
     ):
         for caption in captions:
+            if not isinstance(paths, list):
+                _keep_inputs(arguments, [str(caption.path)])
             extra = {}
             if overlay is not None:
                 extra["overlay"] = str(overlay(caption))
                 caption.save_figure(extra["overlay"])
             if not quiet:
-                print(caption.text if single else f"{caption.path}\t{caption.text}", flush=True)
+                text = printable(caption.text)
+                print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
             if json_file is not None:
                 json_file.write(caption.to_dict() | extra)
             if arguments.explorer is not None:
@@ -131,6 +139,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     sampling.add_argument("--top_p", type=float, metavar="P", help="draw from the most probable words that make up P")
     sampling.add_argument("--seed", type=int, help="the same seed, images and batch size give the same captions")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_import_option(parser)
     parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
     arguments = parser.parse_args(argv)
 
@@ -150,6 +159,24 @@ def _positive(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
     return value
+
+
+def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
+    """Raise an InputError where an output would replace an image or the checkpoint.
+
+    Args:
+        paths: the images, as far as they are known.
+    """
+    inputs = [*paths, arguments.checkpoint]
+    for option in ("overlay", "json", "explorer"):
+        target = getattr(arguments, option)
+        if target is not None and target != "-":
+            refuse_inputs(target, inputs, f"--{option}")
+    if arguments.overlay is not None and Path(arguments.overlay).is_dir():
+        suffix = "." + (arguments.overlay_format or "png")
+        for file in sorted(Path(arguments.overlay).iterdir()):
+            if file.suffix.lower() == suffix:
+                refuse_inputs(file, inputs, "--overlay")
 
 
 def _paths(images: list[str]) -> Iterator[str]:
@@ -254,6 +281,7 @@ class _JsonFile:
             self.file: TextIO = sys.stdout
             return
         with errors_named(self.path, "--json"):
+            self.path = destination(self.path, "--json")
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = part_of(self.path).open("w", encoding="utf-8")
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
+from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error
@@ -38,9 +38,11 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.comparison.runs import common_folder, name_apart
     from captioning.comparison.terminal import print_comparison
     from captioning.comparison.wandb_runs import find_run, report_command
+    from captioning.component import import_modules
     from captioning.files import write_json, write_text
     from captioning.provenance import provenance
 
+    import_modules(args.imports, [Path()])
     runs = [find_run(name) for name in args.runs]
     name_apart(runs)
     models, problems = load_models(runs)
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: %(default)s)")
     parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers")
+    add_import_option(parser)
     parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
     return parser
 

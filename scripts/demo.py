@@ -101,7 +101,7 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
 
     folder = runs / name
     best = RunFolder(folder).checkpoint("best")
-    command = ["test", "--config", str(RunFolder(folder).config), "--ckpt_path", str(best)]
+    command = ["test", "--ckpt_path", str(best)]
     print(f"\n$ captioning {' '.join(command)}", flush=True)
     cli = captioning(command)
     scores = json.loads((folder / "test_metrics.json").read_text())

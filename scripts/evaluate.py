@@ -31,7 +31,7 @@ from typing import Any
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
+from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error
@@ -47,15 +47,18 @@ def main(argv: list[str] | None = None) -> None:
 
     import yaml
 
+    from captioning.component import import_modules
     from captioning.evaluation.scores import TITLES
     from captioning.inference import load
     from captioning.provenance import provenance
     from captioning.training.cli import main as captioning
+    from captioning.training.foreign_settings import evaluation_settings
 
+    import_modules(args.imports, [Path(), *([args.data.parent] if args.data else [])])
     captioner = load(args.checkpoint)
     if not captioner.settings:
         raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
-    settings = {name: captioner.settings[name] for name in ("seed_everything", "model", "data", "trainer")}
+    settings = evaluation_settings(captioner.settings, args.checkpoint)
     attention = captioner.captioner.decoder.attention
     if args.inference is not None:
         attention.inference = args.inference  # refuses a mode that this attention does not know
@@ -101,6 +104,8 @@ def main(argv: list[str] | None = None) -> None:
     _print_grounding(scores)
     if args.measurement:
         shown = f"python scripts/evaluate.py {shlex.join(argv)}"
+        trained = captioner.settings
+        model = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
         content = {
             "values": scores,
             "unit": "percent, CIDEr-D times 100; nll, bound and iwae_bound in nats per word; length_ratio and "
@@ -110,9 +115,9 @@ def main(argv: list[str] | None = None) -> None:
             "grounded_nouns": nouns,
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
-            "settings": {"model": cli.config_dump["model"]}
-            | {"data": cli.config_dump["data"] | {"vocabulary_file": captioner.settings["data"]["vocabulary_file"]}}
-            | {"max_epochs": settings["trainer"]["max_epochs"], "precision": settings["trainer"]["precision"]},
+            "settings": {"model": model}
+            | {"data": cli.config_dump["data"] | {"vocabulary_file": trained["data"]["vocabulary_file"]}}
+            | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]},
         }
         write_json(args.measurement, content)
         print(f"written to {args.measurement}")
@@ -135,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("expected", "argmax", "sample"),
         help="what hard attention forms its contexts with (default: the checkpoint's)",
     )
+    add_import_option(parser)
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and where they come from")
     return parser
 

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
+from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error
@@ -26,11 +26,13 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
 
+    from captioning.component import import_modules
     from captioning.configs import build, read_config
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
 
+    import_modules(options.imports, [Path(), options.config[0].parent])
     configs = [read_config(path, "--config") for path in options.config]
     encoder, source = build({"model.encoder": Encoder, "data.source": CaptionSource}, configs, overrides)
     if encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
@@ -67,6 +69,7 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument(
         "--num_workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
+    add_import_option(parser)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     return parser.parse_known_args(argv)
 

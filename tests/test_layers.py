@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "terminal": "", "trace": ""},
-    {"component": "errors", "files": "errors", "views": "trace"},
+    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
+    {"component": "errors", "files": "errors", "terminal": "errors", "views": "trace"},
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
@@ -39,8 +39,8 @@ FLOORS: list[dict[str, str]] = [
     {"evaluation": "attention data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption configs data errors evaluation inference run_folder views",
-        "training": "attention configs data decoder decoding encoders errors evaluation files model objective "
-        "provenance run_folder views vocabulary",
+        "training": "attention component configs data decoder decoding encoders errors evaluation files model "
+        "objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

@@ -10,37 +10,40 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from captioning.comparison.result import Cell, Comparison, Table
+from captioning.errors import printable
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print verdicts, notices and tables, as wide as the terminal; into a file, as wide as the runs need."""
     console = Console(width=None if sys.stdout.isatty() else 40 + 44 * len(comparison.runs), highlight=False)
     for line in comparison.verdicts.values():
-        console.print(Text(f"\n{line}", style="bold"))
+        console.print(Text(f"\n{printable(line)}", style="bold"))
     for line in comparison.notices:
-        console.print(Text(f"note: {line}"), soft_wrap=True)
+        console.print(Text(f"note: {printable(line)}"), soft_wrap=True)
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
             console.print()
             console.print(_table(table, comparison.runs))
             if table.note:
-                console.print(Text(table.note, style="dim"))
+                console.print(Text(printable(table.note), style="dim"))
 
 
 def _table(table: Table, runs: list[str]) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     drawn.add_column("", overflow="fold")
     for name in runs:
-        drawn.add_column(Text(name), overflow="fold")
+        drawn.add_column(Text(printable(name)), overflow="fold")
 
     def content(cell: Cell) -> Text:
-        text = Text(cell.text or "-", style="bold" if cell.best else "")
+        text = Text(printable(cell.text or "-"), style="bold" if cell.best else "")
         if cell.detail:
-            text.append(f"  {cell.detail}", style="dim not bold")
+            text.append(f"  {printable(cell.detail)}", style="dim not bold")
         if cell.change:
-            text.append(f"\n{cell.change}", style="not bold" if cell.clear else "dim not bold")
+            text.append(f"\n{printable(cell.change)}", style="not bold" if cell.clear else "dim not bold")
         return text
 
     for row in table.rows:
-        drawn.add_row(Text(("  " if row.baseline else "") + row.name), *(content(cell) for cell in row.cells))
+        drawn.add_row(
+            Text(("  " if row.baseline else "") + printable(row.name)), *(content(cell) for cell in row.cells)
+        )
     return drawn

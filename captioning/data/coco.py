@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from captioning.data.coco_nouns import decoys, synonyms
 from captioning.data.objects import GroundedObject
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
 from captioning.vocabulary import tokenize
 
@@ -34,6 +34,7 @@ class CocoSource(CaptionSource):
         year: of the split, 2014 or 2017 for COCO itself.
         test_captions: a captions file for the test split, relative to ``root``.
         test_images: the folder of its images, relative to ``root``; by default ``test{year}``.
+        allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
     """
 
     def __init__(
@@ -43,11 +44,13 @@ class CocoSource(CaptionSource):
         year: int = 2017,
         test_captions: str | None = None,
         test_images: str | None = None,
+        allow_outside: bool = False,
     ) -> None:
         self.root = Path(root)
         self.year = year
         self.test_captions = test_captions
         self.test_images = test_images or f"test{year}"
+        self.allow_outside = allow_outside
         self._objects: dict[str, CocoObjects] = {}
 
     def prepare(self) -> None:
@@ -68,7 +71,7 @@ class CocoSource(CaptionSource):
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         path, images = self._files(split)
         coco = read_coco(path, f"run {self._command()}")
-        return CaptionIndex.build(self.root, _entries(coco, path, images), origin=path)
+        return CaptionIndex.build(self.root, _entries(coco, path, images, self.allow_outside), origin=path)
 
     def objects(self, split: str) -> CocoObjects | None:
         """Return the object masks of ``annotations/instances_*.json``; None where that file is missing."""
@@ -162,11 +165,12 @@ def read_coco(path: Path, remedy: str) -> COCO:
     return coco
 
 
-def _entries(coco: COCO, path: Path, images: str) -> Iterator[ImageEntry]:
+def _entries(coco: COCO, path: Path, images: str, allow_outside: bool) -> Iterator[ImageEntry]:
     """Yield the images in the file's order.
 
     Raises:
-        InputError: an image without a file name, an annotation without a caption, or a caption of an unknown image.
+        InputError: an image without a file name or with one elsewhere, an annotation without a caption,
+            or a caption of an unknown image.
     """
     unknown = coco.imgToAnns.keys() - coco.imgs.keys()
     if unknown:
@@ -176,8 +180,9 @@ def _entries(coco: COCO, path: Path, images: str) -> Iterator[ImageEntry]:
         image_id, name = image["id"], image.get("file_name")
         if not isinstance(image_id, int):
             raise InputError(f"{path}: image ids must be whole numbers, got {image_id!r}")
-        if not name:
+        if not isinstance(name, str) or not name:
             raise InputError(f"{path}: image {image_id} has no file")
+        image_name(name, allow_outside=allow_outside, where=f"{path}: image {image_id}")
         captions = [_caption(annotation, path) for annotation in coco.imgToAnns.get(image_id, ())]
         yield ImageEntry(image_id, f"{images}/{name}", captions)
 

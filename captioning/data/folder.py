@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
 from captioning.vocabulary import tokenize
 
@@ -29,11 +29,13 @@ class FolderSource(CaptionSource):
     Args:
         root: the folder.
         captions: the file, relative to ``root``; its name ends in .jsonl or .csv.
+        allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
     """
 
-    def __init__(self, root: str, *, captions: str = "captions.jsonl") -> None:
+    def __init__(self, root: str, *, captions: str = "captions.jsonl", allow_outside: bool = False) -> None:
         self.root = Path(root)
         self.captions = self.root / captions
+        self.allow_outside = allow_outside
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
 
@@ -56,6 +58,7 @@ class FolderSource(CaptionSource):
             for line, row in read(self.captions):
                 where = f"{self.captions}: line {line}"
                 image, caption, named = _fields(row, where)
+                image_name(image, allow_outside=self.allow_outside, where=where)
                 if split_of.setdefault(image, named or hashed_split(image)) != (named or split_of[image]):
                     raise InputError(f"{where}: {image} is in the {named} split here, in {split_of[image]} above")
                 entry = entries.setdefault(image, ImageEntry(len(entries), image, []))

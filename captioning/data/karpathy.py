@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
 
 
@@ -22,11 +22,13 @@ class KarpathySource(CaptionSource):
     Args:
         json_path: the split file.
         image_dir: the folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
+        allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
     """
 
-    def __init__(self, json_path: str, image_dir: str) -> None:
+    def __init__(self, json_path: str, image_dir: str, *, allow_outside: bool = False) -> None:
         self.json_path = Path(json_path)
         self.image_dir = Path(image_dir)
+        self.allow_outside = allow_outside
 
     def prepare(self) -> None:
         """Check that the split file is there.
@@ -47,8 +49,8 @@ class KarpathySource(CaptionSource):
         if not isinstance(images, list):
             raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}')
         try:
-            entries = list(_entries(images, split))
-        except _BadImage as error:
+            entries = list(_entries(images, split, self.allow_outside))
+        except InputError as error:
             raise InputError(f"{self.json_path}: {error}") from error
         if not entries:
             there = sorted({str(image.get("split")) for image in images})
@@ -63,24 +65,22 @@ class KarpathySource(CaptionSource):
         return "see data/README.md"
 
 
-class _BadImage(Exception):
-    pass
-
-
-def _entries(images: list[dict[str, Any]], split: str) -> Iterator[ImageEntry]:
+def _entries(images: list[dict[str, Any]], split: str, allow_outside: bool) -> Iterator[ImageEntry]:
     wanted = {"train", "restval"} if split == "train" else {split}
     for number, image in enumerate(images):
         if not isinstance(image, dict):
-            raise _BadImage(f"entry {number} of images is not an object")
+            raise InputError(f"entry {number} of images is not an object")
         if image.get("split") not in wanted:
             continue
         image_id = image.get("cocoid", image.get("imgid"))
         if not isinstance(image_id, int):
-            raise _BadImage(f"entry {number} of images has neither cocoid nor imgid")
-        if not image.get("filename"):
-            raise _BadImage(f"image {image_id} has no file")
+            raise InputError(f"entry {number} of images has neither cocoid nor imgid")
+        folder, file = image.get("filepath", ""), image.get("filename")
+        if not isinstance(folder, str) or not isinstance(file, str) or not file:
+            raise InputError(f"image {image_id} has no file")
         try:
             captions = [" ".join(sentence["tokens"]) for sentence in image.get("sentences", ())]
         except (KeyError, TypeError):
-            raise _BadImage(f"image {image_id} has a sentence without tokens") from None
-        yield ImageEntry(image_id, str(Path(image.get("filepath", ""), image["filename"])), captions)
+            raise InputError(f"image {image_id} has a sentence without tokens") from None
+        name = image_name(str(Path(folder, file)), allow_outside=allow_outside, where=f"image {image_id}")
+        yield ImageEntry(image_id, name, captions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import logging
+import os
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -262,6 +263,26 @@ class CaptionSource:
     def objects(self, split: str) -> ObjectLookup | None:
         """Return where the named objects of the split's images are, or None if the data set has no masks."""
         return None
+
+
+def image_name(name: str, *, allow_outside: bool, where: str) -> str:
+    """Return what an annotation file calls an image, if that is a place inside the folder of the images.
+
+    Args:
+        allow_outside: the user has said that the file may name any place.
+        where: the file and image, for messages.
+
+    Raises:
+        InputError: it is an absolute path or leads out by "..", or holds a NUL character.
+    """
+    if "\0" in name:
+        raise InputError(f"{where}: {name!r} is not the name of a file")
+    if not allow_outside and (os.path.isabs(name) or ".." in Path(name).parts):
+        raise InputError(
+            f"{where}: {name!r} lies outside the folder of the images; if the file is to be trusted, set allow_outside "
+            "of the data source"
+        )
+    return name
 
 
 def check_split(split: str) -> None:

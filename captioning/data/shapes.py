@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from captioning.data.objects import GroundedObject, ObjectLookup
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
@@ -99,11 +99,12 @@ class ShapesSource(CaptionSource):
         by_image: dict[int, list[str]] = {image["id"]: [] for image in captions["images"]}
         for annotation in captions["annotations"]:
             by_image[annotation["image_id"]].append(annotation["caption"])
-        entries = (
-            ImageEntry(image["id"], f"{split}/{image['file_name']}", by_image[image["id"]])
-            for image in captions["images"]
-        )
-        return CaptionIndex.build(self.root, entries, origin=self._annotations("captions", split))
+        origin = self._annotations("captions", split)
+        entries = []
+        for image in captions["images"]:
+            name = image_name(image["file_name"], allow_outside=False, where=f"{origin}: image {image['id']}")
+            entries.append(ImageEntry(image["id"], f"{split}/{name}", by_image[image["id"]]))
+        return CaptionIndex.build(self.root, entries, origin=origin)
 
     def objects(self, split: str) -> ObjectLookup:
         check_split(split)

@@ -53,6 +53,8 @@ class TimmEncoder(Encoder):
     ) -> None:
         timm = _timm()
         args = dict(model_args or {})
+        if not weights_wanted():
+            args.pop("checkpoint_path", None)  # timm would read that file
         published = weights == "DEFAULT" and weights_wanted()
         network = _create(timm, name, out_index, args, image_size=image_size, pretrained=published)
         preprocessing = _preprocessing(network, image_size, resize, crop, mean, std)

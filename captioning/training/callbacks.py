@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -18,11 +19,32 @@ from captioning.training.wandb_run import WandbRun
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint such that a crash leaves the old file or the new one."""
+    """Writes a checkpoint such that a crash leaves the old file or the new one.
+
+    A checkpoint remembers which files beside it were the best, to delete or upload them later; what it says of files
+    in other folders is forgotten on loading, because it may come from elsewhere.
+    """
+
+    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
+        checkpoint = super().load_checkpoint(path, *args, **options)
+        folder = os.path.realpath(os.path.dirname(path))
+        for state in checkpoint.get("callbacks", {}).values():
+            if isinstance(state, dict) and "best_model_path" in state:
+                for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
+                    if not _lies_in(folder, state.get(name)):
+                        state[name] = ""
+                state["best_k_models"] = {
+                    file: score for file, score in state.get("best_k_models", {}).items() if _lies_in(folder, file)
+                }
+        return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         with replacing(Path(path)) as part:
             super().save_checkpoint(checkpoint, part, storage_options)
+
+
+def _lies_in(folder: str, file: Any) -> bool:
+    return isinstance(file, str) and os.path.dirname(os.path.realpath(file)) == folder
 
 
 class CaptionSamples(Callback):

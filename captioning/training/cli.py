@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import json
 import logging
 import os
 import shlex
@@ -15,13 +18,16 @@ from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.configs import CONFIG_FORMAT
+from captioning.component import import_modules
+from captioning.configs import CONFIG_FORMAT, read_config
+from captioning.encoders.base import _without_weights
 from captioning.errors import InputError
 from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.callbacks import AtomicCheckpointIO, LogLines
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
@@ -32,7 +38,9 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     Raises:
         InputError: something in the command line, a config or the data cannot be used.
     """
-    args = sys.argv[1:] if args is None else args
+    args, modules = _split_imports(sys.argv[1:] if args is None else args)
+    configs = [Path(config).parent for config in _values(args, "--config", "-c")]
+    import_modules(modules, [Path(), *configs[:1]])
     wandb_offline_without_account()
     _quieten()
     try:
@@ -131,6 +139,8 @@ class CaptioningCLI(LightningCLI):
                 self.run_dir = folder.path
         elif RunFolder(self.run_dir).checkpoints.exists():
             self.run_dir = _free_name(self.run_dir)
+        if config.get("weights_only") is None:
+            config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
         config.name = self.run_dir.name
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
@@ -146,6 +156,11 @@ class CaptioningCLI(LightningCLI):
             if config.results:
                 config.trainer.default_root_dir = config.results
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
+
+    def instantiate_classes(self) -> None:
+        resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
+        with _without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
+            super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
@@ -236,17 +251,40 @@ def _loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
 
 
 def with_run_config(args: list[str]) -> list[str]:
-    """Add the config of the run that ``--ckpt_path`` lies in where the command line names no config."""
-    named = any(arg.split("=")[0] in ("--config", "-c") for arg in args)
-    if named or not args or args[0] not in ("fit", "validate", "test", "predict"):
+    """Add the config of the run that ``--ckpt_path`` lies in where the command line names no config.
+
+    Only data are taken of it: ``foreign_settings`` says which.
+
+    Raises:
+        InputError: it is damaged, or chooses what only a config that the user names may choose.
+    """
+    if _values(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
-    for position, arg in enumerate(args):
-        if arg.split("=")[0] == "--ckpt_path":
-            value = arg.partition("=")[2] or (args[position + 1] if position + 1 < len(args) else "")
-            folder = RunFolder.of(value)
-            if folder is not None and folder.config.is_file():
-                return [args[0], "--config", str(folder.config), *args[1:]]
+    for checkpoint in _values(args, "--ckpt_path"):
+        folder = RunFolder.of(checkpoint)
+        if folder is not None and folder.config.is_file():
+            select = resume_settings if args[0] == "fit" else evaluation_settings
+            settings = select(read_config(folder.config), folder.config)
+            return [args[0], "--config", json.dumps(settings), *args[1:]]
     return args
+
+
+def _values(args: list[str], *options: str) -> list[str]:
+    """Return what follows the options, as ``--option VALUE`` or ``--option=VALUE``."""
+    found = []
+    for arg, following in zip(args, [*args[1:], ""], strict=True):
+        name, equals, value = arg.partition("=")
+        if name in options:
+            found.append(value if equals else following)
+    return found
+
+
+def _split_imports(args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the other arguments, and the modules of ``--import``."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", dest="imports", action="append", default=[])
+    known, others = parser.parse_known_args(args)
+    return others, known.imports
 
 
 def wandb_offline_without_account() -> None:

@@ -38,8 +38,8 @@ FLOORS: list[dict[str, str]] = [
     {"evaluation": "attention data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption configs data errors evaluation inference run_folder views",
-        "training": "attention component configs data decoder decoding encoders errors evaluation files model objective "
-        "provenance run_folder views vocabulary",
+        "training": "attention component configs data decoder decoding encoders errors evaluation files model "
+        "objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

@@ -32,8 +32,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             checkpoint = super().load_checkpoint(path, *args, **options)
         except pickle.UnpicklingError as error:
             raise InputError(
-                f"{path}: holds objects beside weights and plain data, and is not opened because that could run code in "
-                "it; if you made it yourself, give --weights_only false"
+                f"{path}: holds objects beside weights and plain data, and opening it could run code; "
+                "if you made it yourself, give --weights_only false"
             ) from error
         folder = os.path.realpath(os.path.dirname(path))
         for state in checkpoint.get("callbacks", {}).values():

@@ -272,7 +272,10 @@ class ImageCaptioner:
 
 def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
     """The search that ``val/*`` was measured with, as far as the settings name it."""
-    search = (settings.get("model") or {}).get("search") or {}
+    model = settings.get("model")
+    search = model.get("search") if isinstance(model, dict) else None
+    if not isinstance(search, dict):
+        return DecodingOptions()
     names = {field.name for field in dataclasses.fields(BeamOptions)}
     return DecodingOptions(**{name: value for name, value in search.items() if name in names})
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import write_json
+from captioning.files import refuse_inputs, write_json
 from captioning.run_folder import RunFolder
 from captioning.terminal import add_import_option, script_parser
 
@@ -55,6 +55,8 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.training.foreign_settings import evaluation_settings
 
     import_modules(args.imports, [Path(), *([args.data.parent] if args.data else [])])
+    if args.measurement is not None:
+        refuse_inputs(args.measurement, [args.checkpoint, *([args.data] if args.data else [])], "--measurement")
     captioner = load(args.checkpoint)
     if not captioner.settings:
         raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")

@@ -166,12 +166,13 @@ def test_wandb_mode_of_the_user_is_kept(monkeypatch, tmp_path):
     assert os.environ["WANDB_MODE"] == "offline"
 
 
-def test_config_of_the_checkpoints_run_is_added_when_none_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    checkpoint = tmp_path / "runs/x/checkpoints/best.ckpt"
+def test_config_of_the_checkpoints_run_is_added_when_none_is_named(workdir):
+    checkpoint = workdir / "runs/x/checkpoints/best.ckpt"
     checkpoint.parent.mkdir(parents=True)
-    (tmp_path / "runs/x/config.yaml").touch()
+    Path("runs/x/config.yaml").write_bytes(Path("tiny.yaml").read_bytes())
     args = ["test", "--ckpt_path", str(checkpoint)]
-    assert with_run_config(args) == ["test", "--config", "runs/x/config.yaml", *args[1:]]
+    command, option, settings, *others = with_run_config(args)
+    assert [command, option, *others] == ["test", "--config", *args[1:]]
+    assert json.loads(settings)["data"]["batch_size"] == 10
     named = ["test", "--config", "other.yaml", *args[1:]]
     assert with_run_config(named) == named

@@ -169,8 +169,8 @@ def _entries(coco: COCO, path: Path, images: str, allow_outside: bool) -> Iterat
     """Yield the images in the file's order.
 
     Raises:
-        InputError: an image without a file name or with one elsewhere, an annotation without a caption,
-            or a caption of an unknown image.
+        InputError: an image without a file name or with one elsewhere, an annotation without a caption, or a caption of
+            an unknown image.
     """
     unknown = coco.imgToAnns.keys() - coco.imgs.keys()
     if unknown:

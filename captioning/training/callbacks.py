@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from captioning.data.batch import CaptionBatch
+from captioning.errors import InputError
 from captioning.files import replacing
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
@@ -26,7 +28,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """
 
     def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        checkpoint = super().load_checkpoint(path, *args, **options)
+        try:
+            checkpoint = super().load_checkpoint(path, *args, **options)
+        except pickle.UnpicklingError as error:
+            raise InputError(
+                f"{path}: holds objects beside weights and plain data, and opening it could run code; "
+                "if you made it yourself, give --weights_only false"
+            ) from error
         folder = os.path.realpath(os.path.dirname(path))
         for state in checkpoint.get("callbacks", {}).values():
             if isinstance(state, dict) and "best_model_path" in state:

@@ -190,11 +190,18 @@ def step_posterior(step: StepMixture, located: Located, words: Tensor) -> Tensor
 class Components(NamedTuple):
     """Components of M steps, each with its own: A (M, K + 1, r) and log_w (M, K + 2), nowhere first, the rest last.
 
-    They go where those of all locations go, with ``image_index`` = 0 .. M - 1.
+    They go where those of all locations go, with ``image_index`` = 0 .. M - 1. The first K are ``locations`` (M, K).
     """
 
     A: Tensor
     log_w: Tensor
+    locations: Tensor
+
+    def component_of(self, locations: int) -> Tensor:
+        """Return the component 0 .. K that each of L ``locations`` belongs to, (M, L) int64."""
+        M, K = self.locations.shape
+        numbers = torch.arange(K, device=self.locations.device).expand(M, K)
+        return self.locations.new_full((M, locations), K).scatter(1, self.locations, numbers)
 
 
 def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) -> Components:
@@ -220,7 +227,7 @@ def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) ->
     log_mass = torch.where(is_left, mass, 1.0).log().masked_fill(~is_left, float("-inf"))
     rows = (image_index.unsqueeze(1) * A.shape[1] + top.indices).flatten()
     chosen = A.flatten(0, 1).index_select(0, rows).unflatten(0, top.indices.shape)  # (M, K, r)
-    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1))
+    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1), top.indices)
 
 
 class _Steps:
@@ -259,6 +266,8 @@ class _Steps:
 def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     device = A.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else A.dtype
+    if dtype == torch.float16:  # its exponents are too narrow
+        dtype = torch.float32
     return A.to(dtype), W.to(dtype)
 
 

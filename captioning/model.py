@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -89,7 +88,7 @@ class Captioner(nn.Module):
         return _Stepper(self.decoder, self.decoder.prepare_search(memory))
 
     @torch.inference_mode()
-    def with_posterior(self, memory: Memory, found: Sequence[Sequence[Hypothesis]]) -> Sequence[Sequence[Hypothesis]]:
+    def with_posterior(self, memory: Memory, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """Return hypotheses of every image with the posterior in their traces, as they are if the output has none.
 
         Costs one pass of teacher forcing over them.

@@ -167,9 +167,7 @@ class MarginalOutput(Output):
             nn.init.orthogonal_(self.projection.weight)  # G is then what it is without, seen in a subspace
 
     def prepare(self, layers: Layers, memory: Memory) -> Located:
-        A, W = self._factors(layers, memory)
-        # The components of the top are others at every step.
-        return locate(A, W) if self.top_k is None else Located(A, W, A.new_empty(len(A), 0))
+        return locate(*self._factors(layers, memory))
 
     def forward(
         self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
@@ -201,10 +199,12 @@ class MarginalOutput(Output):
         S = self._without_image(layers, steps)
         log_w = _log_weights(_summed(steps.alphas, self._blocks(memory)), steps.gate)
         if self.top_k is not None:
-            rows, images = torch.arange(len(S), device=S.device), len(located.A)
-            top = top_components(located.A, log_w, rows // (len(S) // images), self.top_k)
-            located, log_w = locate(top.A, located.W), top.log_w
-        return mixture_step(S, located, log_w).log_probs
+            images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))
+            top = top_components(located.A, log_w, images, self.top_k)
+            rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
+            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], rest], 1)
+            located, log_w = Located(top.A, located.W, exp_G), top.log_w
+        return mixture_step(S, located, log_w)
 
     def _without_image(self, layers: Layers, steps: Steps) -> Tensor:
         """Return the logits of a step that looks nowhere, (M, V)."""

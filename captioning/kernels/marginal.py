@@ -143,18 +143,6 @@ class Located(NamedTuple):
         return Located(self.A[images], self.W, self.exp_G[images])
 
 
-class StepMixture(NamedTuple):
-    """The next word's distribution for N rows.
-
-    Attributes:
-        log_probs: (N, V), nats.
-        per_sum: (N, L + 1), w / Z: times exp(G) it is proportional to the posterior.
-    """
-
-    log_probs: Tensor
-    per_sum: Tensor
-
-
 @torch.no_grad()
 def locate(A: Tensor, W: Tensor) -> Located:
     """Return what images with A (B, L, r) contribute, W (V, r)."""
@@ -163,8 +151,8 @@ def locate(A: Tensor, W: Tensor) -> Located:
 
 
 @torch.no_grad()
-def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> StepMixture:
-    """Return the next word's distribution: two products per image.
+def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
+    """Return log p of the next word in nats, (N, V), at least float32: two products per image.
 
     Args:
         S: (N, V), N = B * R, the rows of an image adjacent.
@@ -174,17 +162,7 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> StepMixture:
     A, W, exp_G = located
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     mixed = _mix(S, A, W, log_w, None, exp_G)
-    log_probs = _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None)
-    return StepMixture(log_probs.flatten(0, 1), mixed.per_sum.flatten(0, 1))
-
-
-@torch.no_grad()
-def step_posterior(step: StepMixture, located: Located, words: Tensor) -> Tensor:
-    """Return p(z = i | word), (N, L + 1), nowhere first, for words (N,) that may follow ``mixture_step``."""
-    images = torch.arange(len(words), device=words.device) // (len(words) // len(located.A))
-    factors = located.exp_G[images, :, words]  # (N, L)
-    joint = step.per_sum * torch.nn.functional.pad(factors.to(step.per_sum.dtype), (1, 0), value=1.0)
-    return joint / joint.sum(-1, keepdim=True)
+    return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None).flatten(0, 1)
 
 
 class Components(NamedTuple):

@@ -57,6 +57,11 @@ class Alternative:
         """(T,), the gate in [0, 1]; None if the decoder has no gate."""
         return self.trace.betas
 
+    @property
+    def posteriors(self) -> Float32 | None:
+        """(T, L), as ``alphas`` once the word is known; None where words do not come from single locations."""
+        return self.trace.posterior
+
 
 @dataclass(frozen=True)
 class Caption(Alternative):
@@ -115,6 +120,7 @@ class Caption(Alternative):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.
 
+        "posteriors" has the alphas once the word is known, null where words do not come from single locations.
         "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
         """
         return {
@@ -128,6 +134,7 @@ class Caption(Alternative):
             "view_size": [self.view.height, self.view.width],
             "alphas": [_rounded(row) for row in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),
+            "posteriors": None if self.posteriors is None else [_rounded(row) for row in self.posteriors],
             "chosen": self.trace.chosen(),
             "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
         }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from captioning.kernels.dropout import Dropout
 from captioning.kernels.lstm import lstm_cell
 from captioning.kernels.recurrence import Recurrence, to_autocast
 from captioning.kernels.unroll import StepLinear
+from captioning.output import DeepOutput, Layers, Output, Steps
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
 
@@ -28,10 +29,11 @@ class DecoderOutput:
     """Teacher forcing over N captions of T steps. M = sum of lengths, the steps that exist, caption by caption.
 
     Attributes:
-        logits: (M, V), unnormalised log-probabilities of the word at each existing step.
+        logits: (M, V), log-probabilities of the word at each existing step, unnormalised with the deep output.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: of (N, T) steps; alphas and betas are 0 at steps that do not exist.
+        trace: of (N, T) steps; alphas and betas are 0 at steps that do not exist. Outside training it has the posterior
+            of the targets, where the output knows one.
         selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for deterministic attention.
     """
@@ -49,6 +51,7 @@ class _Kept(NamedTuple):
     h: Tensor
     context: Tensor
     alphas: Tensor
+    gate: Tensor | None  # logits of beta
     beta: Tensor | None
     locations: Tensor
     log_prob: Tensor | None
@@ -87,6 +90,10 @@ class AttentionDecoder(Component):
             features have channels of very different scale.
         annotation_lstm: a bidirectional LSTM that reads the (standardised) annotations first; what it returns is what
             the decoder attends to.
+        output: how words follow from what was looked at; the paper's deep output by default.
+
+    Raises:
+        InputError: an output that makes no sense with the attention.
     """
 
     def __init__(
@@ -100,6 +107,7 @@ class AttentionDecoder(Component):
         dropout: float = 0.5,
         standardize_annotations: bool = False,
         annotation_lstm: AnnotationLSTM | None = None,
+        output: Output | None = None,
     ) -> None:
         super().__init__()
         self.attention = attention
@@ -110,6 +118,8 @@ class AttentionDecoder(Component):
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
         self.annotation_lstm = annotation_lstm
+        self.words = DeepOutput() if output is None else output
+        self.words.check(attention)
         self._recurrence = Recurrence()
 
     def compile_training(self, mode: Mode) -> None:
@@ -137,6 +147,7 @@ class AttentionDecoder(Component):
         self.hidden_to_output = nn.Linear(H, E, bias=False)
         self.context_to_output = nn.Linear(D, E, bias=False)
         self.output = nn.Linear(E, vocabulary_size)
+        self.words.build(E, grid_size)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -194,25 +205,31 @@ class AttentionDecoder(Component):
         """
         embedded = self.embedding(tokens)  # (N, E)
         state, kept = self._recur(self.embedding_to_gates(embedded), state, memory)
-        trace = AttentionTrace(kept.alphas, kept.beta, kept.locations)
-        return self._deep_output(embedded, kept.h, kept.context), state, trace
+        logits = self.words.step(
+            self._output_layers, Steps(embedded, kept.h, kept.context, kept.alphas, kept.gate), memory
+        )
+        return logits, state, AttentionTrace(kept.alphas, kept.beta, kept.locations)
+
+    def prepare_search(self, memory: Memory) -> Memory:
+        """Return ``memory`` with all that ``step`` need not compute anew for every word."""
+        return replace(memory, located=self.words.prepare(self._output_layers, memory))
+
+    @property
+    def _output_layers(self) -> Layers:
+        return Layers(self.hidden_to_output, self.context_to_output, self.output, self.dropout)
 
     def _recur(self, embedded_gates: Tensor, state: State, memory: Memory) -> tuple[State, _Kept]:
         """One step of Eq. 1-6, for the part (N, 4H) of the gates that comes from y_{t-1}."""
         h, c, *carried = state
         attention = self.attention(h, memory, tuple(carried))  # Eq. 4-6
-        context, beta = attention.context, None
+        context, gate, beta = attention.context, None, None
         if self.gate is not None:
-            beta = torch.sigmoid(self.gate(h)).squeeze(-1)  # (N,)
+            gate = self.gate(h).squeeze(-1)  # (N,)
+            beta = torch.sigmoid(gate)
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
         h, c = lstm_cell(embedded_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)  # Eq. 1-3
-        kept = _Kept(h, context, attention.alphas, beta, attention.locations, attention.log_prob)
+        kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob)
         return (h, c, *attention.state), kept
-
-    def _deep_output(self, embedded: Tensor, h: Tensor, context: Tensor) -> Tensor:
-        """Return logits: L_o(E y_{t-1} + L_h h_t + L_z z_t), Eq. 7."""
-        hidden = embedded + self.hidden_to_output(self.dropout(h)) + self.context_to_output(context)
-        return self.output(self.dropout(hidden))
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory) -> DecoderOutput:
         """Teacher forcing: predict every word from the true words before it.
@@ -236,13 +253,31 @@ class AttentionDecoder(Component):
             state = tuple(part.repeat_interleave(N // B, 0) for part in state)
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
         exists = mask.flatten().nonzero().squeeze(1)  # (M,)
-        parts = (part.flatten(0, 1).index_select(0, exists) for part in (embedded, steps.h, steps.context))
+        embedded, h, context, alphas = (
+            part.flatten(0, 1).index_select(0, exists) for part in (embedded, steps.h, steps.context, steps.alphas)
+        )
+        gate = None if steps.gate is None else steps.gate.flatten().index_select(0, exists)
+        targets = captions[:, 1:].flatten().index_select(0, exists)
+        words = self.words(  # Eq. 7 needs no loop either
+            self._output_layers,
+            Steps(embedded, h, context, alphas, gate),
+            memory,
+            exists // (T * (N // B)),
+            None if self.training else targets,
+        )
+        posterior = None
+        if words.posterior is not None:
+            posterior = torch.zeros_like(steps.alphas).flatten(0, 1)
+            posterior = posterior.index_copy(0, exists, words.posterior.to(posterior.dtype)).view_as(steps.alphas)
         trace = AttentionTrace(
-            steps.alphas * mask.unsqueeze(-1), None if steps.beta is None else steps.beta * mask, steps.locations
+            steps.alphas * mask.unsqueeze(-1),
+            None if steps.beta is None else steps.beta * mask,
+            steps.locations,
+            posterior,
         )
         return DecoderOutput(
-            logits=self._deep_output(*parts),  # Eq. 7 needs no loop either
-            targets=captions[:, 1:].flatten().index_select(0, exists),
+            logits=words.logits,
+            targets=targets,
             mask=mask,
             trace=trace,
             selection_log_probs=None if steps.log_prob is None else steps.log_prob * mask,

@@ -250,7 +250,8 @@ class ImageCaptioner:
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # another stream for every batch
-            return self._search(self.captioner.encode(pixels), options)
+            memory = self.captioner.encode(pixels)
+            return self.captioner.with_posterior(memory, self._search(memory, options))
 
     def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
         if options.method == "beam":

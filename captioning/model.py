@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import Memory
-from captioning.data.batch import CaptionBatch
+from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
@@ -83,7 +85,29 @@ class Captioner(nn.Module):
 
     def stepper(self, memory: Memory) -> ImageStepFunction:
         """Return the step function over ``memory`` that ``decoding`` searches with."""
-        return _Stepper(self.decoder, memory)
+        return _Stepper(self.decoder, self.decoder.prepare_search(memory))
+
+    @torch.inference_mode()
+    def with_posterior(self, memory: Memory, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return hypotheses of every image with the posterior in their traces, as they are if the output has none.
+
+        Costs one pass of teacher forcing over them.
+        """
+        if not self.decoder.words.has_posterior:
+            return found
+        captions, lengths = pad_captions([hypothesis.ids for hypotheses in found for hypothesis in hypotheses])
+        counts = torch.tensor([len(hypotheses) for hypotheses in found])
+        device = memory.annotations.device
+        each = torch.arange(len(found)).repeat_interleave(counts).to(device)
+        trace = self.decoder(captions.to(device), lengths.to(device), memory.select(each)).trace
+        posteriors = iter(trace.posterior.float().cpu())
+        return [
+            [
+                replace(known, trace=known.trace._replace(posterior=next(posteriors)[: len(known.ids)]))
+                for known in hypotheses
+            ]
+            for hypotheses in found
+        ]
 
     @torch.inference_mode()
     def search(self, memory: Memory, options: BeamOptions) -> list[list[Hypothesis]]:

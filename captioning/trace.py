@@ -19,11 +19,14 @@ class AttentionTrace(NamedTuple):
         betas: (..), the gate in [0, 1]; None if the decoder has no gate.
         locations: (..) integers, the location that the context was taken from, ``EXPECTATION`` where it is the
             expectation over the alphas.
+        posterior: (.., L), the probabilities of the locations once the word is known, given that the step looked at
+            all. None where words do not come from single locations, and while captions are searched for.
     """
 
     alphas: Any
     betas: Any
     locations: Any
+    posterior: Any = None
 
     def map(self, function: Callable[[Any], Any]) -> AttentionTrace:
         """Return the trace with ``function`` applied to its parts."""

@@ -18,6 +18,7 @@ from captioning.encoders import ConvEncoder
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.inference import CHECKPOINT_FORMAT
 from captioning.model import Captioner
+from captioning.output import Output
 from captioning.vocabulary import Vocabulary
 
 # Checkpoints
@@ -32,13 +33,14 @@ def save_checkpoint(
     attention: type[Attention] = SoftAttention,
     gated: bool = True,
     search: dict | None = None,
+    output: Output | None = None,
     **changes,
 ) -> Path:
     """Write what a training run leaves: random weights, large enough for captions to differ between images."""
     torch.manual_seed(5)
     encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
     encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
-    decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated)
+    decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, output=output)
     recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
     vocabulary = Vocabulary(WORDS)
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))

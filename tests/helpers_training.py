@@ -14,6 +14,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
+from captioning.output import Output
 from captioning.training.callbacks import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -27,12 +28,22 @@ def make_shapes(folder: Path, **counts: int) -> ShapesSource:
 
 
 def make_module(
-    attention: Attention | None = None, *, hidden_dim: int = 14, dropout: float = 0.3, lr: float = 3e-3, **options
+    attention: Attention | None = None,
+    output: Output | None = None,
+    *,
+    hidden_dim: int = 14,
+    dropout: float = 0.3,
+    lr: float = 3e-3,
+    **options,
 ) -> CaptioningModule:
     torch.manual_seed(3)
     encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
     decoder = AttentionDecoder(
-        attention or SoftAttention(AdditiveScore(10)), embedding_dim=9, hidden_dim=hidden_dim, dropout=dropout
+        attention or SoftAttention(AdditiveScore(10)),
+        embedding_dim=9,
+        hidden_dim=hidden_dim,
+        dropout=dropout,
+        output=output,
     )
     options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
     return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)

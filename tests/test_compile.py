@@ -18,6 +18,7 @@ from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
 from captioning.kernels import compilation, recurrence
 from captioning.kernels.compilation import ShapeBuckets
+from captioning.output import MarginalOutput, Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
@@ -46,8 +47,10 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def make_decoder(attention: Attention | None = None) -> AttentionDecoder:
-    decoder = AttentionDecoder(attention or SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
+def make_decoder(attention: Attention | None = None, output: Output | None = None) -> AttentionDecoder:
+    decoder = AttentionDecoder(
+        attention or SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0, output=output
+    )
     decoder.build(V, D)
     for parameter in decoder.parameters():
         torch.nn.init.normal_(parameter, std=0.4)
@@ -86,6 +89,14 @@ def test_a_compiled_recurrence_gives_the_same_numbers_and_compiles_once_for_capt
         assert_same(decoder, eager, words, torch.randn(B, L, D))
     assert graphs() == 1
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+def test_a_marginal_output_follows_a_compiled_recurrence(backend):
+    eager = make_decoder(output=MarginalOutput())
+    decoder = copy.deepcopy(eager)
+    decoder.compile_training("default")
+    for words in ([4, 2, 3], [6, 6, 5, 1]):
+        assert_same(decoder, eager, words, torch.randn(len(words), L, D))
 
 
 def test_a_short_batch_is_filled_up_instead_of_compiled_for(backend):

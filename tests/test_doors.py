@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from test_cli import CONFIG
-from test_end_to_end import script
+from helpers import load_script
+from helpers_runs import TINY
 
 from captioning.component import import_modules
 from captioning.configs import build, checked_component, checked_plain
@@ -44,13 +44,13 @@ def trained(tmp_path_factory) -> Path:
         "class_path": "captioning.data.ShapesSource",
         "init_args": {"root": "shapes", "train": 4, "val": 2, "test": 2, "image_size": 48},
     }
-    model = CONFIG["model"] | {
+    model = TINY["model"] | {
         "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.01}},
         "scheduler": {"class_path": "captioning.training.WarmupCosine", "init_args": {"warmup_steps": 2}},
     }
     callbacks = [{"class_path": "captioning.training.Throughput"}]
-    config = CONFIG | {
-        "trainer": CONFIG["trainer"] | {"callbacks": callbacks},
+    config = TINY | {
+        "trainer": TINY["trainer"] | {"callbacks": callbacks},
         "model": model,
         "data": {"source": source, "batch_size": 10, "num_workers": 0},
     }
@@ -182,7 +182,7 @@ def test_settings_inside_a_checkpoint_run_nothing(workdir, capsys, monkeypatch, 
     monkeypatch.syspath_prepend(str(workdir))
     leave_bait()
     edit_checkpoint(place, value)
-    assert CHECKPOINT in refused(capsys, script("evaluate").main, ["--checkpoint", CHECKPOINT])
+    assert CHECKPOINT in refused(capsys, load_script("evaluate").main, ["--checkpoint", CHECKPOINT])
 
 
 @each(HOSTILE_PARTS)
@@ -212,7 +212,7 @@ def test_evaluations_take_nothing_of_training(workdir, capsys):
     cli = main(["test", "--ckpt_path", CHECKPOINT])
     assert Path(RUN, "test_metrics.json").is_file() and not Path("elsewhere").exists()
     assert cli.config["test"].trainer.callbacks is None
-    script("evaluate").main(["--checkpoint", CHECKPOINT])
+    load_script("evaluate").main(["--checkpoint", CHECKPOINT])
     assert "BLEU-1" in capsys.readouterr().out
     assert not Path("marker").exists()
 
@@ -317,7 +317,7 @@ def test_a_module_that_the_user_imports_by_name_may_be_used(workdir, capsys, mon
     main(["fit", "--config", "own/mine.yaml", "--import", "own_score_of_doors"])
     checkpoint = "runs/mine/checkpoints/last.ckpt"
     main(["test", "--ckpt_path", checkpoint, "--import=own_score_of_doors"])
-    script("evaluate").main(["--checkpoint", checkpoint, "--import", "own_score_of_doors"])
+    load_script("evaluate").main(["--checkpoint", checkpoint, "--import", "own_score_of_doors"])
     assert type(load(checkpoint).captioner.decoder.attention.score).__name__ == "OwnScore"
 
 
@@ -428,13 +428,13 @@ def test_an_image_that_is_captioned_is_never_replaced(workdir, capsys, monkeypat
         out = Path("photos") if option == "--overlay" else out
         monkeypatch.setattr(sys, "stdin", iter([f"{photo}\n"]))
     arguments = [images, "--checkpoint", CHECKPOINT, option, str(out)]
-    line = refused(capsys, script("caption_image").main, arguments)
+    line = refused(capsys, load_script("caption_image").main, arguments)
     assert "is an input" in line and photo.read_bytes() == before
 
 
 def test_a_checkpoint_is_never_replaced_by_what_is_made_with_it(workdir, capsys):
     before = Path(CHECKPOINT).read_bytes()
     image = "shapes/test/000001.png"
-    refused(capsys, script("caption_image").main, [image, "--checkpoint", CHECKPOINT, "--json", CHECKPOINT])
-    refused(capsys, script("evaluate").main, ["--checkpoint", CHECKPOINT, "--measurement", CHECKPOINT])
+    refused(capsys, load_script("caption_image").main, [image, "--checkpoint", CHECKPOINT, "--json", CHECKPOINT])
+    refused(capsys, load_script("evaluate").main, ["--checkpoint", CHECKPOINT, "--measurement", CHECKPOINT])
     assert Path(CHECKPOINT).read_bytes() == before

@@ -21,11 +21,12 @@ from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.files import read_results
-from captioning.evaluation.grounding import ObjectCells, object_cells
+from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, object_cells
 from captioning.evaluation.records import NounHit, read_captions, read_scores, write_evaluation
 from captioning.evaluation.rouge import rouge_l
 from captioning.model import Captioner
 from captioning.objective import losses
+from captioning.output import MarginalOutput, Output
 from captioning.vocabulary import Vocabulary
 
 IMAGES = 5
@@ -34,12 +35,12 @@ IMAGES = 5
 class Split:
     """Five images of shapes with their objects, and a captioner with random weights."""
 
-    def __init__(self, source: ShapesSource, attention: Attention) -> None:
+    def __init__(self, source: ShapesSource, attention: Attention, output: Output | None = None) -> None:
         torch.manual_seed(3)
         encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
         self.index = source.index("val")
         self.vocabulary = Vocabulary.build(text.split() for text in self.index.captions)
-        decoder = AttentionDecoder(attention, embedding_dim=9, hidden_dim=14)
+        decoder = AttentionDecoder(attention, embedding_dim=9, hidden_dim=14, output=output)
         self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
         self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
         self.lookup = source.objects("val")
@@ -88,6 +89,28 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     assert "bound" not in scores
 
 
+def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
+    split = Split(source, SoftAttention(AdditiveScore(10)), MarginalOutput())
+    batch = split.batch(0, 1, 2)
+    scores, images = split.evaluator(batch).evaluated.finish()
+    with torch.inference_mode():
+        trace = split.captioner(batch).trace
+    judged = {False: [], True: []}
+    for number, image_index in enumerate(batch.image_index.tolist()):
+        words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
+        for of_posterior, weights in ((False, trace.alphas), (True, trace.posterior)):
+            judged[of_posterior] += noun_hits(words, weights[number].numpy(), split.objects(image_index))
+    prior, posterior = (grounding_scores(judged[key]) for key in (False, True))
+    for measure in ("pointing_accuracy", "attention_correctness"):
+        assert scores[f"reference_{measure}"] == pytest.approx(prior[measure])
+        assert scores[f"reference_posterior_{measure}"] == pytest.approx(posterior[measure])
+    assert prior["attention_correctness"] != pytest.approx(posterior["attention_correctness"], rel=1e-3)
+    assert [len(image.posterior_hits) for image in images] == [len(image.hits) for image in images]
+    assert not {name for name in scores if "posterior" in name and ("chance" in name or "centre" in name)}
+    write_evaluation(tmp_path, "test", scores, images, search={})
+    assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
+
+
 def test_processes_that_share_a_split_find_what_one_finds(split):
     first, second, third = split.batch(0, 1), split.batch(2), split.batch(3, 4)
     alone = split.evaluator(first, second, third).evaluated
@@ -130,7 +153,8 @@ def test_what_is_written_reads_back(split, tmp_path):
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)
     entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
-    assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", "hits", "reference_hits"]
+    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits"]
+    assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", *judged]
     fields = ["step", "noun", "hit", "chance", "centre_hit", "correctness", "uniform", "centre"]
     assert [list(hit) for hit in entry["reference_hits"]] == [fields] * len(entry["reference_hits"])
 

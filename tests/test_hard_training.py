@@ -17,10 +17,12 @@ from PIL import Image
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
+from captioning.evaluation.records import read_scores
 from captioning.inference import load
 from captioning.model import Captioner
 from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
+from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.module import CaptioningModule
 
@@ -72,6 +74,34 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     if attention is not SoftAttention:
         expected -= objective.entropy_weight * logged["attention_entropy"]
     assert logged["loss"] == pytest.approx(expected, rel=1e-5)  # REINFORCE's value means nothing and is left out
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_marginal_output_is_trained_resumed_and_tested(shapes, tmp_path, precision):
+    """With label smoothing and R-Drop; a run that is resumed ends with the same weights."""
+
+    def make() -> CaptioningModule:
+        options = {"label_smoothing": 0.1, "rows_per_caption": 2, "r_drop": 0.5}
+        return make_module(SoftAttention(AdditiveScore(10)), MarginalOutput(block=(2, 2)), **options)
+
+    whole = make()
+    run_stage(quick_trainer(tmp_path / "whole", max_epochs=2, precision=precision).fit, whole, make_data(shapes))
+    trainer = quick_trainer(tmp_path / "part", max_epochs=1, precision=precision)
+    run_stage(trainer.fit, make(), make_data(shapes))
+    assert float(trainer.logged_metrics["train/r_drop"]) > 0
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    rest = make()
+    torch.manual_seed(99)
+    trainer = quick_trainer(tmp_path / "rest", max_epochs=2, precision=precision)
+    run_stage(trainer.fit, rest, make_data(shapes), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    for (name, one), other in zip(whole.state_dict().items(), rest.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+    tester = quick_trainer(tmp_path / "test", precision=precision)
+    run_stage(tester.test, rest, make_data(shapes), verbose=False)
+    scores, _ = read_scores(tmp_path / "test" / "test_metrics.json")
+    for measure in ("pointing_accuracy", "attention_correctness"):
+        assert {f"reference_{measure}", f"reference_posterior_{measure}"} <= scores.keys()
+    assert math.isfinite(scores["nll"])
 
 
 def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():

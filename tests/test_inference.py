@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from PIL import Image
 
 from captioning.errors import InputError
 from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
+from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import SPECIALS, Vocabulary
 
@@ -171,6 +173,25 @@ def test_soft_attention_forms_its_contexts_with_the_alphas(captioner, images):
     caption = captioner.caption(images[0], max_length=5)
     assert (caption.trace.locations == EXPECTATION).all()
     assert caption.to_dict()["chosen"] == [None] * len(caption.words)
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"block": (2, 2), "rank": 3}])
+@pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
+def test_a_checkpoint_with_a_marginal_output_tells_the_posterior_of_every_word(tmp_path, images, method, options):
+    captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=MarginalOutput(**options)))
+    caption = captioner.caption(images[0], method=method, max_length=5)
+    T = len(caption.words)
+    assert T and caption.posteriors.shape == caption.alphas.shape == (T, ROWS * COLUMNS)
+    np.testing.assert_allclose(caption.posteriors.sum(axis=1), 1, rtol=1e-5)
+    assert np.abs(caption.posteriors - caption.alphas).max() > 0.01
+    content = json.loads(json.dumps(caption.to_dict()))
+    np.testing.assert_allclose(content["posteriors"], caption.posteriors, rtol=1e-5)
+    for other in caption.alternatives:
+        assert other.posteriors.shape == (len(other.words), ROWS * COLUMNS)
+
+
+def test_an_ordinary_checkpoint_has_no_posterior(captioner, images):
+    assert captioner.caption(images[0], max_length=5).to_dict()["posteriors"] is None
 
 
 def test_greedy_is_the_beam_of_one(captioner, images):

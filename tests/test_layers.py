@@ -28,9 +28,10 @@ FLOORS: list[dict[str, str]] = [
         "decoding": "errors trace vocabulary",
     },
     {
-        "decoder": "attention component kernels trace vocabulary",
         "encoders": "component data errors",
+        "output": "attention component errors kernels",
     },
+    {"decoder": "attention component kernels output trace vocabulary"},
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",

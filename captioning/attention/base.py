@@ -13,6 +13,7 @@ from torch import Tensor
 
 from captioning.component import Component
 from captioning.errors import InputError
+from captioning.kernels.marginal import Located
 from captioning.kernels.unroll import matmul, share
 from captioning.trace import EXPECTATION
 
@@ -65,12 +66,14 @@ class Memory:
         mask: (B, L) bool, True where a location exists; None when all do.
         expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
             (semi-sampling); None where that is not decided image by image.
+        located: what the decoder's output computed of the images for a search.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
     expected: Tensor | None = None
+    located: Located | None = None
 
     @property
     def exists(self) -> Tensor:
@@ -87,9 +90,11 @@ class Memory:
         """Return the memory of the given images, (B',) indices."""
         parts = (len(self.annotations), -1)
         chosen: dict[str, Any] = {
-            name: None if tensor is None else tensor.unflatten(0, parts)[images].flatten(0, 1)
-            for name, tensor in vars(self).items()
+            name: part.unflatten(0, parts)[images].flatten(0, 1) if isinstance(part, Tensor) else part
+            for name, part in vars(self).items()
         }
+        if self.located is not None:
+            chosen["located"] = self.located.select(images)
         return type(self)(**chosen)
 
 

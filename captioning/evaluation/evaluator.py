@@ -13,7 +13,7 @@ from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits
+from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
 from captioning.model import Captioner
@@ -53,7 +53,7 @@ class Evaluated:
         """Return the scores and the images in the order of the split; no scores where there is no image.
 
         The scores are ``score_captions``, nats per word of the references, and ``grounding_scores`` of the captions
-        and, as "reference_..", of the references.
+        and, as "reference_..", of the references; ``posterior_scores`` where words come from single locations.
 
         Args:
             java: also METEOR and SPICE, where they are available.
@@ -66,7 +66,10 @@ class Evaluated:
         scores |= {name: total / self.words for name, total in self.sums.items()}
         scores |= grounding_scores([hit for image in images for hit in image.hits])
         of_references = grounding_scores([hit for image in images for hit in image.reference_hits])
-        return scores | {f"reference_{name}": value for name, value in of_references.items()}, images
+        scores |= {f"reference_{name}": value for name, value in of_references.items()}
+        scores |= posterior_scores("posterior", [hit for image in images for hit in image.posterior_hits])
+        known = [hit for image in images for hit in image.reference_posterior_hits]
+        return scores | posterior_scores("reference_posterior", known), images
 
 
 class Evaluator:
@@ -104,6 +107,7 @@ class Evaluator:
         """Evaluate a batch of images, each with all its captions."""
         memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         reference_hits: dict[int, list[NounHit]] = {}
+        reference_posterior_hits: dict[int, list[NounHit]] = {}
         if len(batch.captions):
             with self.captioner.decoder.attention.inferring("expected"):
                 output = self.captioner.teacher_force(batch, memory)
@@ -114,10 +118,22 @@ class Evaluator:
                 self.evaluated.add("bound", bounds.bound)
                 self.evaluated.add("iwae_bound", bounds.importance_weighted)
             reference_hits = self._reference_hits(batch, output.trace.alphas)
-        for row, (image, best) in zip(batch.rows.tolist(), self.caption(batch, memory), strict=True):
-            hits = noun_hits(self.vocabulary.decode(best.ids), best.trace.alphas.numpy(), self.objects(row))
+            if output.trace.posterior is not None:
+                reference_posterior_hits = self._reference_hits(batch, output.trace.posterior)
+        images, found = zip(*self.caption(batch, memory), strict=True)
+        rows = batch.rows.tolist()
+        cells = [self.objects(row) for row in rows]
+        told = [[best] for best in found]
+        if any(cells):
+            told = self.captioner.with_posterior(memory, told)
+        for row, image, (best,), objects in zip(rows, images, told, cells, strict=True):
+            words, trace = self.vocabulary.decode(best.ids), best.trace
             self.evaluated.images[row] = dataclasses.replace(
-                image, hits=hits, reference_hits=reference_hits.get(row, [])
+                image,
+                hits=noun_hits(words, trace.alphas.numpy(), objects),
+                reference_hits=reference_hits.get(row, []),
+                posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
+                reference_posterior_hits=reference_posterior_hits.get(row, []),
             )
 
     @torch.inference_mode()

@@ -143,6 +143,12 @@ def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
     return {name: 100 * sum(getattr(hit, column) for hit in hits) / len(hits) for name, column in columns.items()}
 
 
+def posterior_scores(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
+    """Return the means over nouns judged by the posterior, in percent; what they are beside is the prior's."""
+    measures = ("pointing_accuracy", "attention_correctness")
+    return {f"{name}_{key}": value for key, value in grounding_scores(hits).items() if key in measures}
+
+
 @functools.cache
 def centre_attention(grid_size: tuple[int, int]) -> NDArray[np.float64]:
     """Return (rows, columns) attention that looks at the middle whatever is said; sums to 1.

@@ -51,6 +51,8 @@ class CaptionedImage:
         finished: False when the maximum length cut the caption off.
         references: what people said, as ``caption``.
         hits, reference_hits: of every noun that names an object, of the caption and of the references.
+        posterior_hits, reference_posterior_hits: the same by the attention that a noun has once it is known; empty
+            where words do not come from single locations.
     """
 
     image_id: int
@@ -60,6 +62,8 @@ class CaptionedImage:
     references: list[str]
     hits: list[NounHit] = field(default_factory=list)
     reference_hits: list[NounHit] = field(default_factory=list)
+    posterior_hits: list[NounHit] = field(default_factory=list)
+    reference_posterior_hits: list[NounHit] = field(default_factory=list)
 
     @property
     def words(self) -> list[str]:
@@ -132,7 +136,7 @@ def read_captions(path: Path) -> dict[int, CaptionedImage]:
 
 def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
     fields = _known(CaptionedImage, entry)
-    for name in ("hits", "reference_hits"):
+    for name in ("hits", "reference_hits", "posterior_hits", "reference_posterior_hits"):
         if name in fields:
             fields[name] = [NounHit(**_known(NounHit, hit)) for hit in fields[name]]
     return CaptionedImage(**fields)

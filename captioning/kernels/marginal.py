@@ -143,18 +143,6 @@ class Located(NamedTuple):
         return Located(self.A[images], self.W, self.exp_G[images])
 
 
-class StepMixture(NamedTuple):
-    """The next word's distribution for N rows.
-
-    Attributes:
-        log_probs: (N, V), nats.
-        per_sum: (N, L + 1), w / Z: times exp(G) it is proportional to the posterior.
-    """
-
-    log_probs: Tensor
-    per_sum: Tensor
-
-
 @torch.no_grad()
 def locate(A: Tensor, W: Tensor) -> Located:
     """Return what images with A (B, L, r) contribute, W (V, r)."""
@@ -163,8 +151,8 @@ def locate(A: Tensor, W: Tensor) -> Located:
 
 
 @torch.no_grad()
-def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> StepMixture:
-    """Return the next word's distribution: two products per image.
+def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
+    """Return log p of the next word in nats, (N, V), at least float32: two products per image.
 
     Args:
         S: (N, V), N = B * R, the rows of an image adjacent.
@@ -174,27 +162,24 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> StepMixture:
     A, W, exp_G = located
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     mixed = _mix(S, A, W, log_w, None, exp_G)
-    log_probs = _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None)
-    return StepMixture(log_probs.flatten(0, 1), mixed.per_sum.flatten(0, 1))
-
-
-@torch.no_grad()
-def step_posterior(step: StepMixture, located: Located, words: Tensor) -> Tensor:
-    """Return p(z = i | word), (N, L + 1), nowhere first, for words (N,) that may follow ``mixture_step``."""
-    images = torch.arange(len(words), device=words.device) // (len(words) // len(located.A))
-    factors = located.exp_G[images, :, words]  # (N, L)
-    joint = step.per_sum * torch.nn.functional.pad(factors.to(step.per_sum.dtype), (1, 0), value=1.0)
-    return joint / joint.sum(-1, keepdim=True)
+    return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None).flatten(0, 1)
 
 
 class Components(NamedTuple):
     """Components of M steps, each with its own: A (M, K + 1, r) and log_w (M, K + 2), nowhere first, the rest last.
 
-    They go where those of all locations go, with ``image_index`` = 0 .. M - 1.
+    They go where those of all locations go, with ``image_index`` = 0 .. M - 1. The first K are ``locations`` (M, K).
     """
 
     A: Tensor
     log_w: Tensor
+    locations: Tensor
+
+    def component_of(self, locations: int) -> Tensor:
+        """Return the component 0 .. K that each of L ``locations`` belongs to, (M, L) int64."""
+        M, K = self.locations.shape
+        numbers = torch.arange(K, device=self.locations.device).expand(M, K)
+        return self.locations.new_full((M, locations), K).scatter(1, self.locations, numbers)
 
 
 def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) -> Components:
@@ -220,7 +205,7 @@ def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) ->
     log_mass = torch.where(is_left, mass, 1.0).log().masked_fill(~is_left, float("-inf"))
     rows = (image_index.unsqueeze(1) * A.shape[1] + top.indices).flatten()
     chosen = A.flatten(0, 1).index_select(0, rows).unflatten(0, top.indices.shape)  # (M, K, r)
-    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1))
+    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1), top.indices)
 
 
 class _Steps:
@@ -259,6 +244,8 @@ class _Steps:
 def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     device = A.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else A.dtype
+    if dtype == torch.float16:  # its exponents are too narrow
+        dtype = torch.float32
     return A.to(dtype), W.to(dtype)
 
 

@@ -60,6 +60,29 @@ def step_entropy(alphas: Tensor) -> Tensor:
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
+def row_divergence(logits: Tensor, mask: Tensor, rows: int) -> Tensor:
+    """Return R-Drop's symmetric Kullback-Leibler divergence between rows of the same caption, in nats.
+
+    (KL(p || q) + KL(q || p)) / 2 of every step's word in two rows that differ in their dropout (Liang et al. 2021). Of
+    more than two rows, every row beside the next; the mean over these pairs.
+
+    Args:
+        logits: (M, V), the steps that exist.
+        mask: (N, T) bool, True where a step exists; the rows of a caption are adjacent.
+        rows: of a caption, at least 2.
+
+    Returns:
+        (N / rows, T), 0 where a step does not exist.
+    """
+    log_p = torch.log_softmax(_at_least_float32(logits), dim=-1)
+    row = torch.arange(len(mask), device=mask.device).unsqueeze(1).expand_as(mask)[mask] % rows  # (M,)
+    log_p = torch.stack([log_p[row == number] for number in range(rows)])  # (rows, M / rows, V)
+    p, q = log_p[:-1], log_p[1:]
+    divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1).mean(0) / 2
+    captions = mask[::rows]
+    return torch.zeros(captions.shape, dtype=divergence.dtype, device=mask.device).masked_scatter(captions, divergence)
+
+
 class Reduction:
     """How the terms of the objective are averaged: **per word** or per caption, never a plain sum.
 

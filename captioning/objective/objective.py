@@ -36,6 +36,8 @@ class Objective(nn.Module):
         attention_penalty: float = 1.0,
         reduction: losses.Reduction | None = None,
         label_smoothing: float = 0.0,
+        rows_per_caption: int = 1,
+        r_drop: float = 0.0,
     ) -> None:
         super().__init__()
         if estimator is not None and not attention.needs_estimator:
@@ -45,12 +47,23 @@ class Objective(nn.Module):
             raise InputError(f"reward_weight: has no effect with {type(attention).__name__}; leave it out")
         if entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {type(attention).__name__}; leave it out")
+        if rows_per_caption < 1:
+            raise InputError(f"rows_per_caption must be at least 1, got {rows_per_caption}")
+        if rows_per_caption > 1 and attention.needs_estimator:
+            raise InputError("rows_per_caption: hard attention's rows are its estimator's `samples`; leave it out")
         self.estimator = MovingAverage() if estimator is None and attention.needs_estimator else estimator
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight
         self.attention_penalty = attention_penalty
         self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
+        self.rows_per_caption = rows_per_caption if self.estimator is None else self.estimator.samples
+        if r_drop < 0:
+            raise InputError(f"r_drop must be at least 0, got {r_drop}")
+        if r_drop and self.rows_per_caption < 2:
+            where = "`rows_per_caption: 2`" if self.estimator is None else "an estimator with `samples: 2`"
+            raise InputError(f"r_drop: compares rows of the same caption, of which there is one; set {where}")
+        self.r_drop = r_drop
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor], DecoderOutput]:
         """Return what to differentiate, the terms it is made of by name, detached, and the decoder's output.
@@ -58,7 +71,7 @@ class Objective(nn.Module):
         The term "loss" leaves REINFORCE out: that term's gradient has a meaning, its value has none.
         """
         # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
-        samples = 1 if self.estimator is None else self.estimator.samples
+        samples = self.rows_per_caption
         estimator = self.estimator if captioner.decoder.attention.draws else None
         memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         output = captioner.teacher_force(batch, memory, samples)
@@ -71,7 +84,12 @@ class Objective(nn.Module):
         if drawn is not None:
             entropy = self.reduction.steps(losses.step_entropy(output.trace.alphas), output.mask)
             loss = loss - self.entropy_weight * entropy  # lambda_e d H[s]
-        terms = {"loss": loss.detach(), "nll": nll.detach(), "attention_penalty": penalty.detach()}
+        parts = {"nll": nll, "attention_penalty": penalty}
+        if self.r_drop:
+            divergence = losses.row_divergence(output.logits, output.mask, samples)
+            parts["r_drop"] = self.reduction.steps(divergence, output.mask[::samples])
+            loss = loss + self.r_drop * parts["r_drop"]
+        terms = {name: part.detach() for name, part in ({"loss": loss} | parts).items()}
         if estimator is not None:
             assert drawn is not None
             sampled = torch.ones_like(output.mask[:, 0]) if memory.expected is None else ~memory.expected[images]

@@ -57,6 +57,10 @@ class CaptioningModule(pl.LightningModule):
         reduction: how all terms are averaged; per word by default.
         label_smoothing: share of the target probability spread over the vocabulary, in training alone. Rewards are
             plain log-probabilities.
+        rows_per_caption: times that every caption is decoded in training, each with dropout of its own; one image
+            serves all. Hard attention's are its estimator's ``samples``.
+        r_drop: weight of the symmetric KL divergence between a caption's rows (R-Drop, Liang et al. 2021), for any
+            attention; needs two rows.
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
@@ -77,6 +81,8 @@ class CaptioningModule(pl.LightningModule):
         entropy_weight: float = 0.002,
         reduction: losses.Reduction | None = None,
         label_smoothing: float = 0.0,
+        rows_per_caption: int = 1,
+        r_drop: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
         compile: Literal["default", "reduce-overhead"] | None = None,
@@ -97,6 +103,8 @@ class CaptioningModule(pl.LightningModule):
             attention_penalty=attention_penalty,
             reduction=reduction,
             label_smoothing=label_smoothing,
+            rows_per_caption=rows_per_caption,
+            r_drop=r_drop,
         )
         self.search = search
         self.bound_samples = bound_samples

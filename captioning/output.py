@@ -1,0 +1,275 @@
+"""From a step of the decoder to the distribution of its word: the deep output, or a mixture of it over locations."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention, UniformAttention
+from captioning.component import Component
+from captioning.errors import InputError
+from captioning.kernels.marginal import (
+    Located,
+    locate,
+    mixture_log_probs,
+    mixture_posterior,
+    mixture_step,
+    top_components,
+)
+
+
+class Layers(NamedTuple):
+    """The layers of Eq. 7. They are the decoder's, whatever the output makes of them."""
+
+    hidden: nn.Linear
+    """L_h, H -> E."""
+    context: nn.Linear
+    """L_z, D -> E."""
+    words: nn.Linear
+    """L_o with a bias, E -> V."""
+    dropout: nn.Module
+
+
+class Steps(NamedTuple):
+    """M steps of the recurrence whose words are asked for.
+
+    Attributes:
+        embedded: (M, E), the word before.
+        h: (M, H).
+        context: (M, D), gated.
+        alphas: (M, L), at least float32.
+        gate: (M,), logits of beta; None if the decoder has no gate.
+    """
+
+    embedded: Tensor
+    h: Tensor
+    context: Tensor
+    alphas: Tensor
+    gate: Tensor | None
+
+
+class Words(NamedTuple):
+    """What M steps say.
+
+    Attributes:
+        logits: (M, V), log-probabilities of the words, normalised or not.
+        posterior: (M, L), the probability that step looked at a location if it looked at all, now that its word is
+            known; sums to 1. None where no targets are given, or where words do not come from single locations.
+    """
+
+    logits: Tensor
+    posterior: Tensor | None = None
+
+
+class Output(Component):
+    """Makes words of what the recurrence leaves behind.
+
+    Attributes:
+        has_posterior: whether ``forward`` returns one for targets.
+    """
+
+    has_posterior = False
+
+    def check(self, attention: Attention) -> None:
+        """Raises:
+        InputError: attention that this output makes no sense with.
+        """
+
+    def build(self, embedding_dim: int, grid_size: tuple[int, int] | None) -> None:
+        """Create the parameters beside ``Layers``, for annotations that lie on ``grid_size`` (rows, columns)."""
+
+    def prepare(self, layers: Layers, memory: Memory) -> Located | None:
+        """Return what the steps of a search share, computed once per image, for ``Memory.located``."""
+        return None
+
+    @abstractmethod
+    def forward(
+        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+    ) -> Words:
+        """Return the words of all steps of teacher forcing.
+
+        Args:
+            image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
+            targets: (M,) int64, the words that came, to have their posterior.
+        """
+
+    @abstractmethod
+    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        """Return the logits (N, V) of one step of N = B * R rows, the rows of an image adjacent."""
+
+
+class DeepOutput(Output):
+    """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7: a word follows from the context."""
+
+    def forward(
+        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+    ) -> Words:
+        return Words(self.step(layers, steps, memory))
+
+    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
+        return layers.words(layers.dropout(hidden))
+
+
+class MarginalOutput(Output):
+    """The word's likelihood summed over locations, exactly (Deng et al. 2018): hard attention without draws.
+
+    p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t], with w_ti = beta_t alpha_ti and, for a step
+    that looks nowhere, a component without L_z a_i and with w_t0 = 1 - beta_t. The LSTM is fed the expectation, as with
+    soft attention, so that no path branches. ``captioning.kernels.marginal`` has the computation.
+
+    The options, which combine, say what the components are; by default every location is one. ``block`` and ``top_k``
+    belong to no parameter and may be set at any time.
+
+    Args:
+        block: (rows, columns) of cells that are one component: the mean of their annotations, the sum of their weights.
+        top_k: the most probable components of each step stay, all others become one: soft attention over the rest.
+        rank: of L_o L_z a_i. A learned map to so many dimensions comes between the output's hidden layer and L_o.
+
+    Raises:
+        InputError: an option out of its range.
+    """
+
+    has_posterior = True
+
+    def __init__(
+        self, *, block: tuple[int, int] | None = None, top_k: int | None = None, rank: int | None = None
+    ) -> None:
+        super().__init__()
+        if block is not None and (len(block) != 2 or min(block) < 1):
+            raise InputError(f"block must be rows and columns of at least 1, got {list(block)}")
+        for name, value in (("top_k", top_k), ("rank", rank)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, got {value}")
+        self.block = None if block is None else tuple(block)
+        self.top_k = top_k
+        self.rank = rank
+        self.projection: nn.Linear | None = None
+
+    def check(self, attention: Attention) -> None:
+        name = type(attention).__name__
+        if isinstance(attention, MultiHeadAttention):
+            raise InputError(f"output: {name} looks at several locations at once, a mixture takes one word from each")
+        if not isinstance(attention, (SoftAttention, UniformAttention)):
+            raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
+
+    def build(self, embedding_dim: int, grid_size: tuple[int, int] | None) -> None:
+        if self.block is not None and grid_size is None:
+            raise InputError(f"block: {list(self.block)} needs annotations on a grid; leave it out")
+        self._grid_size = grid_size
+        if self.rank is not None:
+            if self.rank > embedding_dim:
+                raise InputError(f"rank: {self.rank} exceeds the embedding's size {embedding_dim}; leave it out")
+            self.projection = nn.Linear(embedding_dim, self.rank, bias=False)
+            nn.init.orthogonal_(self.projection.weight)  # G is then what it is without, seen in a subspace
+
+    def prepare(self, layers: Layers, memory: Memory) -> Located:
+        return locate(*self._factors(layers, memory))
+
+    def forward(
+        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+    ) -> Words:
+        S = self._without_image(layers, steps)
+        A, W = self._factors(layers, memory)
+        blocks = self._blocks(memory)
+        weights = _summed(steps.alphas, blocks)  # (M, C)
+        log_w = _log_weights(weights, steps.gate)
+        if self.top_k is None:
+            log_probs = mixture_log_probs(S, A, W, log_w, image_index)
+            if targets is None:
+                return Words(log_probs)
+            posterior = mixture_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
+        else:
+            top = top_components(A, log_w, image_index, self.top_k)
+            own = torch.arange(len(S), device=S.device)
+            log_probs = mixture_log_probs(S, top.A, W, top.log_w, own)
+            if targets is None:
+                return Words(log_probs)
+            posterior = mixture_posterior(S, top.A, W, top.log_w, own, targets)[:, 1:]
+            posterior = _spread(posterior, weights, top.component_of(weights.shape[1]))
+        if blocks is not None:
+            posterior = _spread(posterior, steps.alphas, blocks.expand_as(steps.alphas))
+        return Words(log_probs, _if_looked(posterior, steps.alphas))
+
+    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        located = memory.located or self.prepare(layers, memory)
+        S = self._without_image(layers, steps)
+        log_w = _log_weights(_summed(steps.alphas, self._blocks(memory)), steps.gate)
+        if self.top_k is not None:
+            images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))
+            top = top_components(located.A, log_w, images, self.top_k)
+            rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
+            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], rest], 1)
+            located, log_w = Located(top.A, located.W, exp_G), top.log_w
+        return mixture_step(S, located, log_w)
+
+    def _without_image(self, layers: Layers, steps: Steps) -> Tensor:
+        """Return the logits of a step that looks nowhere, (M, V)."""
+        return layers.words(layers.dropout(steps.embedded + layers.hidden(layers.dropout(steps.h))))
+
+    def _factors(self, layers: Layers, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Return A (B, C, r) and W (V, r), whose products are what the components add to those logits."""
+        annotations, blocks = memory.annotations, self._blocks(memory)
+        if blocks is not None:
+            annotations = _block_means(annotations, memory.mask, blocks)
+        A, W = layers.dropout(layers.context(annotations)), layers.words.weight
+        return (A, W) if self.projection is None else (self.projection(A), self.projection(W))
+
+    def _blocks(self, memory: Memory) -> Tensor | None:
+        """Return the block of every location, (L,) int64, counted row by row; None where every location is its own."""
+        if self.block is None:
+            return None
+        assert self._grid_size is not None
+        (rows, columns), L, device = self._grid_size, memory.annotations.shape[1], memory.annotations.device
+        if rows * columns != L:
+            raise InputError(f"block: {L} annotations do not lie on a grid of {rows} x {columns}; leave it out")
+        across = -(-columns // self.block[1])
+        row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+        return ((row // self.block[0]).unsqueeze(1) * across + column // self.block[1]).flatten()
+
+
+def _summed(alphas: Tensor, blocks: Tensor | None) -> Tensor:
+    """Return the weights of blocks (M, C) whose cells have alphas (M, L)."""
+    if blocks is None:
+        return alphas
+    return alphas.new_zeros(len(alphas), int(blocks[-1]) + 1).index_add(1, blocks, alphas)
+
+
+def _block_means(annotations: Tensor, mask: Tensor | None, blocks: Tensor) -> Tensor:
+    """Return the mean over every block's locations that exist, (B, C, D); 0 where none does."""
+    exists = torch.ones_like(annotations[..., 0]) if mask is None else mask.to(annotations.dtype)
+    count = _summed(exists, blocks)  # (B, C)
+    share = exists / count.clamp(min=1)[:, blocks]
+    means = annotations.new_zeros(len(annotations), count.shape[1], annotations.shape[2])
+    return means.index_add(1, blocks, annotations * share.unsqueeze(-1))
+
+
+def _log_weights(weights: Tensor, gate: Tensor | None) -> Tensor:
+    """Return log of beta * weights (M, C) after that of 1 - beta, (M, C + 1); -inf where a weight is 0."""
+    exists = weights > torch.finfo(weights.dtype).tiny
+    log_w = torch.where(exists, weights, 1.0).log().masked_fill(~exists, float("-inf"))
+    if gate is None:
+        return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
+    gate = gate.to(log_w.dtype).unsqueeze(1)
+    return torch.cat([nn.functional.logsigmoid(-gate), nn.functional.logsigmoid(gate) + log_w], 1)
+
+
+def _spread(posterior: Tensor, weights: Tensor, component: Tensor) -> Tensor:
+    """Return the posterior of the parts (M, n) of components (M, C): a word says nothing of the parts of a component.
+
+    Args:
+        weights: (M, n), prior weights of the parts.
+        component: (M, n) int64, the component of every part.
+    """
+    whole = torch.zeros_like(posterior).scatter_add(1, component, weights.to(posterior.dtype))
+    return (posterior / whole.clamp(min=torch.finfo(whole.dtype).tiny)).gather(1, component) * weights
+
+
+def _if_looked(posterior: Tensor, alphas: Tensor) -> Tensor:
+    """Return posterior (M, L) as shares of its sum; alphas where that is nothing."""
+    looked = posterior.sum(1, keepdim=True)
+    share = posterior / looked.clamp(min=torch.finfo(looked.dtype).tiny)
+    return torch.where(looked > torch.finfo(looked.dtype).tiny, share, alphas)

@@ -1,0 +1,470 @@
+"""The marginal output in the decoder: its likelihood against NumPy, its gradient against differences, and its uses."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from captioning.attention import (
+    AdditiveScore,
+    ConcatScore,
+    CoverageScore,
+    GeneralScore,
+    GumbelAttention,
+    HardAttention,
+    LocalScore,
+    MultiHeadAttention,
+    NTMScore,
+    ScaledDotScore,
+    SoftAttention,
+    UniformAttention,
+)
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, beam_search, greedy, sample
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.model import Captioner
+from captioning.objective import losses
+from captioning.objective.objective import Objective
+from captioning.output import MarginalOutput
+from captioning.vocabulary import END
+
+B, D, A, E, H, V = 3, 5, 4, 6, 7, 13
+GRID = (3, 4)
+L = GRID[0] * GRID[1]
+WORDS = ([4, 6, 5], [5], [7, 12])
+
+
+def make_captioner(output: MarginalOutput | None = None, attention=None, *, std=0.7, dropout=0.0, **options):
+    attention = attention or SoftAttention(AdditiveScore(A))
+    decoder = AttentionDecoder(
+        attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=output or MarginalOutput(), **options
+    )
+    encoder = ConvEncoder((D,), (4,), image_size=16)
+    encoder.grid_size = GRID
+    captioner = Captioner(encoder, decoder, vocabulary_size=V)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return captioner.eval()
+
+
+def make_batch(*, mask=None, dtype=torch.float32) -> CaptionBatch:
+    captions, lengths = pad_captions([*WORDS])
+    each = torch.arange(B)
+    annotations = torch.randn(B, L, D, dtype=dtype)
+    return CaptionBatch(captions, lengths, each, each, each, annotations=annotations, annotation_mask=mask)
+
+
+def some_mask() -> torch.Tensor:
+    mask = torch.rand(B, L) > 0.3
+    mask[0, :2], mask[0, 4:6] = False, False  # a block of 2 x 2 that is absent
+    mask[:, 3] = True
+    return mask
+
+
+def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(log w (T, C + 1), log p(words | component) (T, C + 1, V)) of every caption in float64, one step at a time.
+
+    What the recurrence did, h and alphas, is that of the deep output's decoder, which tests of the decoder verify.
+    """
+    decoder = captioner.decoder
+    W = {name: value.detach().double().numpy() for name, value in decoder.state_dict().items()}
+    memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
+    a = memory.annotations.detach().double().numpy()
+    found = []
+    for n, words in enumerate(WORDS):
+        state, (one,) = decoder.init_state(memory.select(torch.tensor([n]))), (memory.select(torch.tensor([n])),)
+        log_w, log_p = [], []
+        for token in batch.captions[n, : len(words) + 1]:
+            embedded = decoder.embedding(token.view(1))
+            state, kept = decoder._recur(decoder.embedding_to_gates(embedded), state, one)
+            h, alpha = kept.h[0].detach().double().numpy(), kept.alphas[0].detach().double().numpy()
+            beta = 1.0 if kept.beta is None else float(kept.beta[0])
+            s = W["embedding.weight"][int(token)] + W["hidden_to_output.weight"] @ h
+            parts, weights = components(output, a[n], alpha, batch.annotation_mask, n)
+            hidden = [s] + [s + project(output, W, W["context_to_output.weight"] @ part) for part in parts]
+            logits = np.array([W["output.weight"] @ x + W["output.bias"] for x in hidden])
+            log_p.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
+            with np.errstate(divide="ignore"):
+                log_w.append(np.log(np.array([1 - beta, *(beta * weights)])))
+        found.append((np.array(log_w), np.array(log_p)))
+    return found
+
+
+def mixture_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
+    """log p of every word at all steps of all captions, (M, V)."""
+    parts = log_likelihoods(captioner, batch, output)
+    return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in parts])
+
+
+def project(output, W, x):
+    P = W.get("words.projection.weight")
+    return x if P is None else P.T @ (P @ x)
+
+
+def components(output, a, alpha, mask, n):
+    """The annotations and weights of one step's components."""
+    exists = np.ones(L, bool) if mask is None else mask[n].numpy()
+    parts, weights = a, alpha
+    if output.block is not None:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i in range(L):
+            groups.setdefault((i // GRID[1] // output.block[0], i % GRID[1] // output.block[1]), []).append(i)
+        means = [[i for i in group if exists[i]] for _, group in sorted(groups.items())]
+        parts = np.array([a[group].mean(axis=0) if group else np.zeros(D) for group in means])
+        weights = np.array([alpha[group].sum() for _, group in sorted(groups.items())])
+    if output.top_k is not None and output.top_k < len(weights):
+        order = np.argsort(-weights)
+        top, rest = order[: output.top_k], order[output.top_k :]
+        mean = weights[rest] @ parts[rest] / weights[rest].sum()
+        parts, weights = np.array([*parts[top], mean]), np.array([*weights[top], weights[rest].sum()])
+    return parts, weights
+
+
+OUTPUTS = {
+    "all": {},
+    "blocks": {"block": (2, 2)},
+    "ragged blocks": {"block": (2, 3)},
+    "top 4": {"top_k": 4},
+    "rank 3": {"rank": 3},
+    "top 2 blocks of rank 4": {"block": (2, 2), "top_k": 2, "rank": 4},
+}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
+def test_likelihood_is_the_sum_over_locations(options, masked):
+    output = MarginalOutput(**options)
+    captioner, batch = make_captioner(output), make_batch(mask=some_mask() if masked else None)
+    with torch.no_grad():
+        found = captioner(batch)
+        expected = mixture_of(captioner, batch, output)
+    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
+    np.testing.assert_allclose(found.logits.exp().sum(1).numpy(), 1, atol=1e-5)
+
+
+def test_decoder_without_a_gate_always_looks():
+    output = MarginalOutput()
+    captioner, batch = make_captioner(output, gated=False), make_batch()
+    with torch.no_grad():
+        expected = mixture_of(captioner, batch, output)
+        found = captioner(batch)
+    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "score",
+    [GeneralScore(), ConcatScore(A), CoverageScore(A), LocalScore(AdditiveScore(A), window=(1.0, 1.5)), NTMScore()],
+    ids=lambda score: type(score).__name__,
+)
+def test_any_score_with_soft_attention(score):
+    captioner = make_captioner(attention=SoftAttention(score))
+    output, batch = captioner.decoder.words, make_batch()
+    loss = losses.caption_nll((found := captioner(batch)).logits, found.targets)
+    loss.backward()
+    with torch.no_grad():
+        expected = mixture_of(captioner, batch, output)
+    np.testing.assert_allclose(found.logits.detach().double().numpy(), expected, atol=2e-5)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.decoder.parameters())
+
+
+def test_uniform_attention_is_a_mixture_of_equal_parts():
+    captioner, batch = make_captioner(attention=UniformAttention()), make_batch()
+    output = captioner.decoder.words
+    with torch.no_grad():
+        (log_w, _), *_ = log_likelihoods(captioner, batch, output)
+        expected, found = mixture_of(captioner, batch, output), captioner(batch)
+    assert np.ptp(log_w[:, 1:], axis=1).max() < 1e-6
+    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
+
+
+def test_label_smoothing_holds_against_the_mixture():
+    captioner, batch = make_captioner(), make_batch()
+    objective = Objective(captioner.decoder.attention, attention_penalty=0.0, label_smoothing=0.2)
+    with torch.no_grad():
+        loss, _, found = objective(captioner, batch)
+        log_p = mixture_of(captioner, batch, captioner.decoder.words)
+    of_targets = log_p[np.arange(len(log_p)), found.targets.numpy()]
+    assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
+
+
+@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
+def test_gradient_of_the_objective_matches_finite_differences(options):
+    """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
+    captioner = make_captioner(MarginalOutput(**options)).double()
+    batch = make_batch(mask=some_mask(), dtype=torch.double)
+    objective = Objective(captioner.decoder.attention, attention_penalty=0.3, label_smoothing=0.1)
+    parameters = list(captioner.decoder.parameters())
+    exact = torch.autograd.grad(objective(captioner, batch)[0], parameters)
+    for parameter, gradient in zip(parameters, exact, strict=True):
+        flat = parameter.data.view(-1)
+        for place in {0, flat.numel() // 2, flat.numel() - 1}:
+            value = float(flat[place])
+            around = []
+            for step in (1e-5, -1e-5):
+                flat[place] = value + step
+                with torch.no_grad():
+                    around.append(float(objective(captioner, batch)[0]))
+            flat[place] = value
+            assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("count", [L, L + 5])
+def test_top_k_of_all_locations_is_exact(count):
+    captioner, batch = make_captioner(), make_batch(mask=some_mask())
+    parameters = list(captioner.decoder.parameters())
+    found = []
+    for top_k in (None, count):
+        captioner.decoder.words.top_k = top_k
+        output = captioner(batch)
+        loss = losses.caption_nll(output.logits, output.targets)
+        found.append([output.logits, output.trace.posterior, *torch.autograd.grad(loss, parameters)])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_blocks_of_one_cell_are_exact():
+    captioner, batch = make_captioner(), make_batch()
+    exact = captioner(batch)
+    captioner.decoder.words.block = (1, 1)
+    torch.testing.assert_close(captioner(batch).logits, exact.logits)
+
+
+def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
+    """Eq. 10 summed over every path of locations, and by draws: what hard attention maximises is a lower bound."""
+    captioner, batch = make_captioner(std=1.0), make_batch()
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        output = captioner(batch)
+        marginal = losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
+        caption_parts = log_likelihoods(captioner, batch, captioner.decoder.words)
+    for n in (1, 2):  # captions of two and three steps: 13^2 and 13^3 paths
+        log_w, log_p = caption_parts[n]
+        targets = [*WORDS[n], END]
+        steps = range(len(targets))
+        rewards = np.array([log_p[t, :, targets[t]] for t in steps])  # (T, L + 1)
+        paths = np.array(list(itertools.product(range(L + 1), repeat=len(targets))))
+        log_path = sum(log_w[t, paths[:, t]] for t in steps)
+        log_caption = sum(rewards[t, paths[:, t]] for t in steps)
+        assert np.exp(log_path).sum() == pytest.approx(1)
+        assert np.logaddexp.reduce(log_path + log_caption) == pytest.approx(marginal[n], abs=1e-5)
+        bound = float(np.exp(log_path) @ log_caption)
+        assert bound < marginal[n] - 0.05
+        drawn = rng.choice(len(paths), size=20_000, p=np.exp(log_path) / np.exp(log_path).sum())
+        error = log_caption[drawn].std() / math.sqrt(len(drawn))
+        assert log_caption[drawn].mean() == pytest.approx(bound, abs=4 * error)
+        assert log_caption[drawn].mean() < marginal[n]
+
+
+@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
+def test_posterior_is_bayes_rule(options):
+    output = MarginalOutput(**options)
+    captioner, batch = make_captioner(output), make_batch(mask=some_mask())
+    with torch.no_grad():
+        found = captioner(batch)
+    posterior = found.trace.posterior
+    assert posterior.shape == found.trace.alphas.shape
+    torch.testing.assert_close(posterior.sum(-1), found.mask.float())
+    assert not posterior[(~batch.annotation_mask).unsqueeze(1).expand_as(posterior)].any()
+    captioner.train()
+    assert captioner(batch).trace.posterior is None
+    if options:
+        return
+    captioner.eval()
+    with torch.no_grad():
+        for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch, output)):
+            for t, word in enumerate([*WORDS[n], END]):
+                joint = np.exp(log_w[t, 1:] + log_p[t, 1:, word])
+                np.testing.assert_allclose(posterior[n, t].numpy(), joint / joint.sum(), atol=1e-5)
+
+
+def test_posterior_keeps_the_prior_within_a_component():
+    """A word says which block was looked at, not which of its cells."""
+    captioner, batch = make_captioner(MarginalOutput(block=(2, 2))), make_batch()
+    with torch.no_grad():
+        trace = captioner(batch).trace
+    cells = torch.tensor([0, 1, 4, 5])
+    prior, posterior = trace.alphas[0, :4, cells], trace.posterior[0, :4, cells]
+    torch.testing.assert_close(prior / prior.sum(1, keepdim=True), posterior / posterior.sum(1, keepdim=True))
+    assert not torch.allclose(trace.alphas[0, :4], trace.posterior[0, :4], atol=1e-3)
+
+
+@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
+def test_search_steps_equal_teacher_forcing(options):
+    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask())
+    decoder = captioner.decoder
+    with torch.no_grad():
+        memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
+        output = captioner.teacher_force(batch, memory)
+        logits = torch.zeros(*output.mask.shape, V)
+        logits[output.mask] = output.logits
+        for given in (memory, decoder.prepare_search(memory)):
+            state = decoder.init_state(given)
+            for t in range(output.mask.shape[1]):
+                step, state, _ = decoder.step(batch.captions[:, t], state, given)
+                exists = output.mask[:, t]
+                torch.testing.assert_close(step[exists], logits[:, t][exists], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
+def test_searches_find_what_single_images_find(options):
+    captioner, batch = make_captioner(MarginalOutput(**options), std=1.0), make_batch(mask=some_mask())
+    with torch.inference_mode():
+        memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
+        together = captioner.search(memory, BeamOptions(beam_size=3, max_length=8))
+        for image in range(B):
+            single = captioner.search(memory.select(torch.tensor([image])), BeamOptions(beam_size=3, max_length=8))[0]
+            assert [h.ids for h in single] == [h.ids for h in together[image]]
+            assert [h.score for h in single] == pytest.approx([h.score for h in together[image]], abs=1e-4)
+        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        first = greedy(step, state, max_length=8)
+        assert [h.ids for h in first] == [h[0].ids for h in beam_search(step, state, beam_size=1, max_length=8)]
+        assert all(math.isfinite(h.score) for h in sample(step, state, max_length=8, top_p=0.9))
+
+
+def test_words_are_drawn_from_the_mixture():
+    captioner, batch = make_captioner(std=1.0), make_batch()
+    copies = 4000
+    with torch.inference_mode():
+        memory = captioner.encode(annotations=batch.annotations[:1])
+        expected, _, _ = captioner.decoder.step(torch.tensor([1]), captioner.decoder.init_state(memory), memory)
+        many = memory.select(torch.zeros(copies, dtype=torch.int64))
+        drawn = sample(captioner.stepper(many), captioner.decoder.init_state(many), max_length=1)
+    counts = torch.bincount(torch.tensor([h.ids[0] if h.ids else END for h in drawn]), minlength=V) / copies
+    allowed = expected[0].exp().index_fill(0, torch.tensor([0, 1, 3]), 0.0)
+    allowed /= allowed.sum()
+    assert (counts - allowed).abs().max() < 4 * math.sqrt(0.25 / copies)
+
+
+def test_hypotheses_get_the_posterior_of_their_words():
+    captioner, batch = make_captioner(std=1.0), make_batch()
+    with torch.inference_mode():
+        memory = captioner.encode(annotations=batch.annotations)
+        found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
+        told = captioner.with_posterior(memory, found)
+    for before, after in zip(itertools.chain(*found), itertools.chain(*told), strict=True):
+        assert before.trace.posterior is None and before.ids == after.ids
+        assert after.trace.posterior.shape == after.trace.alphas.shape == (len(after.ids), L)
+        torch.testing.assert_close(after.trace.alphas, before.trace.alphas)
+        torch.testing.assert_close(after.trace.posterior.sum(1), torch.ones(len(after.ids)))
+
+
+def test_deep_output_has_no_posterior():
+    captioner, batch = make_captioner(), make_batch()
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
+    plain = Captioner(captioner.encoder, decoder, vocabulary_size=V).eval()
+    with torch.inference_mode():
+        memory = plain.encode(annotations=batch.annotations)
+        found = plain.search(memory, BeamOptions(max_length=5))
+        assert plain.with_posterior(memory, found) is found
+        assert plain(batch).trace.posterior is None
+
+
+def test_same_parameters_as_the_deep_output():
+    marginal = make_captioner(MarginalOutput(block=(2, 2))).decoder
+    deep = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
+    deep.build(V, D, GRID)
+    assert marginal.state_dict().keys() == deep.state_dict().keys()
+    low_rank = make_captioner(MarginalOutput(rank=2)).decoder
+    assert low_rank.state_dict().keys() - deep.state_dict().keys() == {"words.projection.weight"}
+
+
+def test_configuration_round_trip():
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), output=MarginalOutput(block=(2, 2), top_k=3, rank=64))
+    config = decoder.to_config()
+    assert config["init_args"]["output"]["class_path"] == "captioning.output.MarginalOutput"
+    again = AttentionDecoder.from_config(config)
+    assert again.to_config() == config
+    assert (again.words.block, again.words.top_k, again.words.rank) == ((2, 2), 3, 64)
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (HardAttention(AdditiveScore(A)), "HardAttention chooses locations itself"),
+        (GumbelAttention(AdditiveScore(A)), "GumbelAttention chooses locations itself"),
+        (MultiHeadAttention(ScaledDotScore(), heads=1), "MultiHeadAttention looks at several locations at once"),
+    ],
+)
+def test_attention_that_has_no_mixture_is_refused(attention, message):
+    with pytest.raises(InputError, match=message):
+        AttentionDecoder(attention, output=MarginalOutput())
+
+
+@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"top_k": 0}, {"rank": 0}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(InputError, match=next(iter(options))):
+        MarginalOutput(**options)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(rank=E + 1))
+    with pytest.raises(InputError, match="exceeds the embedding's size 6"):
+        decoder.build(V, D, GRID)
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(block=(2, 2)))
+    with pytest.raises(InputError, match="needs annotations on a grid"):
+        decoder.build(V, D)
+    decoder.build(V, D, GRID)
+    captions, lengths = pad_captions([[4, 5]])
+    with pytest.raises(InputError, match="7 annotations do not lie on a grid of 3 x 4"):
+        decoder(captions, lengths, decoder.encode(torch.randn(1, 7, D)))
+
+
+def test_masked_locations_change_nothing():
+    mask = some_mask()
+    captioner, batch = make_captioner(MarginalOutput(block=(2, 2))), make_batch(mask=mask)
+    with torch.no_grad():
+        before = captioner(batch).logits
+        batch.annotations[~mask] = 1e3
+        torch.testing.assert_close(captioner(batch).logits, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_agrees_with_float32(dtype):
+    captioner, batch = make_captioner(dropout=0.0), make_batch()
+    precise = captioner(batch)
+    with torch.autocast("cpu", dtype=dtype):
+        output = captioner(batch)
+        found = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
+    assert output.logits.dtype == torch.float32 and math.isfinite(found[0][0].score)
+    torch.testing.assert_close(output.logits, precise.logits, atol=0.15, rtol=0.05)
+    losses.caption_nll(output.logits, output.targets).backward()
+    assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
+
+
+def test_a_saturated_gate_keeps_the_gradient_finite():
+    captioner, batch = make_captioner(), make_batch()
+    for bias in (-200.0, 200.0):
+        captioner.decoder.gate.bias.data.fill_(bias)
+        captioner.zero_grad()
+        output = captioner(batch)
+        losses.caption_nll(output.logits, output.targets).backward()
+        assert output.logits.isfinite().all()
+        assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
+
+
+def test_dropout_acts_on_the_sentence_and_on_the_image():
+    captioner, batch = make_captioner(dropout=0.5), make_batch()
+    decoder = captioner.train().decoder
+    first, second = captioner(batch).logits, captioner(batch).logits
+    assert not torch.allclose(first, second)
+    memory = captioner.encode(annotations=batch.annotations)
+    A_first, _ = decoder.words._factors(decoder._output_layers, memory)
+    assert 0.2 < float((A_first == 0).float().mean()) < 0.8
+
+
+def test_several_captions_of_an_image_share_it():
+    captioner, batch = make_captioner(), make_batch()
+    rows = torch.tensor([0, 0, 1, 1, 2, 2])
+    captions, lengths = pad_captions([[4, 6, 5], [5], [5, 6, 7], [4], [12], [7, 7]])
+    both = CaptionBatch(captions, lengths, rows, torch.arange(B), torch.arange(B), annotations=batch.annotations)
+    apart = CaptionBatch(
+        captions, lengths, torch.arange(6), torch.arange(6), torch.arange(6), annotations=batch.annotations[rows]
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(captioner(both).logits, captioner(apart).logits)

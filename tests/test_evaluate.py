@@ -97,7 +97,7 @@ def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir)
         mask = np.zeros((48, 48), dtype=bool)
         mask[top:bottom, left:right] = True
         dog = GroundedObject("dog", frozenset({"dogs", "puppy"}), frozenset(), mask, frozenset({"hot dog"}))
-        cells = object_cells([dog], model.encoder.grid_size)
+        cells = object_cells([dog], model.encoder.cells)
         expected = []
         for text in texts:
             expected += noun_hits(text.split(), alphas_of(model, f"coco/val2017/{name}", text), cells)

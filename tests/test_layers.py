@@ -17,25 +17,25 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "terminal": "", "trace": ""},
-    {"component": "errors", "files": "errors", "views": "trace"},
+    {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "terminal": "", "trace": ""},
+    {"component": "errors", "files": "errors", "views": "cells trace"},
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
-        "caption": "errors files trace views",
+        "caption": "cells errors files trace views",
         "data": "errors files terminal vocabulary",
         "decoding": "errors trace vocabulary",
     },
     {
         "decoder": "attention component kernels trace vocabulary",
-        "encoders": "component data errors",
+        "encoders": "cells component data errors",
     },
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
         "objective": "attention component data decoder errors kernels model trace",
     },
-    {"evaluation": "attention data decoding errors files model objective vocabulary"},
+    {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption configs data errors evaluation inference run_folder views",
         "training": "attention configs data decoder decoding encoders errors evaluation files model objective "

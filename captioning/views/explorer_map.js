@@ -6,9 +6,23 @@ function bytes(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-/** (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis. */
-function upsampleAndBlur(cells, pixels, sigma) {
-  const width = pixels / cells;
+/**
+ * The cell that a place along one axis belongs to: the nearest one.
+ * @param place, offset and stride in one unit; offset is the first cell's centre.
+ */
+function nearestCell(place, offset, stride, cells) {
+  return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
+}
+
+/**
+ * (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis.
+ * @param offset, stride in pixels; what lies beyond the outermost cells takes their values.
+ */
+function upsampleAndBlur(cells, offset, stride, pixels, sigma) {
+  const edge = (cell) => {
+    if (cell === 0) return 0;
+    return cell === cells ? pixels : Math.max(0, Math.min(pixels, offset + (cell - 0.5) * stride));
+  };
   const radius = Math.ceil(4 * sigma);
   const kernel = Float64Array.from({ length: 2 * radius + 1 }, (_, k) => Math.exp(-0.5 * ((k - radius) / sigma) ** 2));
   const total = kernel.reduce((sum, value) => sum + value, 0);
@@ -18,9 +32,9 @@ function upsampleAndBlur(cells, pixels, sigma) {
       let from = (pixel + k - radius) % (2 * pixels);
       if (from < 0) from += 2 * pixels;
       if (from >= pixels) from = 2 * pixels - 1 - from;
-      const last = Math.min(cells - 1, Math.floor((from + 1) / width));
-      for (let cell = Math.floor(from / width); cell <= last; cell++) {
-        const share = Math.min(from + 1, (cell + 1) * width) - Math.max(from, cell * width);
+      const last = nearestCell(from + 1, offset, stride, cells);
+      for (let cell = nearestCell(from, offset, stride, cells); cell <= last; cell++) {
+        const share = Math.min(from + 1, edge(cell + 1)) - Math.max(from, edge(cell));
         if (share > 0) matrix[pixel * cells + cell] += (share * kernel[k]) / total;
       }
     }
@@ -36,18 +50,22 @@ class AttentionMap {
     this.matrices = new Map();
   }
 
-  #matrix(cells, pixels, sigma) {
-    const key = `${cells} ${pixels} ${sigma}`;
-    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, pixels, sigma));
+  #matrix(cells, offset, stride, pixels, longest) {
+    const sigma = Math.min(longest, this.constants.sigmaOfCell * stride);
+    const key = `${cells} ${offset} ${stride} ${pixels} ${sigma}`;
+    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, offset, stride, pixels, sigma));
     return this.matrices.get(key);
   }
 
-  /** (height x width) with the values' own scale; alpha is (rows x columns). */
-  smooth(alpha, rows, columns, height, width) {
-    const { sigmaOfSide, sigmaOfCell } = this.constants;
-    const sigma = sigmaOfSide * Math.min(height, width);
-    const vertical = this.#matrix(rows, height, Math.min(sigma, (sigmaOfCell * height) / rows));
-    const horizontal = this.#matrix(columns, width, Math.min(sigma, (sigmaOfCell * width) / columns));
+  /**
+   * (height x width) with the values' own scale; alpha is (rows x columns).
+   * @param grid a look, with the rows and columns of its cells and their offset and stride in the view's sides.
+   */
+  smooth(alpha, grid, height, width) {
+    const { rows, columns, offset, stride } = grid;
+    const sigma = this.constants.sigmaOfSide * Math.min(height, width);
+    const vertical = this.#matrix(rows, offset[0] * height, stride[0] * height, height, sigma);
+    const horizontal = this.#matrix(columns, offset[1] * width, stride[1] * width, width, sigma);
     const wide = new Float32Array(rows * width);
     for (let row = 0; row < rows; row++) {
       for (let x = 0; x < width; x++) {
@@ -69,13 +87,14 @@ class AttentionMap {
     return smooth;
   }
 
-  /** (height x width) with every pixel the value of its cell. */
-  cells(alpha, rows, columns, height, width) {
+  /** (height x width) with every pixel the value of the nearest cell. */
+  cells(alpha, grid, height, width) {
+    const { rows, columns, offset, stride } = grid;
     const flat = new Float32Array(height * width);
     for (let y = 0; y < height; y++) {
-      const row = Math.floor(((y + 0.5) * rows) / height);
+      const row = nearestCell((y + 0.5) / height, offset[0], stride[0], rows);
       for (let x = 0; x < width; x++) {
-        flat[y * width + x] = alpha[row * columns + Math.floor(((x + 0.5) * columns) / width)];
+        flat[y * width + x] = alpha[row * columns + nearestCell((x + 0.5) / width, offset[1], stride[1], columns)];
       }
     }
     return flat;

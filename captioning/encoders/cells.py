@@ -1,11 +1,12 @@
 """Where an encoder's cells lie, measured on its network: the gradient of single annotations with respect to the pixels.
 
 A network's own gradients are spread over hundreds of pixels, cut off at the view's edges, different for every image and
-after every training step, so that two seeds of one network would have two grids. What is asked here is geometry alone:
-the network runs as it is, with its strides, paddings, slices and branches, but a convolution's window is reduced to its
-middle, a pool takes the mean, and what does not move anything about (norms, activations, gates, the mixing of channels,
-attention among places) is the identity or a constant. The gradient then has its mass at the centre of the
-receptive field, whatever the weights are: for convolutions at stride * i + (kernel - 1) / 2 - padding, layer by layer.
+after every training step, so
+that two seeds of one network would have two grids. What is asked here is geometry alone:
+the network runs as it is, with its strides, paddings, slices and branches, but the window of a convolution or a max
+pool is reduced to its middle, and what does not move anything about (norms, activations, gates, the mixing of channels,
+attention among places) is the identity or a constant. The gradient then has its mass at the centre of the receptive
+field, whatever the weights are: for convolutions at stride * i + (kernel - 1) / 2 - padding, layer by layer.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ def measure_cells(
         device: of the network.
     """
     regular = CellGrid.regular(grid_size, size)
-    chosen = np.array([_middle(count, min(_CELLS, *grid_size)) for count in grid_size])  # (axis, cells)
+    # The outermost cells may have their middles in the padding.
+    wanted = min(_CELLS, *(count - 2 if count > 3 else count for count in grid_size))
+    chosen = np.array([_middle(count, wanted) for count in grid_size])  # (axis, cells)
     with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
         image = torch.ones(1, 3, *size, device=device, requires_grad=True)
         try:
@@ -115,10 +118,14 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor:
-    # With dilation the window is as far across, and its middle is the same.
-    sides = [(side - 1) * step + 1 for side, step in zip(_pair(kernel_size), _pair(dilation), strict=True)]
-    strides = _pair(kernel_size if stride is None or stride == [] else stride)
-    return F.avg_pool2d(x, sides, strides, padding, ceil_mode)
+    strides = kernel_size if stride is None or stride == [] else stride
+    pooled = torch.max_pool2d(x, kernel_size, strides, padding, dilation, ceil_mode)
+    settings = zip(_pair(kernel_size), _pair(strides), _pair(padding), _pair(dilation), strict=True)
+    for axis, (side, step, before, apart) in enumerate(settings, start=2):
+        first = torch.arange(pooled.shape[axis], device=x.device) * step - before + (side - 1) // 2 * apart
+        taps = (first, first + apart) if side % 2 == 0 else (first,)  # the middle of an even window: two
+        x = torch.stack([x.index_select(axis, tap.clamp(0, x.shape[axis] - 1)) for tap in taps]).mean(dim=0)
+    return x
 
 
 def _pair(value: Any) -> tuple[int, int]:

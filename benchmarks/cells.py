@@ -6,7 +6,6 @@ examples:
 
 from __future__ import annotations
 
-import argparse
 import shlex
 import sys
 import time
@@ -35,7 +34,7 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = script_parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = script_parser(__doc__)
     parser.add_argument("--measurement", type=Path, metavar="FILE", help="write everything, with its provenance")
     args = parser.parse_args(argv)
     values = {}

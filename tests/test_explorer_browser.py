@@ -286,6 +286,34 @@ def test_cells_are_drawn_flat(visit):
     assert len(colors(page)) > 50
 
 
+def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
+    cells = CellGrid(
+        (3, 4), (2, 20), (16, 16), (48, 64)
+    )  # the first row begins 6 pixels above, columns 12 to the right
+    words = told("here", peaked([5]), locations=[0])
+    page = visit(explorer_page([explored(Look("own", [words], cells), view=grey())]))
+    stage = panel(page, "own").locator(".stage")
+    outer = stage.bounding_box()
+    scale = outer["width"] / 64
+
+    def box(kind: str) -> list[float]:
+        inner = panel(page, "own").locator(f".frame.{kind}").bounding_box()
+        top, left = (inner["y"] - outer["y"]) / scale, (inner["x"] - outer["x"]) / scale
+        return [top, top + inner["height"] / scale, left, left + inner["width"] / scale]
+
+    np.testing.assert_allclose(box("chosen"), cells.square(0), atol=1)
+    for y, x, location in [(9.5, 29, 0), (10.5, 29, 4), (30, 27, 8), (47, 2, 8), (1, 62, 3), (20, 43, 5), (20, 45, 6)]:
+        stage.hover(position={"x": x * scale, "y": y * scale})
+        assert panel(page, "own").locator(".frame.here").get_attribute("data-location") == str(location)
+        np.testing.assert_allclose(box("here"), cells.square(location), atol=1)
+    page.locator('.style[data-style="cells"]').click()
+    drawn = pixels(page, "own").astype(int)
+    factor = drawn.shape[1] / 64
+    at = lambda y, x: drawn[int(y * factor), int(x * factor)].sum()  # noqa: E731
+    assert at(11, 29) > 2 * at(9, 29) and at(24, 43) > 2 * at(24, 45)  # cell 5: rows 10 .. 26, columns 28 .. 44
+    assert at(11, 29) > 2 * at(11, 27)
+
+
 def test_the_chosen_cell_is_framed_where_it_was_chosen(visit):
     page = visit()
     frame = panel(page, "hard").locator(".frame.chosen")

@@ -1,8 +1,7 @@
 """Where an encoder's cells lie, measured on its network: the gradient of single annotations with respect to the pixels.
 
 A network's own gradients are spread over hundreds of pixels, cut off at the view's edges, different for every image and
-after every training step, so
-that two seeds of one network would have two grids. What is asked here is geometry alone:
+after every training step, so that two seeds of one network would have two grids. What is asked here is geometry alone:
 the network runs as it is, with its strides, paddings, slices and branches, but the window of a convolution or a max
 pool is reduced to its middle, and what does not move anything about (norms, activations, gates, the mixing of channels,
 attention among places) is the identity or a constant. The gradient then has its mass at the centre of the receptive

@@ -105,9 +105,9 @@ def attention_figure(
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
     """Return one step's alphas as a smooth map over the view: upsampled by cell, blurred, mirrored at the border.
 
-    Pixels beyond the outermost cells take these cells' values. The blur is the authors' (20 pixels on 224, whatever the
-    size), and never more than theirs in cells (1.25), so that one attended cell has its maximum inside that cell on
-    every grid.
+    Where no cell lies, beyond the outermost ones, the map falls to the least of the alphas. The blur is the authors'
+    (20 pixels on 224, whatever the size), and never more than theirs in cells (1.25), so that one attended cell has its
+    maximum inside that cell on every grid.
 
     Args:
         alpha: (L,).
@@ -126,27 +126,34 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
         raise ValueError(f"alpha must be ({rows * columns},) for a grid of {rows} x {columns}, got {values.shape}")
     sigma = SIGMA_OF_SIDE * min(cells.size)
     # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
-    vertical, horizontal = (
-        _upsample_and_blur(tuple(edges[1:-1].tolist()), pixels, min(sigma, SIGMA_OF_CELL * stride))
+    (vertical, in_rows), (horizontal, in_columns) = (
+        _upsample_and_blur(tuple(edges.tolist()), pixels, min(sigma, SIGMA_OF_CELL * stride))
         for edges, pixels, stride in zip(cells.edges(), cells.size, cells.stride, strict=True)
     )
-    return np.asarray(vertical @ values.reshape(rows, columns) @ horizontal.T, dtype=np.float32)
+    elsewhere = (1 - np.outer(in_rows, in_columns)).astype(np.float32)
+    smooth = vertical @ values.reshape(rows, columns) @ horizontal.T + values.min() * elsewhere
+    return np.asarray(smooth, dtype=np.float32)
 
 
 @functools.lru_cache(maxsize=16)
-def _upsample_and_blur(inner_edges: tuple[float, ...], pixels: int, sigma: float) -> NDArray[np.float32]:
-    """(pixels, cells), for the edges between neighbours along an axis: rows sum to 1, columns to a cell's pixels."""
-    edges = np.array([0, *inner_edges, pixels])
+def _upsample_and_blur(
+    cell_edges: tuple[float, ...], pixels: int, sigma: float
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """(pixels, cells), and its rows' sums (pixels,): 1, but less near an edge of the view that no cell reaches."""
+    edges = np.array(cell_edges)
     pixel = np.arange(pixels)[:, None]
     # The share of each pixel in each cell; where an edge runs through a pixel, both cells have a part of it.
     upsample = (np.minimum(pixel + 1, edges[1:]) - np.maximum(pixel, edges[:-1])).clip(min=0)
     radius = math.ceil(4 * sigma)
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
-    mirrored = (pixel + offsets) % (2 * pixels)  # a mirror at the border keeps all of the mass inside
+    source = pixel + offsets
+    mirrored = source % (2 * pixels)  # a mirror at the border keeps all of the mass inside
     mirrored = np.where(mirrored < pixels, mirrored, 2 * pixels - 1 - mirrored)
-    blurred = np.einsum("pkc,k->pc", upsample[mirrored], kernel / kernel.sum())
-    return blurred.astype(np.float32)
+    # Beyond an edge that no cell reaches there is nothing to mirror.
+    there = ((source >= 0) | (edges[0] < 1e-6)) & ((source < pixels) | (edges[-1] > pixels - 1e-6))
+    blurred = np.einsum("pkc,k->pc", upsample[mirrored] * there[:, :, None], kernel / kernel.sum())
+    return blurred.astype(np.float32), blurred.sum(axis=1)
 
 
 class _Layout:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.files import replacing
 from captioning.trace import AttentionTrace
@@ -68,22 +69,27 @@ class Caption(Alternative):
     """The caption of an image: the best that the search found, with its attention and the rest of the beam.
 
     Attributes:
-        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        cells: where the L locations lie on the view.
         view: the pixels the model saw, after resizing and cropping.
         path: of the image file; None for an image given as pixels.
         alternatives: the other captions of the beam, best first.
     """
 
-    grid_size: tuple[int, int]
+    cells: CellGrid
     view: Image.Image
     path: str | None = None
     alternatives: list[Alternative] = dataclasses.field(default_factory=list)
+
+    @property
+    def grid_size(self) -> tuple[int, int]:
+        """(rows, columns) with rows x columns = L, row by row."""
+        return self.cells.grid_size
 
     def figure(self) -> Figure:
         """Return the paper's figure: the view, then one panel per word with the attention over it."""
         from captioning.views.overlays import attention_figure  # imports matplotlib
 
-        return attention_figure(self.view, self.words, self.trace, self.grid_size)
+        return attention_figure(self.view, self.words, self.trace, self.cells)
 
     def for_explorer(
         self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
@@ -100,7 +106,7 @@ class Caption(Alternative):
         return Look(
             run=run,
             captions=[self, *self.alternatives],
-            grid_size=self.grid_size,
+            cells=self.cells,
             references=references,
             numbers=numbers or {},
         )
@@ -120,7 +126,8 @@ class Caption(Alternative):
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.
 
-        "posteriors" has the alphas once the word is known, null where words do not come from single locations.
+        "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
+        view. "posteriors" has the alphas once the word is known, null where words do not come from single locations.
         "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
         """
         return {
@@ -131,6 +138,7 @@ class Caption(Alternative):
             "score": self.score,
             "finished": self.finished,
             "grid_size": list(self.grid_size),
+            "cells": {"offset": list(self.cells.offset), "stride": list(self.cells.stride)},
             "view_size": [self.view.height, self.view.width],
             "alphas": [_rounded(row) for row in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),

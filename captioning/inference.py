@@ -76,7 +76,7 @@ class ImageCaptioner:
     Attributes:
         captioner: the model, in evaluation mode.
         vocabulary: the words it knows.
-        encoder: of the model; its ``preprocessing`` makes the view, its ``grid_size`` lays out the locations.
+        encoder: of the model; its ``preprocessing`` makes the view, its ``cells`` say where the locations lie on it.
         settings: the full configuration it was trained with; {} if that was not saved.
         options: default decoding options: the search of the training configuration.
     """
@@ -220,7 +220,7 @@ class ImageCaptioner:
             captions.append(
                 Caption(
                     **best,
-                    grid_size=self.encoder.grid_size,
+                    cells=self.encoder.cells,
                     view=view,
                     path=None if isinstance(source, Image.Image) else os.fspath(source),
                     alternatives=[Alternative(**other) for other in others],

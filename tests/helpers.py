@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from PIL import Image
 from torch import Tensor
 
+from captioning.cells import CellGrid
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.views.explorer import ExploredImage, Look
 
@@ -88,7 +89,7 @@ def look(
     **caption: Any,
 ) -> Look:
     captions = [attended(words, **caption), *alternatives]
-    return Look(run, captions, grid_size, references, numbers or {})
+    return Look(run, captions, CellGrid.regular(grid_size, (40, 60)), references, numbers or {})
 
 
 def explored(*looks: Look, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:

@@ -12,6 +12,7 @@ from helpers import trace_of
 from PIL import Image
 
 from captioning.caption import Alternative, Caption
+from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.views.explorer import ExploredImage, explorer_page
 
@@ -36,7 +37,7 @@ def told(text: str, seed: int = 0) -> dict:
 def caption() -> Caption:
     return Caption(
         **told("two cats sleep"),
-        grid_size=(ROWS, COLUMNS),
+        cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
         view=Image.new("RGB", (40, 24), "gray"),
         path="cats.jpg",
         alternatives=[Alternative(**told("a cat", 1)), Alternative(**told("cats sleep on mats", 2))],
@@ -79,6 +80,7 @@ def test_plain_data_survives_json(caption):
     assert content["words"] == ["two", "cats", "sleep"]
     assert content["log_probs"] == caption.log_probs
     assert content["grid_size"] == [ROWS, COLUMNS]
+    assert content["cells"] == {"offset": [3.5, 4.5], "stride": [8, 7.5]}
     assert content["view_size"] == [24, 40]
     assert content["image"] == "cats.jpg"
     np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)

@@ -77,9 +77,10 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
     assert [caption["references"] for caption in captions] == [texts for _, _, texts in PICTURES]
     written = json.loads(Path("measured.json").read_text())
     assert written["grounded_nouns"] == {"generated": 0, "references": 4}  # a model of shapes never says dog
-    assert written["values"]["reference_correctness_uniform"] == pytest.approx(
-        100 * (3 * 24 * 12 + 18 * 24) / (4 * 48 * 48), abs=1e-3
-    )
+    # 6 x 6 cells of 8 pixels, the first centred at 0.5, so half of it is in view: shares of rows times columns.
+    first, second = (3 + 3.5 / 8) * (1 + 7.5 / 8), (1 + 6.5 / 8) * (2 + 4.5 / 8)
+    expected = 100 * (3 * first + second) / (4 * 36)
+    assert written["values"]["reference_correctness_uniform"] == pytest.approx(expected, abs=1e-3)
     assert written["settings"]["data"]["source"]["class_path"].endswith("CocoSource")
     assert written["settings"]["data"]["vocabulary_file"] is None and written["settings"]["max_epochs"] == 1
 
@@ -92,7 +93,7 @@ def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir)
         mask = np.zeros((48, 48), dtype=bool)
         mask[top:bottom, left:right] = True
         dog = GroundedObject("dog", frozenset({"dogs", "puppy"}), frozenset(), mask, frozenset({"hot dog"}))
-        cells = object_cells([dog], model.encoder.grid_size)
+        cells = object_cells([dog], model.encoder.cells)
         expected = []
         for text in texts:
             expected += noun_hits(text.split(), alphas_of(model, f"coco/val2017/{name}", text), cells)

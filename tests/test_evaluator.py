@@ -49,7 +49,7 @@ class Split:
         return self.dataset[list(rows)]
 
     def objects(self, row: int) -> list[ObjectCells]:
-        return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.grid_size)
+        return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.cells)
 
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)

@@ -13,6 +13,7 @@ import pytest
 from helpers import attended, explored, look, random_alphas, trace_of
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
 from captioning.views.overlays import attention_figure, smooth_alphas
 
@@ -231,7 +232,9 @@ def test_opacity_goes_from_the_untouched_view_to_the_published_figure(visit):
     page.locator("input[type=range]").fill("100")
     full = pixels(page, "soft").astype(int)
     np.testing.assert_allclose(half, (128 + full) / 2, atol=1)
-    figure = attention_figure(grey(full.shape[1], full.shape[0]), ["brown"], trace_of(peaked([3])), GRID)
+    figure = attention_figure(
+        grey(full.shape[1], full.shape[0]), ["brown"], trace_of(peaked([3])), CellGrid.regular(GRID, full.shape[:2])
+    )
     published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
     np.testing.assert_allclose(full, published, atol=3)
 
@@ -240,20 +243,36 @@ def test_a_chosen_cells_map_is_the_published_figures_too(visit):
     page = visit()
     page.locator("input[type=range]").fill("100")
     drawn = pixels(page, "hard").astype(int)
-    figure = attention_figure(grey(*drawn.shape[1::-1]), ["brown"], trace_of(peaked([5]), locations=[9]), GRID)
+    figure = attention_figure(
+        grey(*drawn.shape[1::-1]),
+        ["brown"],
+        trace_of(peaked([5]), locations=[9]),
+        CellGrid.regular(GRID, drawn.shape[:2]),
+    )
     published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
     np.testing.assert_allclose(drawn, published, atol=3)
 
 
-@pytest.mark.parametrize(("grid", "size"), [((3, 5), (96, 130)), ((14, 14), (224, 224)), ((7, 4), (31, 47))])
-def test_the_map_is_smoothed_as_in_overlays(visit, grid, size):
+@pytest.mark.parametrize(
+    "cells",
+    [
+        CellGrid.regular((3, 5), (96, 130)),
+        CellGrid.regular((14, 14), (224, 224)),
+        CellGrid.regular((7, 4), (31, 47)),
+        CellGrid((14, 14), (0.5, 15.5), (16, 16), (224, 224)),
+        CellGrid((3, 4), (7, 2.25), (8, 10.5), (31, 47)),
+    ],
+)
+def test_the_map_is_smoothed_as_in_overlays(visit, cells):
     page = visit()
-    alpha = np.random.default_rng(0).dirichlet(np.ones(grid[0] * grid[1]))
+    rows, columns = cells.grid_size
+    alpha = np.random.default_rng(0).dirichlet(np.ones(rows * columns))
+    shares = {name: np.divide(getattr(cells, name), cells.size).tolist() for name in ("offset", "stride")}
     smooth = page.locator(".explorer").evaluate(
         "(root, [alpha, ...sizes]) => [...root.explorer.map.smooth(alpha, ...sizes)]",
-        [alpha.tolist(), *grid, *size],
+        [alpha.tolist(), {"rows": rows, "columns": columns, **shares}, *cells.size],
     )
-    np.testing.assert_allclose(np.reshape(smooth, size), smooth_alphas(alpha, grid, size), rtol=1e-4)
+    np.testing.assert_allclose(np.reshape(smooth, cells.size), smooth_alphas(alpha, cells), rtol=1e-4)
 
 
 def test_cells_are_drawn_flat(visit):
@@ -265,6 +284,34 @@ def test_cells_are_drawn_flat(visit):
     assert brightest(page, "soft") == 0
     page.keyboard.press("s")
     assert len(colors(page)) > 50
+
+
+def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
+    cells = CellGrid(
+        (3, 4), (2, 20), (16, 16), (48, 64)
+    )  # the first row begins 6 pixels above, columns 12 to the right
+    words = attended("here", peaked([5]), locations=[0])
+    page = visit(explorer_page([explored(Look("own", [words], cells), view=grey())]))
+    stage = panel(page, "own").locator(".stage")
+    outer = stage.bounding_box()
+    scale = outer["width"] / 64
+
+    def box(kind: str) -> list[float]:
+        inner = panel(page, "own").locator(f".frame.{kind}").bounding_box()
+        top, left = (inner["y"] - outer["y"]) / scale, (inner["x"] - outer["x"]) / scale
+        return [top, top + inner["height"] / scale, left, left + inner["width"] / scale]
+
+    np.testing.assert_allclose(box("chosen"), cells.square(0), atol=1)
+    for y, x, location in [(9.5, 27, 0), (10.5, 29, 5), (30, 27, 8), (47, 2, 8), (1, 62, 3), (20, 43, 5), (20, 45, 6)]:
+        stage.hover(position={"x": x * scale, "y": y * scale})
+        assert panel(page, "own").locator(".frame.here").get_attribute("data-location") == str(location)
+        np.testing.assert_allclose(box("here"), cells.square(location), atol=1)
+    page.locator('.style[data-style="cells"]').click()
+    drawn = pixels(page, "own").astype(int)
+    factor = drawn.shape[1] / 64
+    at = lambda y, x: drawn[int(y * factor), int(x * factor)].sum()  # noqa: E731
+    inside = at(11, 29)  # cell 5: rows 10 .. 26, columns 28 .. 44
+    assert inside == at(25, 43) and inside > 20 + max(at(9, 29), at(11, 27), at(25, 45), at(27, 43))
 
 
 def test_the_chosen_cell_is_framed_where_it_was_chosen(visit):

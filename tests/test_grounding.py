@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from captioning.cells import CellGrid
 from captioning.evaluation import grounding
 from captioning.evaluation.grounding import (
     GroundedObject,
@@ -17,6 +18,7 @@ from captioning.evaluation.records import NounHit
 
 GRID = (2, 3)  # rows, columns, over 20 x 30 pixels: cells of 10 x 10
 L = 6
+CELLS = CellGrid.regular(GRID, (20, 30))
 
 
 def box(top: int, bottom: int, left: int, right: int, size: tuple[int, int] = (20, 30)) -> np.ndarray:
@@ -30,11 +32,11 @@ def thing(noun: str, mask: np.ndarray, attributes: str = "", synonyms: str = "",
 
 
 def noun_hits(words, alphas, objects) -> list[NounHit]:
-    return grounding.noun_hits(words, alphas, object_cells(objects, GRID))
+    return grounding.noun_hits(words, alphas, object_cells(objects, CELLS))
 
 
 def cells_touched(mask, grid_size) -> np.ndarray:
-    return cell_coverage(mask, grid_size) > 0
+    return cell_coverage(mask, CellGrid.regular(grid_size, mask.shape)) > 0
 
 
 def pointing_accuracy(hits) -> float:
@@ -192,16 +194,17 @@ def test_no_noun_has_no_scores():
 
 def test_coverage_is_the_exact_share_of_a_cells_area():
     # Cells of 10 x 10: 30 pixels of the first, 20 of the second.
-    assert cell_coverage(box(0, 5, 4, 14), GRID).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
+    assert cell_coverage(box(0, 5, 4, 14), CELLS).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
     # 7 pixels in 2 cells of 3.5: half of pixel 3 lies in each.
-    assert cell_coverage(box(0, 1, 3, 4, size=(1, 7)), (1, 2)).tolist() == [[1 / 7, 1 / 7]]
-    assert cell_coverage(np.ones((17, 23), dtype=bool), (3, 5)).tolist() == [[1.0] * 5] * 3
+    assert cell_coverage(box(0, 1, 3, 4, size=(1, 7)), CellGrid.regular((1, 2), (1, 7))).tolist() == [[1 / 7, 1 / 7]]
+    assert cell_coverage(np.ones((17, 23), dtype=bool), CellGrid.regular((3, 5), (17, 23))).tolist() == [[1.0] * 5] * 3
 
 
 def test_coverage_agrees_with_enlarged_pixels_on_uneven_sizes():
     mask = np.random.default_rng(5).random((7, 11)) < 0.3
     fine = mask.repeat(3, axis=0).repeat(5, axis=1)  # 21 x 55: cells of whole pixels
-    np.testing.assert_allclose(cell_coverage(mask, (3, 5)), fine.reshape(3, 7, 5, 11).mean(axis=(1, 3)), rtol=1e-12)
+    covered = cell_coverage(mask, CellGrid.regular((3, 5), mask.shape))
+    np.testing.assert_allclose(covered, fine.reshape(3, 7, 5, 11).mean(axis=(1, 3)), rtol=1e-12)
 
 
 def test_correctness_is_the_share_of_attention_on_the_object():
@@ -210,7 +213,7 @@ def test_correctness_is_the_share_of_attention_on_the_object():
     (hit,) = noun_hits(["a", "circle"], alphas, [circle])
     assert hit.correctness == pytest.approx(0.4 / 2 + 0.3)
     assert hit.uniform == pytest.approx(150 / 600)
-    centre = centre_attention(GRID)
+    centre = centre_attention(CELLS)
     assert hit.centre == pytest.approx(centre[0, 0] / 2 + centre[0, 1])
     assert hit.centre_hit == 0.5  # the two cells in the middle are (0, 1) and (1, 1)
 
@@ -219,7 +222,7 @@ def test_correctness_of_even_attention_is_the_uniform_baseline():
     star = thing("star", box(3, 17, 4, 9))
     (hit,) = noun_hits(["star"], np.full((1, L), 1 / L), [star])
     assert hit.correctness == pytest.approx(hit.uniform)
-    (hit,) = noun_hits(["star"], centre_attention(GRID).reshape(1, L), [star])
+    (hit,) = noun_hits(["star"], centre_attention(CELLS).reshape(1, L), [star])
     assert hit.correctness == pytest.approx(hit.centre)
 
 
@@ -234,7 +237,7 @@ def test_objects_that_overlap_are_counted_once():
 
 @pytest.mark.parametrize("grid_size", [(3, 5), (4, 6)])
 def test_centre_attention_is_a_symmetric_gaussian_of_a_quarter_of_the_view(grid_size):
-    weights = centre_attention(grid_size)
+    weights = centre_attention(CellGrid.regular(grid_size, (20, 30)))
     assert weights.shape == grid_size
     assert weights.sum() == pytest.approx(1)
     np.testing.assert_allclose(weights, weights[::-1, ::-1], rtol=1e-12)
@@ -246,7 +249,7 @@ def test_centre_attention_is_a_symmetric_gaussian_of_a_quarter_of_the_view(grid_
 def test_centre_locations_are_the_middle_of_odd_and_even_grids():
     middle = {size: np.zeros(size, dtype=bool) for size in [(3, 5), (4, 6), (2, 3)]}
     for size, cells in middle.items():
-        cells[grounding._central_cells(size)] = True
+        cells[grounding._central_cells(CellGrid.regular(size, (20, 30)))] = True
     assert [np.argwhere(cells).tolist() for cells in middle.values()] == [
         [[1, 2]],
         [[1, 2], [1, 3], [2, 2], [2, 3]],
@@ -271,7 +274,7 @@ def test_attributes_keep_objects_apart_and_equal_ones_become_one():
         thing("circle", box(10, 20, 0, 10), "red"),
         thing("circle", box(0, 10, 20, 30), "blue"),
     ]
-    red, blue = object_cells(objects, GRID)
+    red, blue = object_cells(objects, CELLS)
     assert red.covered.tolist() == [[1, 0, 0], [1, 0, 0]]
     assert blue.covered.tolist() == [[0, 0, 1], [0, 0, 0]]
 

@@ -18,17 +18,17 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
-    {"component": "errors", "files": "errors", "terminal": "errors", "views": "trace"},
+    {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
+    {"component": "errors", "files": "errors", "terminal": "errors", "views": "cells trace"},
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
-        "caption": "errors files trace views",
+        "caption": "cells errors files trace views",
         "data": "errors files terminal vocabulary",
         "decoding": "errors trace vocabulary",
     },
     {
-        "encoders": "component data errors",
+        "encoders": "cells component data errors",
         "output": "attention component errors kernels",
     },
     {"decoder": "attention component kernels output trace vocabulary"},
@@ -37,7 +37,7 @@ FLOORS: list[dict[str, str]] = [
         "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
         "objective": "attention component data decoder errors kernels model trace",
     },
-    {"evaluation": "attention data decoding errors files model objective vocabulary"},
+    {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {
         "comparison": "caption configs data errors evaluation inference run_folder views",
         "training": "attention component configs data decoder decoding encoders errors evaluation files model "

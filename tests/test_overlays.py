@@ -10,8 +10,11 @@ import pytest
 from helpers import trace_of
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.trace import EXPECTATION
 from captioning.views.overlays import attention_figure, smooth_alphas
+
+CELLS = CellGrid.regular((3, 5), (40, 60))
 
 
 def one_hot(cell: int, cells: int) -> np.ndarray:
@@ -44,7 +47,7 @@ def test_a_single_cells_maximum_stays_inside_that_cell(grid, size):
     rows, columns = grid
     for row in range(rows):
         for column in range(columns):
-            smooth = smooth_alphas(one_hot(row * columns + column, rows * columns), grid, size)
+            smooth = smooth_alphas(one_hot(row * columns + column, rows * columns), CellGrid.regular(grid, size))
             y, x = np.unravel_index(smooth.argmax(), smooth.shape)
             assert (int((y + 0.5) * rows / size[0]), int((x + 0.5) * columns / size[1])) == (row, column)
 
@@ -53,14 +56,14 @@ def test_a_single_cells_maximum_stays_inside_that_cell(grid, size):
 def test_smoothing_keeps_the_mass(size):
     grid = (3, 5)
     for alpha in (one_hot(0, 15), one_hot(7, 15), random_alphas(1, 15)[0]):
-        smooth = smooth_alphas(alpha, grid, size)
+        smooth = smooth_alphas(alpha, CellGrid.regular(grid, size))
         assert smooth.shape == size
         assert smooth.sum() == pytest.approx(size[0] * size[1] / 15, rel=1e-4)
         assert smooth.min() >= 0
 
 
 def test_even_attention_stays_even_up_to_the_border():
-    smooth = smooth_alphas(np.full(15, 1 / 15), (3, 5), (96, 130))
+    smooth = smooth_alphas(np.full(15, 1 / 15), CellGrid.regular((3, 5), (96, 130)))
     np.testing.assert_allclose(smooth, 1 / 15, rtol=1e-4)
 
 
@@ -73,13 +76,13 @@ def test_smoothing_is_the_authors_on_their_sizes():
     padded = np.pad(upsampled, 80, mode="symmetric")
     for axis in (0, 1):
         padded = np.apply_along_axis(np.convolve, axis, padded, kernel, mode="valid")
-    np.testing.assert_allclose(smooth_alphas(alpha, (14, 14), (224, 224)), padded, rtol=1e-4)
+    np.testing.assert_allclose(smooth_alphas(alpha, CellGrid.regular((14, 14), (224, 224))), padded, rtol=1e-4)
 
 
 def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_step():
     view, words = random_view(), ["two", "cats", "sleep"]
     figure = attention_figure(
-        view, words, trace_of(random_alphas(3, 15), [0.25, 0.5, 1]), (3, 5), title="two cats sleep"
+        view, words, trace_of(random_alphas(3, 15), [0.25, 0.5, 1]), CELLS, title="two cats sleep"
     )
     pictures = [image.get_array() for image in figure.axes[0].images]
     assert len(pictures) == 4
@@ -90,7 +93,7 @@ def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_s
 def test_each_panel_is_brightest_where_its_word_looked():
     grey = Image.new("RGB", (60, 40), "gray")
     cells = [0, 14, 7]
-    figure = attention_figure(grey, ["a", "b", "c"], trace_of([one_hot(cell, 15) for cell in cells]), (3, 5))
+    figure = attention_figure(grey, ["a", "b", "c"], trace_of([one_hot(cell, 15) for cell in cells]), CELLS)
     for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
         red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
         y, x = np.unravel_index(red.argmax(), red.shape)
@@ -99,7 +102,7 @@ def test_each_panel_is_brightest_where_its_word_looked():
 
 def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere():
     alphas = [np.full(15, 1 / 15), one_hot(7, 15)]
-    figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], trace_of(alphas), (3, 5))
+    figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], trace_of(alphas), CELLS)
     even, focused = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
     assert even.max() < focused.max()
     assert even.max() - even.min() <= 3
@@ -107,9 +110,7 @@ def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere(
 
 @pytest.mark.parametrize("steps", [0, 1, 5, 6, 11, 20, 30])
 def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
-    figure = attention_figure(
-        random_view(), ["word"] * steps, trace_of(random_alphas(steps, 15), [0.5] * steps), (3, 5)
-    )
+    figure = attention_figure(random_view(), ["word"] * steps, trace_of(random_alphas(steps, 15), [0.5] * steps), CELLS)
     width, height = figure.get_size_inches()
     boxes = []
     for image in figure.axes[0].images:
@@ -124,7 +125,7 @@ def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
 
 def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
     words = ["$x_", "a_$b$", "internationalisation-of-everything"]
-    figure = attention_figure(random_view(), words, trace_of(random_alphas(3, 15)), (3, 5))
+    figure = attention_figure(random_view(), words, trace_of(random_alphas(3, 15)), CELLS)
     drawn(figure)
     boxes = [text.get_window_extent() for text in figure.axes[0].texts]
     assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
@@ -132,7 +133,7 @@ def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
 
 
 def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
-    figure = attention_figure(random_view(), ["a", "cat"], trace_of(random_alphas(2, 15)), (3, 5))
+    figure = attention_figure(random_view(), ["a", "cat"], trace_of(random_alphas(2, 15)), CELLS)
     assert drawn(figure).std() > 0
     for name in ("figure.png", "figure.pdf"):
         figure.savefig(tmp_path / name)
@@ -141,7 +142,7 @@ def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
 
 
 def test_figures_leave_nothing_behind_in_pyplot():
-    attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15)), (3, 5))
+    attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15)), CELLS)
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or not pyplot.get_fignums()
 
@@ -156,12 +157,12 @@ def test_figures_leave_nothing_behind_in_pyplot():
 )
 def test_a_figure_of_contradicting_shapes_is_refused(alphas, betas, message):
     with pytest.raises(ValueError, match=message):
-        attention_figure(random_view(), ["a", "cat"], trace_of(alphas, betas), (3, 5))
+        attention_figure(random_view(), ["a", "cat"], trace_of(alphas, betas), CELLS)
 
 
 def test_a_map_of_another_grid_is_refused():
     with pytest.raises(ValueError, match=r"alpha must be \(15,\) for a grid of 3 x 5, got \(14,\)"):
-        smooth_alphas(np.ones(14), (3, 5), (30, 50))
+        smooth_alphas(np.ones(14), CellGrid.regular((3, 5), (30, 50)))
 
 
 # Hard attention: the cell that was chosen over the distribution it was chosen from
@@ -175,7 +176,7 @@ def frames(figure) -> list[tuple[float, float]]:
 
 def test_the_chosen_cell_is_framed_in_its_panel():
     cells = [0, 14, 7]
-    figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3, 15), locations=cells), (3, 5))
+    figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3, 15), locations=cells), CELLS)
     expected = []
     for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
         left, right, bottom, top = image.get_extent()
@@ -190,13 +191,13 @@ def test_a_frame_leaves_its_cell_free_and_is_seen_on_black_and_on_white():
         view = Image.new("RGB", (50, 30), (level, level, level))
         framed, plain = (
             drawn(
-                attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=cell), (3, 5)), dpi=100
+                attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=cell), CELLS), dpi=100
             ).astype(int)
             for cell in ([7], None)
         )
         difference = np.abs(framed - plain)[:, :, :3].max(axis=2)
         assert difference.max() > 100
-        figure = attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=[7]), (3, 5))
+        figure = attention_figure(view, ["cat"], trace_of(random_alphas(1, 15), locations=[7]), CELLS)
         (x, y), height = frames(figure)[0], figure.get_size_inches()[1]
         column, row = round(x * 100), round(y * 100)
         assert 0 < y < height
@@ -208,7 +209,7 @@ def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
     grey = Image.new("RGB", (60, 40), "gray")
     alphas = [random_alphas(1, 15)[0]] * 2
     trace = trace_of(alphas, locations=[EXPECTATION, 3])  # semi-sampling: an expectation beside a draw
-    figure = attention_figure(grey, ["a", "b"], trace, (3, 5))
+    figure = attention_figure(grey, ["a", "b"], trace, CELLS)
     expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
     assert draw.max() < expectation.max()
     assert np.corrcoef(draw.ravel(), expectation.ravel())[0, 1] > 0.95
@@ -218,17 +219,17 @@ def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
 def test_soft_attention_chooses_nothing_even_where_it_is_certain():
     alphas = np.stack([one_hot(3, 15), random_alphas(1, 15)[0]])
     assert trace_of(alphas).chosen() == [None, None]
-    figure = attention_figure(random_view(), ["a", "b"], trace_of(alphas), (3, 5))
+    figure = attention_figure(random_view(), ["a", "b"], trace_of(alphas), CELLS)
     assert frames(figure) == []
 
 
 def test_a_trace_of_another_length_is_refused():
     trace = trace_of(random_alphas(2, 15), locations=[3, 4, 5])
     with pytest.raises(ValueError, match=r"locations must be \(2,\), one per word, got 3"):
-        attention_figure(random_view(), ["a", "b"], trace, (3, 5))
+        attention_figure(random_view(), ["a", "b"], trace, CELLS)
 
 
 def test_a_figure_with_frames_is_saved_as_pdf(tmp_path):
-    figure = attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15), locations=[1]), (3, 5))
+    figure = attention_figure(random_view(), ["a"], trace_of(random_alphas(1, 15), locations=[1]), CELLS)
     figure.savefig(tmp_path / "figure.pdf")
     assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"

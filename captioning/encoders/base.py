@@ -13,8 +13,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from captioning.cells import CellGrid
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
+from captioning.encoders.cells import measure_cells
 from captioning.errors import InputError
 
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
@@ -58,6 +60,7 @@ class Encoder(Component):
     Attributes:
         grid_size: (rows, cols).
         annotation_dim: D.
+        cells: where these rows and columns lie on the pixels.
 
     Raises:
         InputError: no stage has that name, or the network's output is not a grid of vectors.
@@ -80,6 +83,7 @@ class Encoder(Component):
         self.learning_rate = learning_rate
         self._preprocessing = preprocessing
         self._layout, self.grid_size, self.annotation_dim = self._measure()
+        self._cells: CellGrid | None = None
         self._digest: tuple[Any, str] | None = None
         self.set_trainable(trainable_from is not None)
 
@@ -142,6 +146,26 @@ class Encoder(Component):
         raise InputError(
             f"{type(self).__name__}: the output {tuple(maps.shape)} is no grid of vectors; choose an earlier layer"
         )
+
+    @property
+    def cells(self) -> CellGrid:
+        """Where the locations lie on the pixels: the centres of their receptive fields (see ``measure_cells``).
+
+        Measured when first asked for, in a fraction of a second. It depends on the architecture and the input size
+        alone, so that seeds, epochs and a checkpoint that is loaded again agree.
+        """
+        if self._cells is None:
+            modes = {module: module.training for module in self.network.modules()}
+            self.network.eval()
+            device = next(self.network.parameters()).device
+            try:
+                self._cells = measure_cells(
+                    lambda images: self._arrange(self._maps(images)), self.grid_size, self.preprocessing.size, device
+                )
+            finally:
+                for module, mode in modes.items():
+                    module.training = mode
+        return self._cells
 
     @property
     def preprocessing(self) -> Preprocessing:

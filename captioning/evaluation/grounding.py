@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject
 from captioning.evaluation.records import NounHit
 
@@ -26,6 +27,7 @@ class ObjectCells:
         noun, synonyms, attributes, decoys: as of each ``GroundedObject``.
         covered: (rows, columns), the share in [0, 1] of every cell's area that lies on one of them; all 0 where none is
             in view.
+        cells: the grid.
     """
 
     noun: str
@@ -33,21 +35,22 @@ class ObjectCells:
     attributes: frozenset[str]
     decoys: frozenset[str]
     covered: NDArray[np.float64]
+    cells: CellGrid
 
     def named(self, phrase: str) -> bool:
         return phrase == self.noun or phrase in self.synonyms
 
 
-def object_cells(objects: Sequence[GroundedObject], grid_size: tuple[int, int]) -> list[ObjectCells]:
-    """Lay the grid (rows, columns) over an image's objects, once for all that is ever said about the image.
+def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
+    """Lay the encoder's cells over an image's objects, once for all that is ever said about the image.
 
     Objects that share noun and attributes cannot be told apart by a caption and become one, exactly, pixel by pixel.
 
     Raises:
-        ValueError: masks of different sizes.
+        ValueError: masks that are not of the view's size.
     """
-    if len(sizes := {item.mask.shape for item in objects}) > 1:
-        raise ValueError(f"masks must be of one size, the model's view, got {sorted(sizes)}")
+    if (sizes := {item.mask.shape for item in objects}) - {cells.size}:
+        raise ValueError(f"masks must be of one size, the model's view {cells.size}, got {sorted(sizes)}")
     alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         alike.setdefault((item.noun, item.attributes), []).append(item)
@@ -57,7 +60,8 @@ def object_cells(objects: Sequence[GroundedObject], grid_size: tuple[int, int]) 
             synonyms=_union([item.synonyms for item in items]),
             attributes=attributes,
             decoys=_union([item.decoys for item in items]),
-            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), grid_size),
+            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells),
+            cells=cells,
         )
         for (noun, attributes), items in alike.items()
     ]
@@ -87,13 +91,14 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
     """
     if not objects:
         return []
-    rows, columns = objects[0].covered.shape
+    cells = objects[0].cells
+    rows, columns = cells.grid_size
     alphas = np.asarray(alphas)
     if alphas.ndim != 2 or alphas.shape[1] != rows * columns:
         raise ValueError(f"alphas must be (T, {rows * columns}) for a grid of {rows} x {columns}, got {alphas.shape}")
     if len(alphas) < len(words):
         raise ValueError(f"alphas has {len(alphas)} rows for {len(words)} words")
-    centre, central = centre_attention((rows, columns)), _central_cells((rows, columns))
+    centre, central = centre_attention(cells), _central_cells(cells)
     hits = []
     previous = 0  # the words up to here belong to another noun phrase
     for start, end, candidates in _mentions(words, objects):
@@ -150,34 +155,43 @@ def posterior_scores(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
 
 
 @functools.cache
-def centre_attention(grid_size: tuple[int, int]) -> NDArray[np.float64]:
+def centre_attention(cells: CellGrid) -> NDArray[np.float64]:
     """Return (rows, columns) attention that looks at the middle whatever is said; sums to 1.
 
     A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
     the cells' centres: half of its mass lies in the middle quarter of the view's area.
     """
-    rows, columns = (np.exp(-0.5 * (((np.arange(n) + 0.5) / n - 0.5) / 0.25) ** 2) for n in grid_size)
+    rows, columns = (
+        np.exp(-0.5 * ((centres / side - 0.5) / 0.25) ** 2)
+        for centres, side in zip(cells.centres(), cells.size, strict=True)
+    )
     weights = np.outer(rows, columns)
     weights /= weights.sum()
     weights.setflags(write=False)  # shared by every caller
     return weights
 
 
-def cell_coverage(mask: NDArray[np.bool_], grid_size: tuple[int, int]) -> NDArray[np.float64]:
-    """Return (rows, columns), the share of each cell's area that ``mask`` (height, width) covers, exactly.
+def cell_coverage(mask: NDArray[np.bool_], cells: CellGrid) -> NDArray[np.float64]:
+    """Return (rows, columns), the share of each cell's area in view that ``mask`` (height, width) covers, exactly.
 
-    The image is cut into rows x columns equal cells; where an edge runs through a pixel, each cell has its part of it.
+    Where an edge runs through a pixel, each cell has its part of it. A cell out of view has nothing to be covered: 0.
     """
-    (rows, columns), (height, width) = grid_size, mask.shape
-    # In units of 1 / (rows * columns) of a pixel every area is a whole number, which floats hold exactly.
-    return _overlaps(rows, height) @ mask.astype(np.float64) @ _overlaps(columns, width).T / (height * width)
+    (rows, heights), (columns, widths) = _overlaps(cells)
+    area = np.outer(heights, widths)
+    return np.divide(rows @ mask.astype(np.float64) @ columns.T, area, out=np.zeros_like(area), where=area > 0)
 
 
 @functools.cache
-def _overlaps(cells: int, pixels: int) -> NDArray[np.float64]:
-    """Return (cells, pixels): how long a piece cell and pixel share along one axis, in 1 / cells of a pixel."""
-    cell, pixel = np.arange(cells)[:, None] * pixels, np.arange(pixels)[None, :] * cells
-    return np.clip(np.minimum(cell + pixels, pixel + cells) - np.maximum(cell, pixel), 0, None).astype(np.float64)
+def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+    """Return per axis (cells, pixels), how long a piece cell and pixel share, and (cells,), how long the cells are."""
+    found = []
+    for edges, pixels, count in zip(cells.edges(), cells.size, cells.grid_size, strict=True):
+        # In 1 / count of a pixel the edges of a regular grid are whole numbers, which floats hold exactly.
+        edges = np.round(edges * count, 6)
+        pixel = np.arange(pixels) * count
+        shared = np.minimum(edges[1:, None], pixel + count) - np.maximum(edges[:-1, None], pixel)
+        found.append((shared.clip(min=0), np.diff(edges)))
+    return found
 
 
 @functools.lru_cache(maxsize=1024)
@@ -191,9 +205,13 @@ def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
     return sets[0] if all(other <= sets[0] for other in sets[1:]) else sets[0].union(*sets)
 
 
-def _central_cells(grid_size: tuple[int, int]) -> tuple[slice, slice]:
-    rows, columns = (slice((n - 1) // 2, n // 2 + 1) for n in grid_size)
-    return rows, columns
+def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return an index of the cells nearest to the view's middle: one, or several that are as near."""
+    nearest = []
+    for centres, side, stride in zip(cells.centres(), cells.size, cells.stride, strict=True):
+        distance = np.abs(centres - side / 2)
+        nearest.append(np.flatnonzero(distance <= distance.min() + 1e-6 * stride))
+    return np.ix_(*nearest)  # type: ignore[return-value]
 
 
 def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[ObjectCells]]]:

@@ -78,7 +78,7 @@ class CaptionSamples(Callback):
         paths = []
         for sample in samples:
             words, trace = sample.image.words, sample.found.trace
-            figure = attention_figure(sample.view, words, trace, pl_module.encoder.grid_size)
+            figure = attention_figure(sample.view, words, trace, pl_module.encoder.cells)
             path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
             with replacing(path) as part:
                 figure.savefig(part, dpi=80, format="png")

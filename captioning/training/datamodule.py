@@ -155,14 +155,14 @@ class CaptionDataModule(pl.LightningDataModule):
         return self._vocabulary
 
     def objects(self, row: int) -> list[ObjectCells]:
-        """Return the objects of an image of the evaluated split, on the encoder's grid; [] if none are known."""
+        """Return the objects of an image of the evaluated split, on the encoder's cells; [] if none are known."""
         key = (self._evaluated_split, row)
         if key not in self._objects:
             lookup = self.source.objects(self._evaluated_split)
             found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
             view = self.encoder.preprocessing
             found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
-            self._objects[key] = object_cells(found, self.encoder.grid_size)
+            self._objects[key] = object_cells(found, self.encoder.cells)
         return self._objects[key]
 
     @property

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
 from captioning.views import overlays
 from captioning.views.page import render
@@ -52,14 +53,14 @@ class Look:
     Attributes:
         run: a name; looks of the same run on several images share it.
         captions: of the search, best first.
-        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        cells: where the L locations lie on the view.
         references: what people wrote.
         numbers: shown beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
     """
 
     run: str
     captions: Sequence[Attended]
-    grid_size: tuple[int, int]
+    cells: CellGrid
     references: Sequence[str] = ()
     numbers: Mapping[str, float | str] = field(default_factory=dict)
 
@@ -135,11 +136,14 @@ def _image(image: ExploredImage) -> dict[str, Any]:
 
 
 def _look(look: Look, where: str) -> dict[str, Any]:
-    rows, columns = look.grid_size
+    rows, columns = look.cells.grid_size
+    height, width = look.cells.size
     return {
         "run": look.run,
         "rows": rows,
         "columns": columns,
+        "offset": [look.cells.offset[0] / height, look.cells.offset[1] / width],  # of the view's sides
+        "stride": [look.cells.stride[0] / height, look.cells.stride[1] / width],
         "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in look.numbers.items()},
         "captions": [_caption(caption, rows * columns, where) for caption in look.captions],
     }

@@ -6,21 +6,36 @@ function bytes(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 }
 
-/** (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis. */
-function upsampleAndBlur(cells, pixels, sigma) {
-  const width = pixels / cells;
+/**
+ * The cell that a place along one axis belongs to: the nearest one.
+ * @param place, offset and stride in one unit; offset is the first cell's centre.
+ */
+function nearestCell(place, offset, stride, cells) {
+  return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
+}
+
+/**
+ * (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis.
+ * @param offset, stride in pixels. Rows sum to 1, but to less near an edge of the view that no cell reaches: there is
+ *   nothing to mirror.
+ */
+function upsampleAndBlur(cells, offset, stride, pixels, sigma) {
+  const edge = (cell) => Math.max(0, Math.min(pixels, offset + (cell - 0.5) * stride));
   const radius = Math.ceil(4 * sigma);
   const kernel = Float64Array.from({ length: 2 * radius + 1 }, (_, k) => Math.exp(-0.5 * ((k - radius) / sigma) ** 2));
   const total = kernel.reduce((sum, value) => sum + value, 0);
+  const [mirrorsBefore, mirrorsAfter] = [edge(0) < 1e-6, edge(cells) > pixels - 1e-6];
   const matrix = new Float32Array(pixels * cells);
   for (let pixel = 0; pixel < pixels; pixel++) {
     for (let k = 0; k < kernel.length; k++) {
-      let from = (pixel + k - radius) % (2 * pixels);
+      const source = pixel + k - radius;
+      if ((source < 0 && !mirrorsBefore) || (source >= pixels && !mirrorsAfter)) continue;
+      let from = source % (2 * pixels);
       if (from < 0) from += 2 * pixels;
       if (from >= pixels) from = 2 * pixels - 1 - from;
-      const last = Math.min(cells - 1, Math.floor((from + 1) / width));
-      for (let cell = Math.floor(from / width); cell <= last; cell++) {
-        const share = Math.min(from + 1, (cell + 1) * width) - Math.max(from, cell * width);
+      const last = nearestCell(from + 1, offset, stride, cells);
+      for (let cell = nearestCell(from, offset, stride, cells); cell <= last; cell++) {
+        const share = Math.min(from + 1, edge(cell + 1)) - Math.max(from, edge(cell));
         if (share > 0) matrix[pixel * cells + cell] += (share * kernel[k]) / total;
       }
     }
@@ -36,29 +51,34 @@ class AttentionMap {
     this.matrices = new Map();
   }
 
-  #matrix(cells, pixels, sigma) {
-    const key = `${cells} ${pixels} ${sigma}`;
-    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, pixels, sigma));
+  #matrix(cells, offset, stride, pixels, longest) {
+    const sigma = Math.min(longest, this.constants.sigmaOfCell * stride);
+    const key = `${cells} ${offset} ${stride} ${pixels} ${sigma}`;
+    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, offset, stride, pixels, sigma));
     return this.matrices.get(key);
   }
 
-  /** (height x width) with the values' own scale; alpha is (rows x columns). */
-  smooth(alpha, rows, columns, height, width) {
-    const { sigmaOfSide, sigmaOfCell } = this.constants;
-    const sigma = sigmaOfSide * Math.min(height, width);
-    const vertical = this.#matrix(rows, height, Math.min(sigma, (sigmaOfCell * height) / rows));
-    const horizontal = this.#matrix(columns, width, Math.min(sigma, (sigmaOfCell * width) / columns));
+  /**
+   * (height x width) with the values' own scale; alpha is (rows x columns), and its least is drawn where no cell is.
+   * @param grid a look, with the rows and columns of its cells and their offset and stride in the view's sides.
+   */
+  smooth(alpha, grid, height, width) {
+    const { rows, columns, offset, stride } = grid;
+    const sigma = this.constants.sigmaOfSide * Math.min(height, width);
+    const vertical = this.#matrix(rows, offset[0] * height, stride[0] * height, height, sigma);
+    const horizontal = this.#matrix(columns, offset[1] * width, stride[1] * width, width, sigma);
+    const least = alpha.reduce((least, value) => Math.min(least, value), Infinity);
     const wide = new Float32Array(rows * width);
     for (let row = 0; row < rows; row++) {
       for (let x = 0; x < width; x++) {
         let sum = 0;
         for (let column = 0; column < columns; column++) {
-          sum += horizontal[x * columns + column] * alpha[row * columns + column];
+          sum += horizontal[x * columns + column] * (alpha[row * columns + column] - least);
         }
         wide[row * width + x] = sum;
       }
     }
-    const smooth = new Float32Array(height * width);
+    const smooth = new Float32Array(height * width).fill(least);
     for (let y = 0; y < height; y++) {
       for (let row = 0; row < rows; row++) {
         const share = vertical[y * rows + row];
@@ -69,13 +89,18 @@ class AttentionMap {
     return smooth;
   }
 
-  /** (height x width) with every pixel the value of its cell. */
-  cells(alpha, rows, columns, height, width) {
-    const flat = new Float32Array(height * width);
+  /** (height x width) with every pixel the value of its cell, and the least value where no cell is. */
+  cells(alpha, grid, height, width) {
+    const { rows, columns, offset, stride } = grid;
+    const least = alpha.reduce((least, value) => Math.min(least, value), Infinity);
+    const flat = new Float32Array(height * width).fill(least);
+    const cellAt = (place, axis) => Math.floor((place - offset[axis]) / stride[axis] + 0.5);
     for (let y = 0; y < height; y++) {
-      const row = Math.floor(((y + 0.5) * rows) / height);
+      const row = cellAt((y + 0.5) / height, 0);
+      if (row < 0 || row >= rows) continue;
       for (let x = 0; x < width; x++) {
-        flat[y * width + x] = alpha[row * columns + Math.floor(((x + 0.5) * columns) / width)];
+        const column = cellAt((x + 0.5) / width, 1);
+        if (column >= 0 && column < columns) flat[y * width + x] = alpha[row * columns + column];
       }
     }
     return flat;

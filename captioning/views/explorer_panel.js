@@ -236,7 +236,6 @@ class Panel {
     const { width, height, pixels } = this.image;
     if (!pixels) return; // the picture is still being decoded, and draws when it is there
     const { map, style, opacity } = this.explorer;
-    const { rows, columns } = this.look;
     const word = this.caption.words[this.place.word];
     this.canvas.width = width;
     this.canvas.height = height;
@@ -247,7 +246,7 @@ class Panel {
       drawing.putImageData(pixels, 0, 0);
     } else {
       const alpha = this.alphas(this.place.word);
-      const spread = map[style](alpha, rows, columns, height, width);
+      const spread = map[style](alpha, this.look, height, width);
       const strength = map.strengths(spread, this.locations, chosen !== null);
       drawing.putImageData(new ImageData(map.lit(pixels.data, strength, opacity), width, height), 0, 0);
     }
@@ -261,11 +260,18 @@ class Panel {
   #frame(frame, location) {
     frame.hidden = location === null;
     if (location === null) return;
-    const { rows, columns } = this.look;
-    frame.style.left = `${(100 * (location % columns)) / columns}%`;
-    frame.style.top = `${(100 * Math.floor(location / columns)) / rows}%`;
-    frame.style.width = `${100 / columns}%`;
-    frame.style.height = `${100 / rows}%`;
+    const { columns, offset, stride } = this.look;
+    const side = (cell, axis) => {
+      const centre = offset[axis] + cell * stride[axis];
+      const [start, end] = [centre - stride[axis] / 2, centre + stride[axis] / 2];
+      return [start, end].map((edge) => 100 * Math.max(0, Math.min(1, edge))); // inside the view
+    };
+    const [top, bottom] = side(Math.floor(location / columns), 0);
+    const [left, right] = side(location % columns, 1);
+    frame.style.left = `${left}%`;
+    frame.style.top = `${top}%`;
+    frame.style.width = `${right - left}%`;
+    frame.style.height = `${bottom - top}%`;
     frame.dataset.location = location;
   }
 
@@ -347,9 +353,9 @@ class Panel {
 
   #pointAtPicture(event) {
     const box = this.stage.getBoundingClientRect();
-    const { rows, columns } = this.look;
-    const row = along(event.clientY, box.top, box.height, rows);
-    const column = along(event.clientX, box.left, box.width, columns);
+    const { rows, columns, offset, stride } = this.look;
+    const row = nearestCell((event.clientY - box.top) / box.height, offset[0], stride[0], rows);
+    const column = nearestCell((event.clientX - box.left) / box.width, offset[1], stride[1], columns);
     this.explorer.locate(this, row * columns + column);
   }
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def attention_figure(
     view: Image.Image,
     words: Sequence[str],
     trace: AttentionTrace,
-    grid_size: tuple[int, int],
+    cells: CellGrid,
     *,
     title: str | None = None,
 ) -> Figure:
@@ -53,7 +54,7 @@ def attention_figure(
         view: exactly the pixels the model saw (``Preprocessing.view``).
         words: T words.
         trace: of the (T,) words' steps; the gate is written beneath each panel.
-        grid_size: (rows, columns) with rows x columns = L, row by row, spread evenly over the view.
+        cells: where the L locations lie on the view.
         title: above all panels.
 
     Raises:
@@ -63,11 +64,11 @@ def attention_figure(
     from matplotlib.figure import Figure
 
     alphas = np.asarray(trace.alphas, dtype=np.float32)
-    cells = math.prod(grid_size)
-    if alphas.shape != (len(words), cells):
+    rows, columns = cells.grid_size
+    if alphas.shape != (len(words), rows * columns):
         raise ValueError(
-            f"alphas must be ({len(words)}, {cells}) for {len(words)} words on a grid of "
-            f"{grid_size[0]} x {grid_size[1]}, got {alphas.shape}"
+            f"alphas must be ({len(words)}, {rows * columns}) for {len(words)} words on a grid of "
+            f"{rows} x {columns}, got {alphas.shape}"
         )
     gates = None if trace.betas is None else np.asarray(trace.betas, dtype=np.float32)
     if gates is not None and gates.shape != (len(words),):
@@ -90,9 +91,9 @@ def attention_figure(
     background = _greyed(view)
     for t, word in enumerate(words):
         brightness = 1.0 if chosen[t] is None else DIM_CHOSEN
-        x, y = _panel(axes, layout, t + 1, _lit(background, alphas[t], grid_size, brightness))
-        if (cell := chosen[t]) is not None:
-            _outline(axes, layout, t + 1, cell, grid_size)
+        x, y = _panel(axes, layout, t + 1, _lit(background, alphas[t], cells, brightness))
+        if (location := chosen[t]) is not None:
+            _outline(axes, layout, t + 1, location, cells)
         _text(axes, x + layout.panel_width / 2, y - 0.12, word, size=11, fit=layout.panel_width)
         if gates is not None:
             below = y + layout.panel_height + 0.10
@@ -101,50 +102,58 @@ def attention_figure(
     return figure
 
 
-def smooth_alphas(alpha: ArrayLike, grid_size: tuple[int, int], size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return one step's alphas as a smooth map over an image: upsampled by cell, blurred, mirrored at the border.
+def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
+    """Return one step's alphas as a smooth map over the view: upsampled by cell, blurred, mirrored at the border.
 
-    The blur is the authors' (20 pixels on 224, whatever the size), and never more than theirs in cells (1.25), so that
-    one attended cell has its maximum inside that cell on every grid.
+    Where no cell lies, beyond the outermost ones, the map falls to the least of the alphas. The blur is the authors'
+    (20 pixels on 224, whatever the size), and never more than theirs in cells (1.25), so that one attended cell has its
+    maximum inside that cell on every grid.
 
     Args:
         alpha: (L,).
-        grid_size: (rows, columns), rows x columns = L.
-        size: (height, width) in pixels.
+        cells: the L cells; ``cells.scaled(size)`` for a map of another size.
 
     Returns:
-        (height, width) with the values' own scale: even alphas of 1/L give 1/L everywhere, and the sum over pixels is
-        the sum over cells times the pixels per cell.
+        (height, width) with the values' own scale: even alphas of 1/L give 1/L everywhere, and on a regular grid the
+        sum over pixels is the sum over cells times the pixels per cell.
 
     Raises:
         ValueError: L is not rows x columns.
     """
     values = np.asarray(alpha, dtype=np.float32)
-    rows, columns = grid_size
+    rows, columns = cells.grid_size
     if values.shape != (rows * columns,):
         raise ValueError(f"alpha must be ({rows * columns},) for a grid of {rows} x {columns}, got {values.shape}")
-    height, width = size
-    sigma = SIGMA_OF_SIDE * min(height, width)
+    sigma = SIGMA_OF_SIDE * min(cells.size)
     # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
-    vertical = _upsample_and_blur(rows, height, min(sigma, SIGMA_OF_CELL * height / rows))
-    horizontal = _upsample_and_blur(columns, width, min(sigma, SIGMA_OF_CELL * width / columns))
-    return np.asarray(vertical @ values.reshape(rows, columns) @ horizontal.T, dtype=np.float32)
+    (vertical, in_rows), (horizontal, in_columns) = (
+        _upsample_and_blur(tuple(edges.tolist()), pixels, min(sigma, SIGMA_OF_CELL * stride))
+        for edges, pixels, stride in zip(cells.edges(), cells.size, cells.stride, strict=True)
+    )
+    elsewhere = (1 - np.outer(in_rows, in_columns)).astype(np.float32)
+    smooth = vertical @ values.reshape(rows, columns) @ horizontal.T + values.min() * elsewhere
+    return np.asarray(smooth, dtype=np.float32)
 
 
 @functools.lru_cache(maxsize=16)
-def _upsample_and_blur(cells: int, pixels: int, sigma: float) -> NDArray[np.float32]:
-    """(pixels, cells): rows sum to 1, columns to pixels / cells."""
-    edges = np.arange(cells + 1) * (pixels / cells)
+def _upsample_and_blur(
+    cell_edges: tuple[float, ...], pixels: int, sigma: float
+) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    """(pixels, cells), and its rows' sums (pixels,): 1, but less near an edge of the view that no cell reaches."""
+    edges = np.array(cell_edges)
     pixel = np.arange(pixels)[:, None]
     # The share of each pixel in each cell; where an edge runs through a pixel, both cells have a part of it.
     upsample = (np.minimum(pixel + 1, edges[1:]) - np.maximum(pixel, edges[:-1])).clip(min=0)
     radius = math.ceil(4 * sigma)
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
-    mirrored = (pixel + offsets) % (2 * pixels)  # a mirror at the border keeps all of the mass inside
+    source = pixel + offsets
+    mirrored = source % (2 * pixels)  # a mirror at the border keeps all of the mass inside
     mirrored = np.where(mirrored < pixels, mirrored, 2 * pixels - 1 - mirrored)
-    blurred = np.einsum("pkc,k->pc", upsample[mirrored], kernel / kernel.sum())
-    return blurred.astype(np.float32)
+    # Beyond an edge that no cell reaches there is nothing to mirror.
+    there = ((source >= 0) | (edges[0] < 1e-6)) & ((source < pixels) | (edges[-1] > pixels - 1e-6))
+    blurred = np.einsum("pkc,k->pc", upsample[mirrored] * there[:, :, None], kernel / kernel.sum())
+    return blurred.astype(np.float32), blurred.sum(axis=1)
 
 
 class _Layout:
@@ -174,18 +183,19 @@ def _panel(axes: Axes, layout: _Layout, number: int, picture: NDArray[Any]) -> t
     return x, y
 
 
-def _outline(axes: Axes, layout: _Layout, number: int, cell: int, grid_size: tuple[int, int]) -> None:
+def _outline(axes: Axes, layout: _Layout, number: int, location: int, cells: CellGrid) -> None:
     """Frame a cell from outside in white on black, which shows on any picture and leaves the cell free."""
     from matplotlib.patches import Rectangle
 
     left, top = layout.corner(number)
-    row, column = divmod(cell, grid_size[1])
-    width, height = layout.panel_width / grid_size[1], layout.panel_height / grid_size[0]
+    y, bottom, x, right = cells.square(location)
+    down, across = layout.panel_height / cells.size[0], layout.panel_width / cells.size[1]  # inches per pixel
     white, black = 0.9, 2.0  # points
     out = white / 2 / 72
-    place = (left + column * width - out, top + row * height - out)
+    place = (left + x * across - out, top + y * down - out)
+    width, height = (right - x) * across + 2 * out, (bottom - y) * down + 2 * out
     for color, line in (("black", black), ("white", white)):
-        frame = Rectangle(place, width + 2 * out, height + 2 * out, fill=False, edgecolor=color, linewidth=line)
+        frame = Rectangle(place, width, height, fill=False, edgecolor=color, linewidth=line)
         axes.add_patch(frame)
 
 
@@ -207,10 +217,10 @@ def _greyed(view: Image.Image) -> NDArray[np.float32]:
 
 
 def _lit(
-    background: NDArray[np.float32], alpha: NDArray[np.float32], grid_size: tuple[int, int], brightness: float
+    background: NDArray[np.float32], alpha: NDArray[np.float32], cells: CellGrid, brightness: float
 ) -> NDArray[np.uint8]:
     """The background with the map on it, (height, width, 3)."""
-    strength = smooth_alphas(alpha, grid_size, (background.shape[0], background.shape[1]))
+    strength = smooth_alphas(alpha, cells.scaled((background.shape[0], background.shape[1])))
     strength = brightness * strength / max(float(strength.max()), DIM_BELOW / len(alpha))
     levels = (strength * 255).astype(np.uint8)
     opacity = 0.8 * strength[:, :, None]

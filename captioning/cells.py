@@ -1,0 +1,79 @@
+"""Where the cells of an encoder's grid lie on the pixels of its input."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Float64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CellGrid:
+    """Cells in rows and columns, evenly spaced, wherever they begin: centres in pixels of the encoder's input.
+
+    0 is the outer edge of the first pixel, whose centre is 0.5. A cell is the square that reaches half a stride around
+    its centre, cut off where the view ends; the squares need not reach to the view's edges.
+
+    Attributes:
+        grid_size: (rows, columns) with rows x columns = L locations, row by row.
+        offset: (y, x), pixels, the centre of the first cell.
+        stride: (y, x), pixels, from one centre to the next.
+        size: (height, width) of the view, in pixels.
+    """
+
+    grid_size: tuple[int, int]
+    offset: tuple[float, float]
+    stride: tuple[float, float]
+    size: tuple[int, int]
+
+    @classmethod
+    def regular(cls, grid_size: tuple[int, int], size: tuple[int, int]) -> CellGrid:
+        """Return the grid that cuts the view into equal cells, for want of knowing better."""
+        (rows, columns), (height, width) = grid_size, size
+        stride = height / rows, width / columns
+        return cls(grid_size, (stride[0] / 2, stride[1] / 2), stride, size)
+
+    def scaled(self, size: tuple[int, int]) -> CellGrid:
+        """Return the same cells of a view that was enlarged or reduced to ``size``."""
+        if size == self.size:
+            return self
+        (y, x), (down, right), factors = self.offset, self.stride, np.divide(size, self.size).tolist()
+        return dataclasses.replace(
+            self,
+            offset=(y * factors[0], x * factors[1]),
+            stride=(down * factors[0], right * factors[1]),
+            size=size,
+        )
+
+    def centre(self, location: int) -> tuple[float, float]:
+        """Return (y, x) of a location's centre."""
+        row, column = divmod(location, self.grid_size[1])
+        return self.offset[0] + row * self.stride[0], self.offset[1] + column * self.stride[1]
+
+    def centres(self) -> tuple[Float64, Float64]:
+        """Return the rows' y and the columns' x."""
+        y, x = (self.offset[axis] + np.arange(self.grid_size[axis]) * self.stride[axis] for axis in (0, 1))
+        return np.asarray(y), np.asarray(x)
+
+    def edges(self) -> tuple[Float64, Float64]:
+        """Return the rows' edges (rows + 1,) in y and the columns' in x, none outside the view.
+
+        Row ``i`` reaches from edge ``i`` to ``i + 1``.
+        """
+        y, x = (self._edges(axis).clip(0, self.size[axis]) for axis in (0, 1))
+        return y, x
+
+    def _edges(self, axis: int) -> Float64:
+        # In this order the edges of a regular grid are whole multiples of its stride, without rounding errors.
+        before = self.offset[axis] / self.stride[axis] - 0.5
+        return np.asarray((np.arange(self.grid_size[axis] + 1) + before) * self.stride[axis])
+
+    def square(self, location: int) -> tuple[float, float, float, float]:
+        """Return (top, bottom, left, right) of a location's square, inside the view."""
+        row, column = divmod(location, self.grid_size[1])
+        y, x = self.edges()
+        return float(y[row]), float(y[row + 1]), float(x[column]), float(x[column + 1])

@@ -35,7 +35,8 @@ def weights_wanted() -> bool:
 
 
 @contextlib.contextmanager
-def _without_weights() -> Iterator[None]:
+def without_weights() -> Iterator[None]:
+    """Build encoders without reading or downloading weights."""
     token = _weights_wanted.set(False)
     try:
         yield
@@ -93,7 +94,7 @@ class Encoder(Component):
 
         The weights are undefined and the preprocessing is the library's until the caller restores both.
         """
-        with _without_weights():
+        with without_weights():
             return cls.from_config(config)
 
     @abstractmethod

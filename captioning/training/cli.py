@@ -20,7 +20,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
-from captioning.encoders.base import _without_weights
+from captioning.encoders.base import without_weights
 from captioning.errors import InputError
 from captioning.files import write_text
 from captioning.provenance import provenance
@@ -159,7 +159,7 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
-        with _without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
+        with without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

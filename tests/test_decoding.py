@@ -141,7 +141,7 @@ def content(found):
     """Everything in (lists of) hypotheses as plain values."""
     if isinstance(found, list):
         return [content(item) for item in found]
-    return [*list(vars(found).values())[:-1], *(part.tolist() for part in found.trace)]
+    return [*list(vars(found).values())[:-1], *(part.tolist() for part in found.trace[:3])]
 
 
 @pytest.mark.parametrize(

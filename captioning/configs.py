@@ -96,8 +96,10 @@ def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, An
         group, name = place.split(".")
         inside = config.get(group)
         part = inside.get(name) if isinstance(inside, Mapping) else None
-        if part is not None:
-            found[place] = checked_component(part, kind, place)
+        if part is not None:  # a later configuration may change arguments alone, without a class of its own
+            found[place] = (
+                checked_component(part, kind, place) if isinstance(part, str) else _checked(part, str, kind, place)
+            )
     return found
 
 

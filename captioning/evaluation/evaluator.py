@@ -123,10 +123,10 @@ class Evaluator:
         images, found = zip(*self.caption(batch, memory), strict=True)
         rows = batch.rows.tolist()
         cells = [self.objects(row) for row in rows]
-        told = [[best] for best in found]
+        forced = [[best] for best in found]
         if any(cells):
-            told = self.captioner.with_posterior(memory, told)
-        for row, image, (best,), objects in zip(rows, images, told, cells, strict=True):
+            forced = self.captioner.with_posterior(memory, forced)
+        for row, image, (best,), objects in zip(rows, images, forced, cells, strict=True):
             words, trace = self.vocabulary.decode(best.ids), best.trace
             self.evaluated.images[row] = dataclasses.replace(
                 image,

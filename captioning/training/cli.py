@@ -208,7 +208,7 @@ def _free_name(folder: Path) -> Path:
 
 
 def _labels(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return what runs are told apart by under short names, and where the run comes from."""
+    """Return the settings that distinguish runs, under short names, and where the run comes from."""
     decoder = settings["model"]["decoder"]["init_args"]
     attention = decoder["attention"]
     score = attention.get("init_args", {}).get("score") or {}

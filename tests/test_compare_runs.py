@@ -21,6 +21,7 @@ from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart
 from captioning.comparison.wandb_runs import find_run, report_command
 from captioning.errors import InputError
+from captioning.evaluation.scores import NAMES
 
 script = load_script("compare_runs")
 
@@ -432,3 +433,8 @@ def test_without_the_library_the_option_says_what_to_install(tested_pair, monkey
     with pytest.raises(SystemExit):
         script.main([*map(str, tested_pair), "--report"])
     assert "pip install 'captioning[reports]'" in capsys.readouterr().err
+
+
+def test_every_score_may_be_the_metric():
+    (metric,) = [action for action in script._parser()._actions if action.dest == "metric"]
+    assert metric.choices == NAMES

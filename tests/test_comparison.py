@@ -16,6 +16,7 @@ from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Cell, Comparison, Table
+from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.resampling import Difference, Interval, holm
 
@@ -438,3 +439,12 @@ def test_ticks_are_round_and_enclose_the_values(low, high, expected):
     assert found[0] <= low and found[-1] >= high
     assert len(set(np.round(np.diff(found), 9))) == 1
     assert found == pytest.approx(expected)
+
+
+def test_a_metric_that_cannot_be_computed_is_refused_with_the_reason(monkeypatch):
+    runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, seed=1))]
+    with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here$"):
+        compare(runs, metric="meteor", resamples=9)
+    monkeypatch.setenv("CAPTIONING_JAVA", "off")
+    with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here \(CAPTIONING_JAVA=off\)$"):
+        compare(runs, metric="meteor", resamples=9, java=True)

@@ -16,6 +16,7 @@ import numpy as np
 
 from captioning.comparison.result import Cell, Comparison, Disagreement, Row, Table
 from captioning.comparison.runs import Curve, Run, flat
+from captioning.errors import InputError
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import (
     LEVEL,
@@ -28,7 +29,7 @@ from captioning.evaluation.resampling import (
     intervals,
     share,
 )
-from captioning.evaluation.scores import NAMES, TITLES, Family, count
+from captioning.evaluation.scores import FAMILIES, NAMES, TITLES, Family, count
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether it is the run's own score: the others are
 # what attention that ignores the caption would score at the same nouns.
@@ -67,6 +68,9 @@ def compare(
         seed: of the resampling.
         images: how many disagreements to list.
         java: also METEOR and SPICE, where they are available.
+
+    Raises:
+        InputError: ``metric`` is not available.
     """
     result = Comparison([run.name for run in runs], metric)
     tested = {run.name: run.captions for run in runs if run.captions}
@@ -76,6 +80,10 @@ def compare(
     common = _common_images(tested, result)
     scored = _Scored(tested, common, resamples, seed)
     counted = {name: _counts(captions, ids, java) for name, captions, ids in scored.images()}
+    if any(metric not in _names(families) for families in counted.values()):
+        missing = next(family.missing for family in FAMILIES if metric in family.names)
+        reason = missing() if java and missing is not None else None
+        raise InputError(f"metric: {TITLES[metric]} cannot be computed here" + (f" ({reason})" if reason else ""))
     _compare_captions(result, scored, counted)
     _compare_grounding(result, scored)
     _add_training(result, runs)
@@ -151,6 +159,10 @@ class _Scored:
 def _counts(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> list[tuple[Family, Floats]]:
     hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
     return count(hypotheses, references, java=java)
+
+
+def _names(families: Sequence[tuple[Family, Floats]]) -> set[str]:
+    return {name for family, _ in families for name in family.names}
 
 
 def _compare_captions(result: Comparison, scored: _Scored, counted: dict[str, list[tuple[Family, Floats]]]) -> None:

@@ -12,11 +12,9 @@ from captioning.kernels import marginal
 from captioning.kernels.marginal import (
     locate,
     mixture_log_probs,
-    mixture_nll,
     mixture_posterior,
     mixture_step,
     plain_mixture_log_probs,
-    plain_mixture_nll,
     top_components,
 )
 
@@ -60,7 +58,16 @@ def enumerated(S, A, W, log_w):
 
 
 def plain_nll(S, A, W, log_w, index, targets, label_smoothing=0.0):
-    return plain_mixture_nll(S, A @ W.t(), log_w, index, targets, label_smoothing)
+    return smoothed(plain_mixture_log_probs(S, (A @ W.t())[index], log_w), targets, label_smoothing)
+
+
+def mixture_nll(S, A, W, log_w, index, targets, label_smoothing=0.0):
+    return smoothed(mixture_log_probs(S, A, W, log_w, index), targets, label_smoothing)
+
+
+def smoothed(log_probs, targets, label_smoothing):
+    nll = -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(-1) if label_smoothing else nll
 
 
 def with_gradients(function, given, *arguments):

@@ -50,28 +50,6 @@ def _plain_parts(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
 
 
-def plain_mixture_nll(
-    S: Tensor, G: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor, label_smoothing: float = 0.0
-) -> Tensor:
-    """Return -log p of the target words in nats, (M,), at least float32. The reference.
-
-    Args:
-        S: (M, V).
-        G: (B, L, V).
-        log_w: (M, L + 1).
-        image_index: (M,) int64, whose G each step sees.
-        targets: (M,) int64, word ids below V.
-        label_smoothing: share of the target probability that is spread evenly over the vocabulary. The distribution
-            that is held against it is the mixture, which is what the model predicts, not each component.
-    """
-    return _smoothed(plain_mixture_log_probs(S, G[image_index], log_w), targets, label_smoothing)
-
-
-def _smoothed(log_probs: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-    nll = -log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return (1 - label_smoothing) * nll - label_smoothing * log_probs.mean(-1) if label_smoothing else nll
-
-
 def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
     """Return log p of every word in nats, (M, V), at least float32: ``plain_mixture_log_probs`` with G = A W^T.
 
@@ -83,35 +61,27 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
         W: (V, r).
         log_w: (M, L + 1), log of the weights, nowhere first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
+
+    Raises:
+        ValueError: steps whose images are not adjacent.
     """
     steps = _Steps.of(image_index, len(A))
-    return steps.flat(_mixture(steps.padded(S), A, W, steps.padded(log_w), None))
-
-
-def mixture_nll(
-    S: Tensor,
-    A: Tensor,
-    W: Tensor,
-    log_w: Tensor,
-    image_index: Tensor,
-    targets: Tensor,
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    """Return -log p of the target words in nats, (M,), at least float32: ``plain_mixture_nll`` with G = A W^T.
-
-    Without label smoothing P is not computed, Z alone is. Arguments as in ``mixture_log_probs`` and the reference.
-    """
-    if label_smoothing:
-        return _smoothed(mixture_log_probs(S, A, W, log_w, image_index), targets, label_smoothing)
-    steps = _Steps.of(image_index, len(A))
-    return -steps.flat(_mixture(steps.padded(S), A, W, steps.padded(log_w), steps.padded(targets)))
+    S, log_w = steps.padded(S), steps.padded(log_w)
+    A, W = _as_autocast(A, W)
+    with torch.autocast(A.device.type, enabled=False):
+        log_p, unreliable = _Mixture.apply(S, A, W, log_w)
+        return steps.flat(_in_logarithms(log_p, unreliable, S, A, W, log_w))
 
 
 @torch.no_grad()
 def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
     """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), nowhere first; 0 where the weight is.
 
-    Arguments as in ``mixture_nll``.
+    Z alone is computed, not P.
+
+    Args:
+        S, A, W, log_w, image_index: as of ``mixture_log_probs``.
+        targets: (M,) int64, the words y_t.
     """
     steps = _Steps.of(image_index, len(A))
     A, W = _as_autocast(A, W)
@@ -162,7 +132,7 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
     A, W, exp_G = located
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     mixed = _mix(S, A, W, log_w, None, exp_G)
-    return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w, None).flatten(0, 1)
+    return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)
 
 
 class Components(NamedTuple):
@@ -326,49 +296,33 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
     return _Mixed(log_p, exp_S, kept, sums, per_sum, None if targets is None else at_targets, total, unreliable)
 
 
-def _mixture(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None) -> Tensor:
-    """Return log p (B, T, V), or (B, T) of the targets, with a gradient."""
-    A, W = _as_autocast(A, W)
-    with torch.autocast(A.device.type, enabled=False):
-        log_p, unreliable = _Mixture.apply(S, A, W, log_w, targets)
-        return _in_logarithms(log_p, unreliable, S, A, W, log_w, targets)
-
-
-def _in_logarithms(
-    log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None
-) -> Tensor:
-    """Return ``log_p`` with its unreliable steps computed by the plain formula, one by one."""
+def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
+    """Return ``log_p`` (B, T, V) with its unreliable steps computed by the plain formula, one by one."""
     for b, t in unreliable.nonzero().tolist():
         step = plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
-        if targets is not None:
-            step = step[targets[b, t]]
         log_p = log_p.index_put((torch.tensor(b), torch.tensor(t)), step.to(log_p.dtype))
     return log_p
 
 
 class _Mixture(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        mixed = _mix(S, A, W, log_w, targets)
+    def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = _mix(S, A, W, log_w, None)
         ctx.types = S.dtype, log_w.dtype
-        ctx.save_for_backward(
-            A, W, targets, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.at_targets, mixed.total, *mixed.exp_G
-        )
+        ctx.save_for_backward(A, W, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.total, *mixed.exp_G)
         ctx.mark_non_differentiable(mixed.unreliable)
         return mixed.log_p, mixed.unreliable
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """With q the gradient of log p and U = q / total, the gradient of log w_i is r_i = (w / Z)_i U exp(G_i)^T.
 
         That of log Z_i is -r_i. Hence with c = r / Z
 
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """
-        A, W, targets, exp_S, sums, per_sum, at_targets, total, *exp_G = ctx.saved_tensors
+        A, W, exp_S, sums, per_sum, total, *exp_G = ctx.saved_tensors
         (B, L), dtype = A.shape[:2], A.dtype
         for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
@@ -381,28 +335,17 @@ class _Mixture(torch.autograd.Function):
             begin, end = several[0].start, several[-1].stop
             for part, G in zip(several, exp_G[first:], strict=False):
                 a, e, q = per_sum[part], exp_S[part], gradient[part]
-                U, here = q / total[part], for_G[part.start - begin : part.stop - begin]
-                if targets is None:
-                    by_a = U.sum(-1, keepdim=True)
-                    U = U.to(dtype)
-                    r = a * torch.cat([by_a, torch.bmm(U, G.mT)], -1)
-                else:
-                    r = a * at_targets[part] * U.unsqueeze(-1)
+                U = q / total[part]
+                by_a = U.sum(-1, keepdim=True)
+                U = U.to(dtype)
+                r = a * torch.cat([by_a, torch.bmm(U, G.mT)], -1)
                 for_log_w[part] = r
                 c = r / sums[part]
-                left, right = -c[..., 1:].to(dtype), e
-                s = torch.bmm(left, G).sub(c[..., :1]).mul_(e)
-                if targets is None:
-                    s += q
-                    left, right = torch.cat([left, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
-                else:
-                    s.scatter_add_(-1, targets[part].unsqueeze(-1), q.unsqueeze(-1))
-                for_S[part] = s
-                torch.mul(torch.bmm(left.mT, right), G, out=here)
-                if targets is not None:
-                    words = targets[part].unsqueeze(1).expand(-1, L, -1)
-                    here.scatter_add_(2, words, r[..., 1:].mT.to(dtype))
+                by_Z = -c[..., 1:].to(dtype)
+                for_S[part] = torch.bmm(by_Z, G).sub(c[..., :1]).mul_(e).add_(q)
+                left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
+                torch.mul(torch.bmm(left.mT, right), G, out=for_G[part.start - begin : part.stop - begin])
             rows = for_G[: end - begin].flatten(0, 1)
             torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
             for_W += rows.t() @ A[begin:end].flatten(0, 1)
-        return for_S, for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1]), None
+        return for_S, for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1])

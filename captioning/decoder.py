@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLSTM, Attention, Memory
-from captioning.attention.base import expected_context
+from captioning.attention.base import expected_context, for_rows
 from captioning.component import Component
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
@@ -248,9 +248,7 @@ class AttentionDecoder(Component):
         mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)  # (N, T)
         embedded = self.embedding(captions[:, :-1])  # (N, T, E)
         embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
-        state = self.init_state(memory)
-        if N > B:
-            state = tuple(part.repeat_interleave(N // B, 0) for part in state)
+        state = for_rows(self.init_state(memory), N // B)
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
         exists = mask.flatten().nonzero().squeeze(1)  # (M,)
         embedded, h, context, alphas = (

@@ -1,4 +1,4 @@
-"""Files that a crash cannot leave half written: under a temporary name first, then synced and renamed."""
+"""Files that a crash cannot leave half written: under a temporary name, then synced and renamed; and reading JSON."""
 
 from __future__ import annotations
 
@@ -91,6 +91,18 @@ def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Pa
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds.
+
+    Raises:
+        InputError: it cannot be read, or is no JSON.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
 
 
 def write_text(path: Path, text: str, option: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention, UniformAttention
+from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention
 from captioning.component import Component
 from captioning.errors import InputError
 from captioning.kernels.marginal import (
@@ -153,7 +153,7 @@ class MarginalOutput(Output):
         name = type(attention).__name__
         if isinstance(attention, MultiHeadAttention):
             raise InputError(f"output: {name} looks at several locations at once, a mixture takes one word from each")
-        if not isinstance(attention, (SoftAttention, UniformAttention)):
+        if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 
     def build(self, embedding_dim: int, grid_size: tuple[int, int] | None) -> None:

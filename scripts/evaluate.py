@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     import yaml
 
     from captioning.component import import_modules
-    from captioning.evaluation.scores import TITLES
+    from captioning.evaluation.scores import TITLES, UNIT
     from captioning.inference import load
     from captioning.provenance import provenance
     from captioning.training.cli import main as captioning
@@ -110,8 +110,7 @@ def main(argv: list[str] | None = None) -> None:
         model = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
         content = {
             "values": scores,
-            "unit": "percent, CIDEr-D times 100; nll, bound and iwae_bound in nats per word; length_ratio and "
-            "brevity_penalty are ratios",
+            "unit": f"{UNIT}; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
             "split": args.split,
             "images": images,
             "grounded_nouns": nouns,

@@ -21,6 +21,11 @@ State = tuple[Tensor, ...]
 """What attention carries from one step to the next. The first axis of every tensor is that of the rows, N."""
 
 
+def for_rows(state: State, rows: int) -> State:
+    """Return a state of B images, (B, ..) each, for ``rows`` rows of every image, adjacent."""
+    return tuple(part.repeat_interleave(rows, 0) for part in state) if rows > 1 else state
+
+
 class AttentionOutput(NamedTuple):
     """One step of attention for N rows.
 
@@ -219,7 +224,7 @@ class Attention(Component):
         """Attend with queries (N, H), N = B * R, and the state of the step before; None at the first step."""
         images = len(memory.annotations)
         if state is None:
-            state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
+            state = for_rows(self.init_state(memory), len(query) // images)
         queries, *carried = (x.unflatten(0, (images, -1)) for x in (query, *state))  # (B, R, ..)
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
         log_alphas = masked_log_softmax(logits, None if memory.mask is None else memory.mask.unsqueeze(1))  # Eq. 5
@@ -239,6 +244,33 @@ class Attention(Component):
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         """Form the contexts of alphas (B, R, L); at masked locations they are 0 and their logarithms -inf."""
+
+
+def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:
+    """Return the grid, for a score that knows where locations lie.
+
+    Args:
+        instead: what to use where there is none.
+
+    Raises:
+        InputError: the locations form no grid.
+    """
+    if grid_size is None:
+        raise InputError(
+            f"{type(score).__name__} needs locations on a grid, and the encoder's grid_size is None; use {instead}"
+        )
+    return grid_size
+
+
+def check_locations(annotations: Tensor, grid_size: tuple[int, int]) -> None:
+    """Refuse annotations (B, L, D) of another number of locations than the grid has.
+
+    Raises:
+        ValueError: there are more or fewer.
+    """
+    rows, columns = grid_size
+    if annotations.shape[1] != rows * columns:
+        raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
 
 
 def check_mask(annotations: Tensor, mask: Tensor | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score, State
+from captioning.attention.base import Score, State, check_grid, check_locations
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
 
@@ -58,14 +58,12 @@ class LocalScore(Score):
         Raises:
             InputError: the locations form no grid.
         """
-        if grid_size is None:
-            raise InputError(
-                "LocalScore needs locations on a grid, and the encoder's grid_size is None; use its inner score alone"
-            )
+        grid_size = check_grid(self, grid_size, "its inner score alone")
         self.score.build(annotation_dim, query_dim, grid_size)
         hidden_dim = self.position_dim or query_dim
         self.position_hidden = StepLinear(query_dim, hidden_dim, bias=False)
         self.position_output = StepLinear(hidden_dim, 2, bias=False)
+        self._grid_size = grid_size
         rows, columns = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
         centres = torch.stack([rows.flatten(), columns.flatten()])  # (2, L)
         # In the state, so that a checkpoint of another grid is refused.
@@ -84,9 +82,7 @@ class LocalScore(Score):
         Raises:
             ValueError: another number of locations than the grid has.
         """
-        if annotations.shape[1] != self.centres.shape[1]:
-            rows, columns = (int(size) for size in self.size)
-            raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
+        check_locations(annotations, self._grid_size)
         return self.score.project(annotations)
 
     def init_state(self, exists: Tensor) -> State:

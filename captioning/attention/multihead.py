@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from captioning.attention.base import AttentionOutput, Memory, Score, State, check_mask
+from captioning.attention.base import AttentionOutput, Memory, Score, State, check_mask, for_rows
 from captioning.attention.soft import SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear, share
@@ -84,7 +84,7 @@ class MultiHeadAttention(SoftAttention):
         assert isinstance(memory, MultiHeadMemory)
         images, heads = len(memory.annotations), self.heads
         if state is None:
-            state = tuple(part.repeat_interleave(len(query) // images, 0) for part in self.init_state(memory))
+            state = for_rows(self.init_state(memory), len(query) // images)
 
         def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
             return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 2)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, State, masked_log_softmax
-from captioning.errors import InputError
+from captioning.attention.base import Score, State, check_grid, check_locations, masked_log_softmax
 from captioning.kernels.unroll import StepLinear, matmul
 
 _NEIGHBOURS = 9  # of the 3 x 3 shift
@@ -40,11 +39,7 @@ class NTMScore(Score):
         Raises:
             InputError: the locations form no grid.
         """
-        if grid_size is None:
-            raise InputError(
-                "NTMScore needs locations on a grid, and the encoder's grid_size is None; use another score"
-            )
-        self.grid_size = grid_size
+        self.grid_size = check_grid(self, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = StepLinear(query_dim, self.attention_dim)
         self.controls = StepLinear(query_dim, 3 + _NEIGHBOURS)
@@ -57,9 +52,7 @@ class NTMScore(Score):
         Raises:
             ValueError: another number of locations than the grid has.
         """
-        rows, columns = self.grid_size
-        if annotations.shape[1] != rows * columns:
-            raise ValueError(f"a grid of {rows} x {columns} has {rows * columns} locations, got {annotations.shape[1]}")
+        check_locations(annotations, self.grid_size)
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT
 
     def init_state(self, exists: Tensor) -> State:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from captioning.attention.base import Score
+from captioning.attention.base import Score, check_grid, check_locations
 from captioning.errors import InputError
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import StepLinear, matmul
@@ -114,11 +114,8 @@ class LocationScore(Score):
         Raises:
             InputError: the locations form no grid, so that their number is not known.
         """
-        if grid_size is None:
-            raise InputError(
-                "LocationScore needs locations on a grid, and the encoder's grid_size is None; use another score"
-            )
-        self.output = StepLinear(query_dim, grid_size[0] * grid_size[1], bias=False)
+        self._grid_size = check_grid(self, grid_size)
+        self.output = StepLinear(query_dim, self._grid_size[0] * self._grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return the annotations as they are; the logits do not depend on them.
@@ -126,8 +123,7 @@ class LocationScore(Score):
         Raises:
             ValueError: another number of locations than the grid has.
         """
-        if annotations.shape[1] != self.output.out_features:
-            raise ValueError(f"the grid has {self.output.out_features} locations, got {annotations.shape[1]}")
+        check_locations(annotations, self._grid_size)
         return annotations
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve, Run, WandbPlace, is_run_folder, merged, number, read_run
 from captioning.errors import InputError
+from captioning.files import read_json
 from captioning.run_folder import RunFolder
 
 _ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
@@ -141,10 +142,7 @@ def _note(folder: Path) -> dict[str, Any]:
         InputError: it is damaged.
     """
     path = RunFolder(folder).wandb_run
-    try:
-        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    content = read_json(path) if path.is_file() else {}
     if content and not (isinstance(content, dict) and {"id", "project"} <= content.keys()):
         raise InputError(f"{path}: does not name a wandb run")
     return content or {}

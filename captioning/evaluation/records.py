@@ -11,7 +11,7 @@ from typing import Any
 
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
-from captioning.files import write_json, write_text
+from captioning.files import read_json, write_json, write_text
 
 
 @dataclass(frozen=True)
@@ -148,10 +148,7 @@ def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _read_json(path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+    content = read_json(path)
     if not isinstance(content, kind):
         raise InputError(f"{path}: not what `captioning test` writes; run it again")
     return content

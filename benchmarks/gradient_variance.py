@@ -167,7 +167,7 @@ def _variance(
     return {
         "variance": float(variance.sum()),
         "score_variance": float(variance[of_score].sum()),
-        "rows": 1 if estimator is None else estimator.samples + estimator.needs_greedy,
+        "rows": 1 if estimator is None else estimator.samples + (estimator.reference is not None),
     }
 
 

@@ -35,7 +35,7 @@ FLOORS: list[dict[str, str]] = [
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
-        "objective": "attention component data decoder errors kernels model trace",
+        "objective": "attention component data decoder errors kernels model output trace",
     },
     {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {

@@ -65,7 +65,7 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     Raises:
         ValueError: steps whose images are not adjacent.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     S, log_w = steps.padded(S), steps.padded(log_w)
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
@@ -83,7 +83,7 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
         S, A, W, log_w, image_index: as of ``mixture_log_probs``.
         targets: (M,) int64, the words y_t.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
     mixed = _mix(S, A, W, log_w, targets)
@@ -164,7 +164,7 @@ def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) ->
         image_index: (M,) int64, ascending.
         count: K >= 1.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     nowhere, log_w = log_w[:, :1], log_w[:, 1:]
     top = log_w.topk(min(count, A.shape[1]), dim=-1)
     others = log_w.exp().scatter(1, top.indices, 0.0)  # (M, L)
@@ -178,7 +178,7 @@ def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) ->
     return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1), top.indices)
 
 
-class _Steps:
+class ByImage:
     """M steps of B images as (B, T, ..), T the largest number of an image, and back."""
 
     def __init__(self, images: int, steps: int, slots: Tensor | None) -> None:
@@ -186,7 +186,7 @@ class _Steps:
         self._slots = slots
 
     @classmethod
-    def of(cls, image_index: Tensor, images: int) -> _Steps:
+    def of(cls, image_index: Tensor, images: int) -> ByImage:
         """Raises:
         ValueError: steps whose images are not adjacent.
         """

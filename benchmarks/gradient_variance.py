@@ -27,7 +27,15 @@ from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.inference import ImageCaptioner, load
 from captioning.model import Captioner
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.estimators import (
+    Estimator,
+    ExpectedContext,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    RewardToGo,
+    SelfCritical,
+)
 from captioning.objective.objective import Objective
 from captioning.provenance import provenance
 from captioning.terminal import script_parser
@@ -38,6 +46,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reward to go": RewardToGo(),
     "self-critical, caption": SelfCritical(to_go=False),
     "self-critical, to go": SelfCritical(),
+    "expected context, to go": ExpectedContext(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
     "leave one out, 4 draws, to go": LeaveOneOut(4),

@@ -25,12 +25,13 @@ class MarginalOutput(Output):
     that looks nowhere, a component without L_z a_i and with w_t0 = 1 - beta_t. The LSTM is fed the expectation, as with
     soft attention, so that no path branches. ``captioning.kernels.marginal`` has the computation.
 
-    The options, which combine, say what the components are; by default every location is one. ``block`` and ``top_k``
-    belong to no parameter and may be set at any time.
+    The options, which combine, say what the components are; by default every location is one. ``block``, ``top_k`` and
+    ``rest`` belong to no parameter and may be set at any time.
 
     Args:
         block: (rows, columns) of cells that are one component: the mean of their annotations, the sum of their weights.
         top_k: the most probable components of each step stay, all others become one: soft attention over the rest.
+        rest: with ``top_k``, look at that rest; otherwise the most probable components have all the weight.
         rank: of L_o L_z a_i. A learned map to so many dimensions comes between the output's hidden layer and L_o.
 
     Raises:
@@ -40,7 +41,12 @@ class MarginalOutput(Output):
     has_posterior = True
 
     def __init__(
-        self, *, block: tuple[int, int] | None = None, top_k: int | None = None, rank: int | None = None
+        self,
+        *,
+        block: tuple[int, int] | None = None,
+        top_k: int | None = None,
+        rest: bool = True,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         if block is not None and (len(block) != 2 or min(block) < 1):
@@ -48,8 +54,11 @@ class MarginalOutput(Output):
         for name, value in (("top_k", top_k), ("rank", rank)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if not rest and top_k is None:
+            raise InputError("rest: is what `top_k` leaves; set top_k, or leave rest out")
         self.block = None if block is None else tuple(block)
         self.top_k = top_k
+        self.rest = rest
         self.rank = rank
         self.projection: nn.Linear | None = None
 
@@ -87,7 +96,7 @@ class MarginalOutput(Output):
                 return Words(log_probs)
             posterior = mixture_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
         else:
-            top = top_components(A, log_w, image_index, self.top_k)
+            top = top_components(A, log_w, image_index, self.top_k, rest=self.rest)
             own = torch.arange(len(S), device=S.device)
             log_probs = mixture_log_probs(S, top.A, W, top.log_w, own)
             if targets is None:
@@ -105,9 +114,9 @@ class MarginalOutput(Output):
         log_w = self._log_weights(steps, memory)
         if self.top_k is not None:
             images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))
-            top = top_components(located.A, log_w, images, self.top_k)
-            rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
-            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], rest], 1)
+            top = top_components(located.A, log_w, images, self.top_k, rest=self.rest)
+            of_rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
+            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], of_rest], 1)
             located, log_w = Located(top.A, located.W, exp_G), top.log_w
         return mixture_step(S, located, log_w)
 

@@ -31,7 +31,7 @@ class VariationalOutput(MarginalOutput):
     Args:
         inference_dim: size of that dot product.
         block: as in ``MarginalOutput``.
-        top_k: as in ``MarginalOutput``, outside training alone.
+        top_k, rest: as in ``MarginalOutput``, outside training alone.
 
     Raises:
         InputError: an option out of its range.
@@ -40,9 +40,14 @@ class VariationalOutput(MarginalOutput):
     draws = True
 
     def __init__(
-        self, *, inference_dim: int = 128, block: tuple[int, int] | None = None, top_k: int | None = None
+        self,
+        *,
+        inference_dim: int = 128,
+        block: tuple[int, int] | None = None,
+        top_k: int | None = None,
+        rest: bool = True,
     ) -> None:
-        super().__init__(block=block, top_k=top_k)
+        super().__init__(block=block, top_k=top_k, rest=rest)
         if inference_dim < 1:
             raise InputError(f"inference_dim must be at least 1, got {inference_dim}")
         self.inference_dim = inference_dim

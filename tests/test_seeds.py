@@ -102,6 +102,14 @@ def test_bleu_of_one_pair_of_seeds_is_the_mean_of_their_corpus_scores():
     assert all(test.corrected == test.p_value for test in found) and len(found) == len(over_images) == 4
 
 
+def test_a_resample_without_what_a_score_divides_by_breaks_nothing():
+    counts = np.zeros((4, 6, 2))
+    counts[:, 2] = [[1, 2], [2, 2], [2, 3], [3, 3]]  # one image has all nouns: a third of the resamples have none
+    for resamples in (1, 50):
+        (found,) = seed_differences(counts[:2], counts[2:], share, resamples=resamples)
+        assert found.interval.low < found.interval.value < found.interval.high and 0 < found.p_value < 1
+
+
 def test_equal_runs_do_not_differ_and_one_seed_is_refused():
     same = counts_of(np.random.default_rng(2).normal(50, 9, (1, 20)).repeat(2, axis=0))
     (found,) = seed_differences(same, same, share, resamples=50)

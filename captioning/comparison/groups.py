@@ -119,10 +119,10 @@ def _measures(scored: Scored, counted: Mapping[str, list[tuple[Family, Floats]]]
         counts = {run: c for run, found in counted.items() for other, c in found if other.names == names}
         yield _Measure(names, tuple(TITLES[name] for name in names), counts, family.scores)
     for where, of in CAPTIONS.items():
-        for title, (column, own) in GROUNDING.items():
+        for title, column in ((title, column) for title, (column, own) in GROUNDING.items() if own):
             found = {name: noun_counts(captions, ids, of, column) for name, captions, ids in scored.images()}
             judged = {name: counts for name, counts in found.items() if counts is not None}
-            if own and judged:
+            if judged:
                 yield _Measure((key_of(title + where),), (title + where,), judged, share)
 
 

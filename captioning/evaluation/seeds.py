@@ -53,13 +53,12 @@ def seed_differences(
             )
     counts = np.concatenate(groups)
     values = score(counts.sum(axis=1)).reshape(len(counts), -1)  # (M, S)
-    drawn = bootstrap(counts, score, resamples=resamples, seed=seed).reshape(resamples, *values.shape)
-    found = []
-    for number in range(values.shape[1]):
-        complete = drawn[..., number][np.isfinite(drawn[..., number]).all(axis=1)]  # all have what is divided by
-        covariance = np.cov(complete, rowvar=False)
-        found.append(_difference(values[:, number], covariance, len(groups[0]), confidence))
-    return found
+    drawn = bootstrap(counts, score, resamples=max(2, resamples), seed=seed).reshape(-1, *values.shape)
+    drawn = np.where(np.isfinite(drawn), drawn, values)  # a resample may lack what a score divides by
+    return [
+        _difference(values[:, i], np.cov(drawn[..., i], rowvar=False), len(groups[0]), confidence)
+        for i in range(values.shape[1])
+    ]
 
 
 def _difference(values: Floats, covariance: Floats, seeds: int, confidence: float) -> Difference:

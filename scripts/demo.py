@@ -19,7 +19,7 @@ from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
+RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
 _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
 

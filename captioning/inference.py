@@ -8,6 +8,7 @@ caption.save_figure("photo_attention.png")
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import pickle
@@ -23,8 +24,8 @@ from PIL import Image, ImageOps
 
 from captioning import decoding
 from captioning.attention import Memory
-from captioning.caption import Alternative, Caption
-from captioning.data.transforms import Preprocessing
+from captioning.caption import Alternative, Caption, Photo
+from captioning.data.transforms import Preprocessing, load_image
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
@@ -34,6 +35,8 @@ from captioning.run_folder import RunFolder
 from captioning.vocabulary import Vocabulary
 
 ImageSource = str | os.PathLike[str] | Image.Image
+
+_PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
 @dataclass(frozen=True)
@@ -223,6 +226,7 @@ class ImageCaptioner:
                     cells=self.encoder.cells,
                     view=view,
                     path=None if isinstance(source, Image.Image) else os.fspath(source),
+                    photo=functools.partial(_photo, source, preprocessing),
                     alternatives=[Alternative(**other) for other in others],
                 )
             )
@@ -269,6 +273,17 @@ class ImageCaptioner:
             **lengths,
         )
         return [[hypothesis] for hypothesis in sampled]
+
+
+def _photo(source: ImageSource, preprocessing: Preprocessing) -> Photo:
+    """Return a whole image with the region that the model sees.
+
+    Raises:
+        InputError: the file is no longer an image.
+    """
+    image = source if isinstance(source, Image.Image) else load_image(os.fspath(source), minimum_side=_PHOTO_SIDE)
+    upright = ImageOps.exif_transpose(image)
+    return Photo(upright, preprocessing.region(upright.size))
 
 
 def _configured_options(settings: dict[str, Any]) -> DecodingOptions:

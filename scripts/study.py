@@ -1,7 +1,7 @@
 """Train and score every variant of a study, each with several seeds, and say what is left to do.
 
-A study is a YAML of configs/studies: variants of configurations that differ in what is compared and in nothing else. The
-score of a run is written to docs/measurements/STUDY_VARIANT_SEED.json; a run that has one is done, a run that was
+A study is a YAML of configs/studies: variants of configurations that differ in what is compared and in nothing else.
+The score of a run is written to docs/measurements/STUDY_VARIANT_SEED.json; a run that has one is done, a run that was
 interrupted is resumed where it stopped.
 
 examples:

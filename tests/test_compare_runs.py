@@ -45,7 +45,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     page = (tested_pair[0].parent / "comparison.html").read_text()
     explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
     assert explored["runs"] == ["soft", "hard"] and len(explored["images"]) == 4
-    looks = explored["images"][0]["looks"]
+    looks = explored["images"][0]["runs"]
     assert [look["run"] for look in looks] == ["soft", "hard"] and len(looks[1]["captions"]) == 2
     # Only what was said otherwise in the test has the test's caption beside it.
     assert "a shape number" in looks[0]["numbers"]["in the test"] and "in the test" not in looks[1]["numbers"]

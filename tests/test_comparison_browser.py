@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from helpers import explored, look, random_alphas
+from helpers import explored, random_alphas, run_captions
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare
@@ -39,7 +39,10 @@ def document(tmp_path_factory) -> str:
     comparison = compare(runs, resamples=30, images=3)
     images = [
         explored(
-            *(look(name, text, alphas=random_alphas(len(text.split()))) for name, text in item.captions.items()),
+            *(
+                run_captions(name, text, alphas=random_alphas(len(text.split())))
+                for name, text in item.captions.items()
+            ),
             name=str(item.image_id),
         )
         for item in comparison.disagreements

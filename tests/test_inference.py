@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import save_image
+from helpers import random_view, save_image
 from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
@@ -60,6 +60,29 @@ def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
         assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
         assert caption.grid_size == (ROWS, COLUMNS)
         assert T <= 6
+
+
+def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_path):
+    photo = random_view(300, 200)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by 90 degrees
+    photo.save(tmp_path / "turned.png", exif=exif)
+    for source, size in ((tmp_path / "turned.png", (200, 300)), (photo, (300, 200))):
+        image, region = captioner.caption(source).photo()
+        assert image.size == size
+        assert region == captioner.encoder.preprocessing.region(size)
+    again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
+    np.testing.assert_array_equal(
+        np.asarray(again.photo().image), np.asarray(photo.transpose(Image.Transpose.ROTATE_270))
+    )
+
+
+def test_a_photo_that_is_gone_when_it_is_drawn_is_named(captioner, tmp_path):
+    caption = captioner.caption(save_image(tmp_path / "x.png"))
+    (tmp_path / "x.png").unlink()
+    with pytest.raises(InputError, match=r"x\.png: no such image file"):
+        caption.save_figure(tmp_path / "figure.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_saved_model_captions_as_the_one_in_memory(checkpoint, captioner, images):

@@ -78,7 +78,7 @@ def explore(
             shown = caption.for_explorer(run.name, references=item.references, numbers=numbers)
             name = f"{item.image_id}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
-            images[name] = ExploredImage(seen.view, name, [*seen.looks, shown])
+            images[name] = ExploredImage(seen.view, name, [*seen.runs, shown])
     if changed:
         notices.append(
             f"{changed} of the {made} captions shown with their attention differ from the test's: they were made again "

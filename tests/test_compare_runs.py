@@ -25,6 +25,7 @@ from captioning.comparison.wandb_runs import find_run, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
 from captioning.inference import load
+from captioning.output import MarginalOutput
 
 script = load_script("compare_runs")
 
@@ -114,6 +115,16 @@ def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shape
         (shown,) = image["runs"][0]["captions"]
         caption = soft.force_decode([path], [shown["words"]])[0]
         np.testing.assert_allclose(shown["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
+
+
+def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
+    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=MarginalOutput())
+    page, _ = explored_by(tested_pair)
+    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    for image in images:
+        soft, marginal = (run["captions"][0] for run in image["runs"])
+        assert soft["posterior"] is None
+        assert len(marginal["posterior"]["peaks"]) == len(marginal["words"])
 
 
 def test_a_checkpoint_that_cannot_have_said_the_tested_captions_is_named(tested_pair):

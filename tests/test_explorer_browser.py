@@ -210,7 +210,9 @@ def test_two_pinned_words_stand_side_by_side_with_their_own_maps(visit):
     first, second = (panel(page, "soft").locator(".word-view").nth(n) for n in (0, 1))
     word(page, "soft", "brown").click()
     assert panel(page, "soft").locator(".word-view").count() == 1
+    before = word(page, "soft", "dogs").bounding_box()
     word(page, "soft", "dogs").click()
+    assert word(page, "soft", "dogs").bounding_box() == before  # nothing moves under the pointer
     assert pinned(page, "soft") == ["brown", "dogs"]
     assert [first.inner_text().split("\n")[0], second.inner_text().split("\n")[0]] == ["“brown”", "“dogs”"]
     assert [brightest(page, "soft", n) for n in (0, 1)] == [SOFT_CELLS[1], SOFT_CELLS[2]]

@@ -254,8 +254,14 @@ class Panel {
     const pictured = this.#pictured;
     const [first, second] = this.stages;
     const pair = pictured[0] !== null;
-    if (pair !== this.stageBox.contains(first.root)) pair ? second.root.before(first.root) : first.root.remove();
-    this.stageBox.classList.toggle("pair", pair);
+    if (pair !== this.stageBox.contains(first.root)) {
+      // Two pictures are smaller than one; where there is a pointer, the words stay under it.
+      const keep = pair && matchMedia("(hover: hover)").matches;
+      this.stageBox.style.minHeight = keep ? `${this.stageBox.getBoundingClientRect().height}px` : "";
+      if (pair) second.root.before(first.root);
+      else first.root.remove();
+      this.stageBox.classList.toggle("pair", pair);
+    }
     if (pair) first.draw(pictured[0]);
     second.draw(pictured[1]);
     this.rowMarks.forEach((mark, k) => {

@@ -266,5 +266,7 @@ def _text(axes: Axes, x: float, y: float, text: str, *, size: float, fit: float 
 
 
 def _short(value: float) -> str:
-    """Two digits, without an exponent."""
-    return "0" if value == 0 else f"{value:.{max(2, 1 - math.floor(math.log10(value)))}f}"
+    """Two digits, but four decimals at most."""
+    if value < 5e-5:
+        return "0"
+    return f"{value:.{min(4, max(2, 1 - math.floor(math.log10(value))))}f}"

@@ -53,6 +53,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     page = (tested_pair[0].parent / "comparison.html").read_text()
     explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
     assert explored["runs"] == ["soft", "hard"] and len(explored["images"]) == 4
+    assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
     tested = {path.name: {entry["image_id"]: entry["caption"] for entry in read_tested(path)} for path in tested_pair}
     for image in explored["images"]:
         assert [run["run"] for run in image["runs"]] == ["soft", "hard"]

@@ -231,7 +231,7 @@ class ImageCaptioner:
                 hypotheses = self.captioner.force_decode(self._encode([view for _, view in views]), ids)
             for (source, view), hypothesis, each in zip(views, hypotheses, words, strict=True):
                 fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
-                found.append(self._made(source, view, fields))
+                found.append(self._to_caption(source, view, fields))
         return found
 
     def view(self, source: ImageSource) -> Image.Image:
@@ -254,10 +254,10 @@ class ImageCaptioner:
         decoded = self._decode([view for _, view in images], options, number)
         for (source, view), hypotheses in zip(images, decoded, strict=True):
             best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
-            captions.append(self._made(source, view, best, [Alternative(**other) for other in others]))
+            captions.append(self._to_caption(source, view, best, [Alternative(**other) for other in others]))
         return captions
 
-    def _made(
+    def _to_caption(
         self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()
     ) -> Caption:
         return Caption(

@@ -27,7 +27,15 @@ from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.inference import ImageCaptioner, load
 from captioning.model import Captioner
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.estimators import (
+    Estimator,
+    ExpectedContext,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    RewardToGo,
+    SelfCritical,
+)
 from captioning.objective.objective import Objective
 from captioning.provenance import provenance
 from captioning.terminal import script_parser
@@ -38,6 +46,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reward to go": RewardToGo(),
     "self-critical, caption": SelfCritical(to_go=False),
     "self-critical, to go": SelfCritical(),
+    "expected context, to go": ExpectedContext(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
     "leave one out, 4 draws, to go": LeaveOneOut(4),
@@ -167,7 +176,7 @@ def _variance(
     return {
         "variance": float(variance.sum()),
         "score_variance": float(variance[of_score].sum()),
-        "rows": 1 if estimator is None else estimator.samples + estimator.needs_greedy,
+        "rows": 1 if estimator is None else estimator.samples + (estimator.reference is not None),
     }
 
 

@@ -14,6 +14,7 @@ from captioning.attention import AdditiveScore, HardAttention, SoftAttention
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
+from captioning.output import Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 
@@ -72,7 +73,9 @@ class Data(NamedTuple):
         return CaptionBatch(self.captions, self.lengths, each, each, each, annotations=self.annotations)
 
 
-def our_module(sizes: Sizes, device: torch.device, *, hard: bool = False) -> CaptioningModule:
+def our_module(
+    sizes: Sizes, device: torch.device, *, hard: bool = False, output: Output | None = None
+) -> CaptioningModule:
     """Return what ``captioning fit`` trains, for annotations of the given sizes."""
     torch.manual_seed(2)
     selection = HardAttention if hard else SoftAttention
@@ -80,6 +83,7 @@ def our_module(sizes: Sizes, device: torch.device, *, hard: bool = False) -> Cap
         selection(AdditiveScore(sizes.attention_dim)),
         embedding_dim=sizes.embedding_dim,
         hidden_dim=sizes.hidden_dim,
+        output=output,
     )
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
     # The optimizer of the shipped configs for CPUs; the common port's is what such ports use.

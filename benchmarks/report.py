@@ -20,6 +20,7 @@ class Row(NamedTuple):
         ours: how long this project takes for it.
         port: how long the common port takes for the same; None where it has nothing like it.
         limit: seconds that the same work takes at the machine's measured speed; None where that says nothing.
+        soft: how long soft attention takes for the same; None where it is soft attention's.
         images: how many images (of a training step: captions) the time is for; None where it is not for any.
     """
 
@@ -28,6 +29,7 @@ class Row(NamedTuple):
     ours: Timing
     port: Timing | None = None
     limit: float | None = None
+    soft: Timing | None = None
     images: int | None = None
 
 
@@ -50,7 +52,8 @@ class Report:
         """Return plain data for JSON, numbers by row name.
 
         ``seconds`` holds medians and ``spread`` their quartiles; ``vs_common_port`` says how many times as fast as the
-        port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take.
+        port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take,
+        ``vs_soft`` how many times what soft attention takes.
         """
         ours = {row.name: row for row in self.rows}
         seconds = {name: row.ours.median for name, row in ours.items()}
@@ -70,6 +73,7 @@ class Report:
             "vs_common_port": {name: row.ours.ratio(row.port) for name, row in ours.items() if row.port is not None}
             | {f"memory_{name}": ratio for name, ratio in memory.items()},
             "vs_limit": {name: row.ours.median / row.limit for name, row in ours.items() if row.limit is not None},
+            "vs_soft": {name: row.soft.ratio(row.ours) for name, row in ours.items() if row.soft is not None},
             "seconds": seconds,
             "spread": spread,
             "images_per_second": {
@@ -85,7 +89,8 @@ class Report:
         """Return the table of times, and one of memory and shares where there are any."""
         times = Table(title="time: median (quartiles); ratios compare within a round")
         times.add_column("what", overflow="fold")
-        for column in ("ours", "per second", "common port", "times as fast", "limit", "times the limit"):
+        columns = "ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"
+        for column in columns:
             times.add_column(column, justify="right")
         for row in self.rows:
             times.add_row(
@@ -96,6 +101,7 @@ class Report:
                 "" if row.port is None else f"{row.ours.ratio(row.port):.2f}",
                 "" if row.limit is None else _seconds(row.limit),
                 "" if row.limit is None else f"{row.ours.median / row.limit:.2f}",
+                "" if row.soft is None else f"{row.soft.ratio(row.ours):.2f}",
             )
         yield times
         if self.peak_memory or self.shares:

@@ -15,6 +15,7 @@ from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
 from captioning.data.batch import CaptionBatch
 from captioning.kernels.compilation import Mode
+from captioning.output import Output
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -55,10 +56,11 @@ def our_step(
     *,
     precision: torch.dtype = torch.float32,
     hard: bool = False,
+    output: Output | None = None,
     compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch, as ``captioning fit`` does it."""
-    module = our_module(sizes, device, hard=hard)
+    module = our_module(sizes, device, hard=hard, output=output)
     if compile is not None:
         module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()

@@ -16,7 +16,7 @@ from captioning.kernels.dropout import Dropout
 from captioning.kernels.lstm import lstm_cell
 from captioning.kernels.recurrence import Recurrence, to_autocast
 from captioning.kernels.unroll import StepLinear
-from captioning.output import DeepOutput, Layers, Output, Steps
+from captioning.output import DeepOutput, Drawn, Layers, Output, Steps
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
 
@@ -36,6 +36,7 @@ class DecoderOutput:
             of the targets, where the output knows one.
         selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for deterministic attention.
+        drawn: (N, T) each, 0 at steps that do not exist, where the output drew locations in training.
     """
 
     logits: Tensor
@@ -43,6 +44,7 @@ class DecoderOutput:
     mask: Tensor
     trace: AttentionTrace
     selection_log_probs: Tensor | None = None
+    drawn: Drawn | None = None
 
 
 class _Kept(NamedTuple):
@@ -261,17 +263,19 @@ class AttentionDecoder(Component):
             Steps(embedded, h, context, alphas, gate),
             memory,
             exists // (T * (N // B)),
-            None if self.training else targets,
+            targets,
         )
-        posterior = None
-        if words.posterior is not None:
-            posterior = torch.zeros_like(steps.alphas).flatten(0, 1)
-            posterior = posterior.index_copy(0, exists, words.posterior.to(posterior.dtype)).view_as(steps.alphas)
+
+        def laid_out(flat: Tensor) -> Tensor:
+            """Return (M, ..) as (N, T, ..), 0 at steps that do not exist."""
+            empty = flat.new_zeros(N * T, *flat.shape[1:])
+            return empty.index_copy(0, exists, flat).unflatten(0, (N, T))
+
         trace = AttentionTrace(
             steps.alphas * mask.unsqueeze(-1),
             None if steps.beta is None else steps.beta * mask,
             steps.locations,
-            posterior,
+            None if words.posterior is None else laid_out(words.posterior.to(steps.alphas.dtype)),
         )
         return DecoderOutput(
             logits=words.logits,
@@ -279,4 +283,5 @@ class AttentionDecoder(Component):
             mask=mask,
             trace=trace,
             selection_log_probs=None if steps.log_prob is None else steps.log_prob * mask,
+            drawn=None if words.drawn is None else Drawn(*map(laid_out, words.drawn)),
         )

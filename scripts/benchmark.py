@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PARTS = {
     "train": "training steps",
     "decode": "captions from cached features: greedy, beam 3, beam 5",
+    "output": "training steps and beam 5 of mixtures over locations, beside soft attention's",
     "encode": "encoders",
     "caption": "JPEG files to captions",
     "load": "loaders, and the share of a training step that waits for one",
@@ -72,12 +73,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path) -> Callable[[], Report]:
     """Return what measures one of ``PARTS``."""
-    from benchmarks import decoding, epoch, images, loading, memory, startup, training
+    from benchmarks import decoding, epoch, images, loading, memory, outputs, startup, training
 
     quick, rounds = arguments.quick, arguments.rounds
     return {
         "train": lambda: training.measure(device, quick=quick, rounds=rounds),
         "decode": lambda: decoding.measure(device, quick=quick, rounds=rounds),
+        "output": lambda: outputs.measure(device, quick=quick, rounds=rounds),
         "encode": lambda: images.encode(device, quick=quick, rounds=rounds),
         "caption": lambda: images.caption(device, quick=quick, rounds=rounds, folder=folder),
         "load": lambda: loading.measure(device, quick=quick, rounds=rounds, folder=folder),

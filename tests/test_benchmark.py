@@ -13,6 +13,7 @@ from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port
 from benchmarks.decoding import decode
 from benchmarks.memory import peak_of_a_step
 from benchmarks.models import Data, natural_lengths, our_module
+from benchmarks.outputs import OUTPUTS
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
 from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
@@ -207,11 +208,15 @@ def test_ratios_compare_within_a_round():
 
 
 def test_a_report_holds_every_ratio_by_name():
-    rows = [Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, images=8), Row("help", "", Timing((0.5,)))]
+    rows = [
+        Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, soft=Timing((1.6,)), images=8),
+        Row("help", "", Timing((0.5,))),
+    ]
     report = Report(rows, peak_memory={"step": 10, "step_common_port": 40}, shares={"waiting": 0.01})
     found = report.to_dict()
     assert found["vs_common_port"] == {"step": 3.0, "memory_step": 4.0}
     assert found["vs_limit"] == {"step": 2.0}
+    assert found["vs_soft"] == {"step": 1.25}
     assert found["seconds"] == {"step": 2.0, "step_common_port": 6.0, "step_limit": 1.0, "help": 0.5}
     assert found["images_per_second"] == {"step": 4.0}
     assert len(list(report.tables())) == 2
@@ -219,11 +224,14 @@ def test_a_report_holds_every_ratio_by_name():
 
 def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     file = tmp_path / "benchmark.json"
-    script.main(["--quick", "--rounds", "1", "--only", "train", "decode", "encode", "load", "--json", str(file)])
+    parts = ["train", "decode", "output", "encode", "load"]
+    script.main(["--quick", "--rounds", "1", "--only", *parts, "--json", str(file)])
     found = json.loads(file.read_text())
     steps = {f"train_step_{size}_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     searches = {f"{strategy}_{size}" for size in ("512", "2048") for strategy in ("greedy", "beam3", "beam5")}
     assert steps | searches <= set(found["vs_common_port"])
+    mixtures = {f"train_step_{kind}_V23_{precision}" for kind in OUTPUTS for precision in ("fp32", "bf16")}
+    assert mixtures | {f"beam5_{kind}_V23" for kind in OUTPUTS} == set(found["vs_soft"])
     hard = {f"train_step_{size}_hard_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     assert steps | hard | searches | {"encode_conv", "load_features"} <= set(found["vs_limit"])
     assert all(ratio > 0 for part in ("vs_common_port", "vs_limit", "seconds") for ratio in found[part].values())

@@ -20,7 +20,15 @@ from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
 from captioning.model import Captioner
 from captioning.objective import losses
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.estimators import (
+    Estimator,
+    ExpectedContext,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    RewardToGo,
+    SelfCritical,
+)
 from captioning.objective.objective import Objective, sampled_bounds
 
 L, D, A, E, H, V = 3, 2, 3, 4, 5, 8
@@ -154,6 +162,11 @@ def test_leave_one_out_gradient_matches_enumeration(to_go):
 def test_self_critical_gradient_matches_enumeration(to_go):
     captioner = make_captioner()
     assert_agrees(sampled_gradients(captioner, SelfCritical(to_go=to_go)), exact_gradient(captioner))
+
+
+def test_expected_context_gradient_matches_enumeration():
+    captioner = make_captioner()
+    assert_agrees(sampled_gradients(captioner, ExpectedContext()), exact_gradient(captioner))
 
 
 def test_semi_sampling_gradient_matches_enumeration():

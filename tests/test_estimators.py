@@ -7,7 +7,15 @@ import torch
 import torch.multiprocessing
 
 from captioning.errors import InputError
-from captioning.objective.estimators import Estimator, LeaveOneOut, MovingAverage, NoBaseline, RewardToGo, SelfCritical
+from captioning.objective.estimators import (
+    Estimator,
+    ExpectedContext,
+    LeaveOneOut,
+    MovingAverage,
+    NoBaseline,
+    RewardToGo,
+    SelfCritical,
+)
 
 N, T = 4, 3
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
@@ -16,7 +24,15 @@ TOTALS = torch.tensor([-6.0, -9, -21, -9])
 ALL = torch.ones(N, dtype=torch.bool)
 SOME = torch.tensor([True, True, False, False])
 
-ESTIMATORS = [NoBaseline(), MovingAverage(), RewardToGo(), LeaveOneOut(2), LeaveOneOut(2, to_go=False), SelfCritical()]
+ESTIMATORS = [
+    NoBaseline(),
+    MovingAverage(),
+    RewardToGo(),
+    LeaveOneOut(2),
+    LeaveOneOut(2, to_go=False),
+    SelfCritical(),
+    ExpectedContext(),
+]
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)

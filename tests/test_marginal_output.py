@@ -121,6 +121,8 @@ def components(output, a, alpha, mask, n):
     if output.top_k is not None and output.top_k < len(weights):
         order = np.argsort(-weights)
         top, rest = order[: output.top_k], order[output.top_k :]
+        if not output.rest:
+            return parts[top], weights[top] * weights.sum() / weights[top].sum()
         mean = weights[rest] @ parts[rest] / weights[rest].sum()
         parts, weights = np.array([*parts[top], mean]), np.array([*weights[top], weights[rest].sum()])
     return parts, weights
@@ -131,6 +133,8 @@ OUTPUTS = {
     "blocks": {"block": (2, 2)},
     "ragged blocks": {"block": (2, 3)},
     "top 4": {"top_k": 4},
+    "top 3 alone": {"top_k": 3, "rest": False},
+    "one block alone": {"block": (2, 2), "top_k": 1, "rest": False},
     "rank 3": {"rank": 3},
     "top 2 blocks of rank 4": {"block": (2, 2), "top_k": 2, "rank": 4},
 }
@@ -396,7 +400,7 @@ def test_attention_that_has_no_mixture_is_refused(attention, message):
         AttentionDecoder(attention, output=MarginalOutput())
 
 
-@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"top_k": 0}, {"rank": 0}])
+@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"top_k": 0}, {"rank": 0}, {"rest": False}])
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         MarginalOutput(**options)

@@ -65,7 +65,7 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     Raises:
         ValueError: steps whose images are not adjacent.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     S, log_w = steps.padded(S), steps.padded(log_w)
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
@@ -83,7 +83,7 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
         S, A, W, log_w, image_index: as of ``mixture_log_probs``.
         targets: (M,) int64, the words y_t.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
     mixed = _mix(S, A, W, log_w, targets)
@@ -152,7 +152,7 @@ class Components(NamedTuple):
         return self.locations.new_full((M, locations), K).scatter(1, self.locations, numbers)
 
 
-def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) -> Components:
+def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int, *, rest: bool = True) -> Components:
     """Return each step's ``count`` locations of the largest weight, and one component for the others.
 
     The others' weight is what is left, their place the expectation of A over them: soft attention over the rest. With
@@ -163,22 +163,27 @@ def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int) ->
         log_w: (M, L + 1).
         image_index: (M,) int64, ascending.
         count: K >= 1.
+        rest: without it the others are not looked at: their component has weight 0, and the K have it all.
     """
-    steps = _Steps.of(image_index, len(A))
+    steps = ByImage.of(image_index, len(A))
     nowhere, log_w = log_w[:, :1], log_w[:, 1:]
     top = log_w.topk(min(count, A.shape[1]), dim=-1)
     others = log_w.exp().scatter(1, top.indices, 0.0)  # (M, L)
     mass = others.sum(1, keepdim=True)
     is_left = mass > torch.finfo(mass.dtype).tiny
     share = others / torch.where(is_left, mass, 1.0)
-    rest = steps.flat(torch.bmm(steps.padded(share).to(A.dtype), A)).unsqueeze(1)  # (M, 1, r)
+    others_mean = steps.flat(torch.bmm(steps.padded(share).to(A.dtype), A)).unsqueeze(1)  # (M, 1, r)
     log_mass = torch.where(is_left, mass, 1.0).log().masked_fill(~is_left, float("-inf"))
+    values = top.values
+    if not rest:
+        values = values + log_w.logsumexp(1, keepdim=True) - values.logsumexp(1, keepdim=True)
+        log_mass = torch.full_like(log_mass, float("-inf"))
     rows = (image_index.unsqueeze(1) * A.shape[1] + top.indices).flatten()
     chosen = A.flatten(0, 1).index_select(0, rows).unflatten(0, top.indices.shape)  # (M, K, r)
-    return Components(torch.cat([chosen, rest], 1), torch.cat([nowhere, top.values, log_mass], 1), top.indices)
+    return Components(torch.cat([chosen, others_mean], 1), torch.cat([nowhere, values, log_mass], 1), top.indices)
 
 
-class _Steps:
+class ByImage:
     """M steps of B images as (B, T, ..), T the largest number of an image, and back."""
 
     def __init__(self, images: int, steps: int, slots: Tensor | None) -> None:
@@ -186,7 +191,7 @@ class _Steps:
         self._slots = slots
 
     @classmethod
-    def of(cls, image_index: Tensor, images: int) -> _Steps:
+    def of(cls, image_index: Tensor, images: int) -> ByImage:
         """Raises:
         ValueError: steps whose images are not adjacent.
         """

@@ -2,6 +2,7 @@
 
 from captioning.objective.estimators import (
     Estimator,
+    ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -14,6 +15,7 @@ from captioning.objective.objective import Objective
 __all__ = [
     "ArcticReduction",
     "Estimator",
+    "ExpectedContext",
     "LeaveOneOut",
     "MovingAverage",
     "NoBaseline",

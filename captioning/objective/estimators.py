@@ -43,7 +43,7 @@ class _Played(NamedTuple):
     rewards: Tensor
     mask: Tensor
     drawn: Tensor
-    greedy: Tensor | None
+    reference: Tensor | None
 
 
 class Estimator(Component):
@@ -51,25 +51,27 @@ class Estimator(Component):
 
     Attributes:
         samples: rows drawn for every caption, adjacent in N.
-        needs_greedy: whether ``forward`` wants the rewards of the most probable locations beside those of the draws.
+        reference: "argmax" or "expected": ``forward`` wants the rewards of the most probable locations, or those of the
+            expected context, beside those of the draws.
         to_go: R_t sums the rewards from step t on, which s_t can influence; otherwise all of the caption's.
     """
 
     samples: int = 1
-    needs_greedy = False
+    reference: str | None = None
     to_go = False
 
-    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor, greedy: Tensor | None = None) -> Signal:
+    def forward(self, rewards: Tensor, mask: Tensor, sampled: Tensor, reference: Tensor | None = None) -> Signal:
         """Return the learning signal of one training batch.
 
         Args:
             rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
             mask: (N, T) bool, True where a step exists.
             sampled: (N,) bool, False for rows whose context is the expectation.
-            greedy: (N, T), rewards where attention takes the most probable location at every step.
+            reference: (N, T), rewards with the context that ``Estimator.reference`` names.
         """
         drawn = mask & sampled.unsqueeze(1)
-        played = _Played(rewards.detach() * mask, mask, drawn, None if greedy is None else greedy.detach() * mask)
+        reference = None if reference is None else reference.detach() * mask
+        played = _Played(rewards.detach() * mask, mask, drawn, reference)
         returns = self.returns(played.rewards, mask)
         baseline = self.baseline(played, returns)
         return Signal(returns, baseline, (returns - baseline) * drawn, drawn)
@@ -177,15 +179,25 @@ class SelfCritical(Estimator):
         to_go: R_t sums the rewards from step t on instead of all of the caption's.
     """
 
-    needs_greedy = True
+    reference = "argmax"
 
     def __init__(self, *, to_go: bool = True) -> None:
         super().__init__()
         self.to_go = to_go
 
     def baseline(self, played: _Played, returns: Tensor) -> Tensor:
-        assert played.greedy is not None
-        return self.returns(played.greedy, played.mask)
+        assert played.reference is not None
+        return self.returns(played.reference, played.mask)
+
+
+class ExpectedContext(SelfCritical):
+    """b_t is the return with the expected context: what soft attention would have earned (Deng et al. 2018, Sec. 4).
+
+    Args:
+        to_go: as in ``SelfCritical``.
+    """
+
+    reference = "expected"
 
 
 def _check_decay(decay: float) -> None:

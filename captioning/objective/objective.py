@@ -14,13 +14,14 @@ from captioning.decoder import DecoderOutput
 from captioning.errors import InputError
 from captioning.model import Captioner
 from captioning.objective import losses
-from captioning.objective.estimators import Estimator, MovingAverage, Signal
+from captioning.objective.estimators import Estimator, ExpectedContext, MovingAverage, Signal
+from captioning.output import Output
 
 
 class Objective(nn.Module):
-    """The NLL of the captions, the penalty on alphas, and for stochastic attention the terms of the bound L_s.
+    """The NLL of the captions, the penalty on alphas, and where locations are drawn the terms of the bound.
 
-    ``CaptioningModule`` describes the arguments.
+    ``CaptioningModule`` describes the arguments. Locations are drawn by stochastic ``attention``, or by the ``output``.
 
     Raises:
         InputError: an estimator or a weight for attention that it has no effect on.
@@ -29,6 +30,7 @@ class Objective(nn.Module):
     def __init__(
         self,
         attention: Attention,
+        output: Output | None = None,
         *,
         estimator: Estimator | None = None,
         reward_weight: float = 1.0,
@@ -40,10 +42,15 @@ class Objective(nn.Module):
         r_drop: float = 0.0,
     ) -> None:
         super().__init__()
-        if estimator is not None and not attention.needs_estimator:
+        self._output_draws = output is not None and output.draws
+        draws = attention.needs_estimator or self._output_draws
+        if estimator is not None and not draws:
             given, name = type(estimator).__name__, type(attention).__name__
             raise InputError(f"estimator: {name} passes its gradient on by itself; leave {given} out")
-        if reward_weight != 1.0 and not attention.needs_estimator:
+        if estimator is not None and self._output_draws and estimator.reference == "argmax":
+            given, name = type(estimator).__name__, type(output).__name__
+            raise InputError(f"estimator: {name} knows the expected context alone, not {given}'s; use ExpectedContext")
+        if reward_weight != 1.0 and not draws:
             raise InputError(f"reward_weight: has no effect with {type(attention).__name__}; leave it out")
         if entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {type(attention).__name__}; leave it out")
@@ -51,13 +58,15 @@ class Objective(nn.Module):
             raise InputError(f"rows_per_caption must be at least 1, got {rows_per_caption}")
         if rows_per_caption > 1 and attention.needs_estimator:
             raise InputError("rows_per_caption: hard attention's rows are its estimator's `samples`; leave it out")
-        self.estimator = MovingAverage() if estimator is None and attention.needs_estimator else estimator
+        if estimator is None and draws:
+            estimator = ExpectedContext() if self._output_draws else MovingAverage()
+        self.estimator = estimator
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight
         self.attention_penalty = attention_penalty
         self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
-        self.rows_per_caption = rows_per_caption if self.estimator is None else self.estimator.samples
+        self.rows_per_caption = max(rows_per_caption, 1 if estimator is None else estimator.samples)
         if r_drop < 0:
             raise InputError(f"r_drop must be at least 0, got {r_drop}")
         if r_drop and self.rows_per_caption < 2:
@@ -72,7 +81,6 @@ class Objective(nn.Module):
         """
         # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
         samples = self.rows_per_caption
-        estimator = self.estimator if captioner.decoder.attention.draws else None
         memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         output = captioner.teacher_force(batch, memory, samples)
         drawn = output.selection_log_probs
@@ -89,24 +97,46 @@ class Objective(nn.Module):
             divergence = losses.row_divergence(output.logits, output.mask, samples)
             parts["r_drop"] = self.reduction.steps(divergence, output.mask[::samples])
             loss = loss + self.r_drop * parts["r_drop"]
+        if output.drawn is not None:
+            parts["divergence"] = self.reduction.steps(output.drawn.divergence, output.mask)
+            loss = loss + parts["divergence"]
         terms = {name: part.detach() for name, part in ({"loss": loss} | parts).items()}
-        if estimator is not None:
-            assert drawn is not None
-            sampled = torch.ones_like(output.mask[:, 0]) if memory.expected is None else ~memory.expected[images]
-            rewards = losses.step_log_probs(output.logits, output.targets, output.mask)
-            greedy = self._greedy_rewards(captioner, batch, memory) if estimator.needs_greedy else None
-            signal = estimator(rewards, output.mask, sampled, greedy)
+        if self.estimator is not None and (output.drawn is not None or captioner.decoder.attention.draws):
+            signal, log_probs = self._credit(captioner, batch, memory, output)
             # lambda_r (log p(y | s, a) - b) d log p(s | a)
-            loss = loss - self.reward_weight * self.reduction.steps(signal.advantages * drawn, output.mask)
+            loss = loss - self.reward_weight * self.reduction.steps(signal.advantages * log_probs, output.mask)
             terms |= _means(signal)
         return loss, terms, output
 
-    @torch.no_grad()
-    def _greedy_rewards(self, captioner: Captioner, batch: CaptionBatch, memory: Memory) -> Tensor:
-        """Return log p(y_t) where attention takes the most probable location at every step, (N, T)."""
-        with captioner.decoder.attention.inferring("argmax"):
-            output = captioner.teacher_force(batch, memory)
-        return losses.step_log_probs(output.logits, output.targets, output.mask)
+    def _credit(
+        self, captioner: Captioner, batch: CaptionBatch, memory: Memory, output: DecoderOutput
+    ) -> tuple[Signal, Tensor]:
+        """Return the learning signal of the draws and their log-probabilities, (N, T) each."""
+        estimator, mask = self.estimator, output.mask
+        assert estimator is not None
+        rewards = losses.step_log_probs(output.logits, output.targets, mask)
+        if output.drawn is not None:
+            # What the output draws is the context of one word alone: every step is an episode of its own.
+            rows = estimator.samples
+
+            def episodes(steps: Tensor) -> Tensor:  # draws of the same step adjacent
+                return steps.unflatten(0, (-1, rows)).transpose(1, 2).reshape(-1, 1)
+
+            def by_caption(steps: Tensor) -> Tensor:
+                return steps.view(len(mask) // rows, mask.shape[1], rows).transpose(1, 2).flatten(0, 1)
+
+            exists = episodes(mask)
+            signal = estimator(episodes(rewards), exists, exists[:, 0], episodes(output.drawn.expected))
+            return Signal(*map(by_caption, signal)), output.drawn.log_prob
+        assert output.selection_log_probs is not None
+        images = batch.image_index.repeat_interleave(self.rows_per_caption)
+        sampled = torch.ones_like(mask[:, 0]) if memory.expected is None else ~memory.expected[images]
+        reference = None
+        if estimator.reference is not None:
+            with torch.no_grad(), captioner.decoder.attention.inferring(estimator.reference):
+                other = captioner.teacher_force(batch, memory)
+            reference = losses.step_log_probs(other.logits, other.targets, other.mask)
+        return estimator(rewards, mask, sampled, reference), output.selection_log_probs
 
 
 def _means(signal: Signal) -> dict[str, Tensor]:

@@ -51,7 +51,8 @@ class CaptioningModule(pl.LightningModule):
         optimizer: called with the parameter groups; a fine-tuned encoder is a group with its own rate.
         scheduler: called with the optimizer and the number of optimizer steps of the whole run; none by default.
         attention_penalty: lambda of Eq. 14; ``losses.doubly_stochastic_penalty`` says how it is averaged.
-        estimator: of hard attention's gradient; the paper's moving average by default. Only hard attention takes one.
+        estimator: of the gradient that drawn locations pass on, by default the paper's moving average, and for
+            ``VariationalOutput`` the expected context. Only where locations are drawn.
         reward_weight: lambda_r of Eq. 11; 1 gives the gradient of the bound L_s.
         entropy_weight: lambda_e of Eq. 11, the weight of the alphas' entropy; used where attention is stochastic.
         reduction: how all terms are averaged; per word by default.
@@ -97,6 +98,7 @@ class CaptioningModule(pl.LightningModule):
         self.scheduler = scheduler
         self.objective = Objective(
             decoder.attention,
+            decoder.words,
             estimator=estimator,
             reward_weight=reward_weight,
             entropy_weight=entropy_weight,

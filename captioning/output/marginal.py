@@ -1,15 +1,11 @@
-"""From a step of the decoder to the distribution of its word: the deep output, or a mixture of it over locations."""
+"""The deep output as a mixture over locations."""
 
 from __future__ import annotations
-
-from abc import abstractmethod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention
-from captioning.component import Component
 from captioning.errors import InputError
 from captioning.kernels.marginal import (
     Located,
@@ -19,99 +15,7 @@ from captioning.kernels.marginal import (
     mixture_step,
     top_components,
 )
-
-
-class Layers(NamedTuple):
-    """The layers of Eq. 7. They are the decoder's, whatever the output makes of them."""
-
-    hidden: nn.Linear
-    """L_h, H -> E."""
-    context: nn.Linear
-    """L_z, D -> E."""
-    words: nn.Linear
-    """L_o with a bias, E -> V."""
-    dropout: nn.Module
-
-
-class Steps(NamedTuple):
-    """M steps of the recurrence whose words are asked for.
-
-    Attributes:
-        embedded: (M, E), the word before.
-        h: (M, H).
-        context: (M, D), gated.
-        alphas: (M, L), at least float32.
-        gate: (M,), logits of beta; None if the decoder has no gate.
-    """
-
-    embedded: Tensor
-    h: Tensor
-    context: Tensor
-    alphas: Tensor
-    gate: Tensor | None
-
-
-class Words(NamedTuple):
-    """What M steps say.
-
-    Attributes:
-        logits: (M, V), log-probabilities of the words, normalised or not.
-        posterior: (M, L), the probability that step looked at a location if it looked at all, now that its word is
-            known; sums to 1. None where no targets are given, or where words do not come from single locations.
-    """
-
-    logits: Tensor
-    posterior: Tensor | None = None
-
-
-class Output(Component):
-    """Makes words of what the recurrence leaves behind.
-
-    Attributes:
-        has_posterior: whether ``forward`` returns one for targets.
-    """
-
-    has_posterior = False
-
-    def check(self, attention: Attention) -> None:
-        """Raises:
-        InputError: attention that this output makes no sense with.
-        """
-
-    def build(self, embedding_dim: int, grid_size: tuple[int, int] | None) -> None:
-        """Create the parameters beside ``Layers``, for annotations that lie on ``grid_size`` (rows, columns)."""
-
-    def prepare(self, layers: Layers, memory: Memory) -> Located | None:
-        """Return what the steps of a search share, computed once per image, for ``Memory.located``."""
-        return None
-
-    @abstractmethod
-    def forward(
-        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
-    ) -> Words:
-        """Return the words of all steps of teacher forcing.
-
-        Args:
-            image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
-            targets: (M,) int64, the words that came, to have their posterior.
-        """
-
-    @abstractmethod
-    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        """Return the logits (N, V) of one step of N = B * R rows, the rows of an image adjacent."""
-
-
-class DeepOutput(Output):
-    """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7: a word follows from the context."""
-
-    def forward(
-        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
-    ) -> Words:
-        return Words(self.step(layers, steps, memory))
-
-    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
-        return layers.words(layers.dropout(hidden))
+from captioning.output.base import Layers, Output, Steps, Words
 
 
 class MarginalOutput(Output):
@@ -121,12 +25,13 @@ class MarginalOutput(Output):
     that looks nowhere, a component without L_z a_i and with w_t0 = 1 - beta_t. The LSTM is fed the expectation, as with
     soft attention, so that no path branches. ``captioning.kernels.marginal`` has the computation.
 
-    The options, which combine, say what the components are; by default every location is one. ``block`` and ``top_k``
-    belong to no parameter and may be set at any time.
+    The options, which combine, say what the components are; by default every location is one. ``block``, ``top_k`` and
+    ``rest`` belong to no parameter and may be set at any time.
 
     Args:
         block: (rows, columns) of cells that are one component: the mean of their annotations, the sum of their weights.
         top_k: the most probable components of each step stay, all others become one: soft attention over the rest.
+        rest: with ``top_k``, look at that rest; otherwise the most probable components have all the weight.
         rank: of L_o L_z a_i. A learned map to so many dimensions comes between the output's hidden layer and L_o.
 
     Raises:
@@ -136,7 +41,12 @@ class MarginalOutput(Output):
     has_posterior = True
 
     def __init__(
-        self, *, block: tuple[int, int] | None = None, top_k: int | None = None, rank: int | None = None
+        self,
+        *,
+        block: tuple[int, int] | None = None,
+        top_k: int | None = None,
+        rest: bool = True,
+        rank: int | None = None,
     ) -> None:
         super().__init__()
         if block is not None and (len(block) != 2 or min(block) < 1):
@@ -144,8 +54,11 @@ class MarginalOutput(Output):
         for name, value in (("top_k", top_k), ("rank", rank)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")
+        if not rest and top_k is None:
+            raise InputError("rest: is what `top_k` leaves; set top_k, or leave rest out")
         self.block = None if block is None else tuple(block)
         self.top_k = top_k
+        self.rest = rest
         self.rank = rank
         self.projection: nn.Linear | None = None
 
@@ -172,23 +85,24 @@ class MarginalOutput(Output):
     def forward(
         self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
-        S = self._without_image(layers, steps)
+        if self.training:
+            targets = None  # no posterior
+        S = layers.words(self._hidden(layers, steps))
         A, W = self._factors(layers, memory)
-        blocks = self._blocks(memory)
-        weights = _summed(steps.alphas, blocks)  # (M, C)
-        log_w = _log_weights(weights, steps.gate)
+        blocks, log_w = self._blocks(memory), self._log_weights(steps, memory)
         if self.top_k is None:
             log_probs = mixture_log_probs(S, A, W, log_w, image_index)
             if targets is None:
                 return Words(log_probs)
             posterior = mixture_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
         else:
-            top = top_components(A, log_w, image_index, self.top_k)
+            top = top_components(A, log_w, image_index, self.top_k, rest=self.rest)
             own = torch.arange(len(S), device=S.device)
             log_probs = mixture_log_probs(S, top.A, W, top.log_w, own)
             if targets is None:
                 return Words(log_probs)
             posterior = mixture_posterior(S, top.A, W, top.log_w, own, targets)[:, 1:]
+            weights = _summed(steps.alphas, blocks)
             posterior = _spread(posterior, weights, top.component_of(weights.shape[1]))
         if blocks is not None:
             posterior = _spread(posterior, steps.alphas, blocks.expand_as(steps.alphas))
@@ -196,19 +110,29 @@ class MarginalOutput(Output):
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
         located = memory.located or self.prepare(layers, memory)
-        S = self._without_image(layers, steps)
-        log_w = _log_weights(_summed(steps.alphas, self._blocks(memory)), steps.gate)
+        S = layers.words(self._hidden(layers, steps))
+        log_w = self._log_weights(steps, memory)
         if self.top_k is not None:
             images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))
-            top = top_components(located.A, log_w, images, self.top_k)
-            rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
-            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], rest], 1)
+            top = top_components(located.A, log_w, images, self.top_k, rest=self.rest)
+            of_rest = locate(top.A[:, -1:], located.W).exp_G  # the one component that no image has
+            exp_G = torch.cat([located.exp_G[images.unsqueeze(1), top.locations], of_rest], 1)
             located, log_w = Located(top.A, located.W, exp_G), top.log_w
         return mixture_step(S, located, log_w)
 
-    def _without_image(self, layers: Layers, steps: Steps) -> Tensor:
-        """Return the logits of a step that looks nowhere, (M, V)."""
-        return layers.words(layers.dropout(steps.embedded + layers.hidden(layers.dropout(steps.h))))
+    def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
+        """Return the hidden layer of a step that looks nowhere, (M, E)."""
+        return layers.dropout(steps.embedded + layers.hidden(layers.dropout(steps.h)))
+
+    def _log_weights(self, steps: Steps, memory: Memory) -> Tensor:
+        """Return log of beta * alpha of the components after that of 1 - beta, (M, C + 1); -inf where a weight is 0."""
+        weights = _summed(steps.alphas, self._blocks(memory))
+        exists = weights > torch.finfo(weights.dtype).tiny
+        log_w = torch.where(exists, weights, 1.0).log().masked_fill(~exists, float("-inf"))
+        if steps.gate is None:
+            return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
+        gate = steps.gate.to(log_w.dtype).unsqueeze(1)
+        return torch.cat([nn.functional.logsigmoid(-gate), nn.functional.logsigmoid(gate) + log_w], 1)
 
     def _factors(self, layers: Layers, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return A (B, C, r) and W (V, r), whose products are what the components add to those logits."""
@@ -245,16 +169,6 @@ def _block_means(annotations: Tensor, mask: Tensor | None, blocks: Tensor) -> Te
     share = exists / count.clamp(min=1)[:, blocks]
     means = annotations.new_zeros(len(annotations), count.shape[1], annotations.shape[2])
     return means.index_add(1, blocks, annotations * share.unsqueeze(-1))
-
-
-def _log_weights(weights: Tensor, gate: Tensor | None) -> Tensor:
-    """Return log of beta * weights (M, C) after that of 1 - beta, (M, C + 1); -inf where a weight is 0."""
-    exists = weights > torch.finfo(weights.dtype).tiny
-    log_w = torch.where(exists, weights, 1.0).log().masked_fill(~exists, float("-inf"))
-    if gate is None:
-        return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
-    gate = gate.to(log_w.dtype).unsqueeze(1)
-    return torch.cat([nn.functional.logsigmoid(-gate), nn.functional.logsigmoid(gate) + log_w], 1)
 
 
 def _spread(posterior: Tensor, weights: Tensor, component: Tensor) -> Tensor:

@@ -1,0 +1,86 @@
+"""What a mixture over locations costs: a training step and a search with every output, beside soft attention's.
+
+The same decoder and data throughout; only how words follow from the steps differs. Ratios are to the deep output in the
+same precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.decoding import decode
+from benchmarks.models import Data, natural_lengths, our_module
+from benchmarks.report import Report, Row
+from benchmarks.timing import interleave
+from benchmarks.training import PRECISIONS, our_step
+from benchmarks.work import Sizes
+from captioning.output import DeepOutput, MarginalOutput, Output, VariationalOutput
+
+OUTPUTS: dict[str, Callable[[], Output]] = {
+    "soft": DeepOutput,
+    "marginal": MarginalOutput,
+    "marginal_rank64": partial(MarginalOutput, rank=64),
+    "marginal_blocks": partial(MarginalOutput, block=(2, 2)),
+    "marginal_blocks_rank64": partial(MarginalOutput, block=(2, 2), rank=64),
+    "marginal_top6": partial(MarginalOutput, top_k=6),
+    "variational": partial(VariationalOutput, block=(2, 2)),
+}
+_BEAM = 5
+
+
+class Case(NamedTuple):
+    """Sizes of a training step and of a search."""
+
+    train: Sizes
+    search: Sizes
+
+
+def cases(quick: bool) -> dict[str, Case]:
+    """Return VGG's annotations with the vocabularies of Flickr8k and of COCO."""
+    if quick:
+        tiny = Sizes(3, (4, 4, 4), 4, 6, 5, 64, 8, 23)
+        return {"V23": Case(tiny, tiny)}
+    train = Sizes(64, (12,) * 64, 196, 512, 512, 512, 512, 2539)
+    search = train._replace(images=50, lengths=natural_lengths(50))
+    return {f"V{V}": Case(train._replace(vocabulary=V), search._replace(vocabulary=V)) for V in (2539, 9490)}
+
+
+def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
+    """Time training steps and searches; of a search the seconds are per image."""
+    report = Report()
+    for name, case in cases(quick).items():
+        for precision, dtype in PRECISIONS.items():
+            report.extend(_train(f"{name}_{precision}", case.train, device, dtype, rounds))
+        report.extend(_search(name, case.search, device, rounds))
+    return report
+
+
+def _train(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype, rounds: int) -> Report:
+    batch = Data.make(sizes, device).batch()
+    steps = {kind: our_step(sizes, device, precision=dtype, output=make()) for kind, make in OUTPUTS.items()}
+    return _rows("train_step", name, str(sizes), {k: partial(step, batch) for k, step in steps.items()}, device, rounds)
+
+
+def _search(name: str, sizes: Sizes, device: torch.device, rounds: int) -> Report:
+    data = Data.make(sizes, device)
+    subjects: dict[str, Callable[[], Any]] = {}
+    for kind, make in OUTPUTS.items():
+        captioner = our_module(sizes, device, output=make()).eval().captioner
+        assert captioner is not None
+        subjects[kind] = partial(decode, captioner, data.annotations, data.lengths - 1, beam_size=_BEAM)
+    return _rows(f"beam{_BEAM}", name, f"fp32, features; {sizes}", subjects, device, rounds)
+
+
+def _rows(
+    what: str, name: str, sizes: str, subjects: dict[str, Callable[[], Any]], device: torch.device, rounds: int
+) -> Report:
+    timings = interleave(subjects, rounds=rounds, device=device, warm_up=2)
+    return Report(
+        rows=[
+            Row(f"{what}_{kind}_{name}", f"{kind}; {sizes}", timings[kind], soft=timings["soft"]) for kind in subjects
+        ]
+    )

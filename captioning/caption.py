@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +21,24 @@ from captioning.trace import AttentionTrace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from captioning.views.explorer import Look
+    from captioning.views.explorer import RunCaptions
+    from captioning.views.maps import Style
 
 _FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 Float32 = NDArray[np.float32]
+
+
+class Photo(NamedTuple):
+    """An image before preprocessing, upright, and the model's view of it.
+
+    Attributes:
+        image: the whole image; a large one may be reduced.
+        region: (left, top, right, bottom) of the view in shares of the image's width and height.
+    """
+
+    image: Image.Image
+    region: tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
@@ -72,12 +85,14 @@ class Caption(Alternative):
         cells: where the L locations lie on the view.
         view: the pixels the model saw, after resizing and cropping.
         path: of the image file; None for an image given as pixels.
+        photo: returns the whole image, which is read again; None where there is only the view.
         alternatives: the other captions of the beam, best first.
     """
 
     cells: CellGrid
     view: Image.Image
     path: str | None = None
+    photo: Callable[[], Photo] | None = None
     alternatives: list[Alternative] = dataclasses.field(default_factory=list)
 
     @property
@@ -85,15 +100,25 @@ class Caption(Alternative):
         """(rows, columns) with rows x columns = L, row by row."""
         return self.cells.grid_size
 
-    def figure(self) -> Figure:
-        """Return the paper's figure: the view, then one panel per word with the attention over it."""
-        from captioning.views.overlays import attention_figure  # imports matplotlib
+    def figure(self, style: Style = "color") -> Figure:
+        """Return the paper's figure: the image, then the attention at each word, before and after where both are known.
 
-        return attention_figure(self.view, self.words, self.trace, self.cells)
+        Args:
+            style: "color", or "paper", the white mask of Fig. 3.
+
+        Raises:
+            InputError: the image's file is gone.
+        """
+        from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
+
+        whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
+        return attention_figure(
+            self.view, self.words, self.trace, self.cells, photo=whole.image, region=whole.region, style=style
+        )
 
     def for_explorer(
         self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
-    ) -> Look:
+    ) -> RunCaptions:
         """Return this caption and its alternatives as the explorer shows them, under the name of a run.
 
         Args:
@@ -101,9 +126,9 @@ class Caption(Alternative):
             references: what people wrote about the image.
             numbers: shown beside the name, such as a sentence score.
         """
-        from captioning.views.explorer import Look
+        from captioning.views.explorer import RunCaptions
 
-        return Look(
+        return RunCaptions(
             run=run,
             captions=[self, *self.alternatives],
             cells=self.cells,
@@ -111,8 +136,8 @@ class Caption(Alternative):
             numbers=numbers or {},
         )
 
-    def save_figure(self, path: str | Path) -> None:
-        """Write ``figure()`` to a .png, .pdf or .svg file.
+    def save_figure(self, path: str | Path, style: Style = "color") -> None:
+        """Write ``figure(style)`` to a .png, .pdf or .svg file.
 
         Raises:
             InputError: another suffix, or a place that cannot be written to.
@@ -121,7 +146,7 @@ class Caption(Alternative):
 
         suffix = figure_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure().savefig(part, format=suffix[1:])
+            self.figure(style).savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.

@@ -8,12 +8,14 @@ caption.save_figure("photo_attention.png")
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 import pickle
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -23,8 +25,8 @@ from PIL import Image, ImageOps
 
 from captioning import decoding
 from captioning.attention import Memory
-from captioning.caption import Alternative, Caption
-from captioning.data.transforms import Preprocessing
+from captioning.caption import Alternative, Caption, Photo
+from captioning.data.transforms import Preprocessing, load_image
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
@@ -34,6 +36,8 @@ from captioning.run_folder import RunFolder
 from captioning.vocabulary import Vocabulary
 
 ImageSource = str | os.PathLike[str] | Image.Image
+
+_PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
 @dataclass(frozen=True)
@@ -196,6 +200,40 @@ class ImageCaptioner:
         except InputError as error:
             return error
 
+    def force_decode(
+        self,
+        images: Sequence[ImageSource],
+        captions: Sequence[Sequence[str]],
+        *,
+        inference: Literal["expected", "argmax", "sample"] | None = None,
+        seed: int | None = None,
+        batch_size: int = 16,
+    ) -> list[Caption]:
+        """Return given captions of images with the attention that the model has along them: teacher forcing, no search.
+
+        Args:
+            images: paths or PIL images.
+            captions: of each image the words; what the vocabulary lacks is read as <unk>, and shown as given.
+            inference, seed: of the contexts; see ``DecodingOptions``.
+            batch_size: images that go through the model together.
+
+        Raises:
+            InputError: a file that is not an image.
+        """
+        options = dataclasses.replace(self.options, inference=inference, seed=seed)
+        found = []
+        for number, start in enumerate(range(0, len(images), batch_size)):
+            sources = list(images[start : start + batch_size])
+            words = list(captions[start : start + batch_size])
+            ids = [self.vocabulary.encode(each) for each in words]
+            with torch.inference_mode(), self._forming_contexts(options, number):
+                views = [(source, self.view(source)) for source in sources]
+                hypotheses = self.captioner.force_decode(self._encode([view for _, view in views]), ids)
+            for (source, view), hypothesis, each in zip(views, hypotheses, words, strict=True):
+                fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
+                found.append(self._to_caption(source, view, fields))
+        return found
+
     def view(self, source: ImageSource) -> Image.Image:
         """Return the pixels the model sees of an image, a path or PIL image.
 
@@ -212,21 +250,24 @@ class ImageCaptioner:
     def _caption_views(
         self, images: Sequence[tuple[ImageSource, Image.Image]], options: DecodingOptions, number: int
     ) -> list[Caption]:
-        preprocessing = self.encoder.preprocessing
-        pixels = torch.stack([preprocessing.normalise(view) for _, view in images]).to(self.device)
         captions = []
-        for (source, view), hypotheses in zip(images, self._decode(pixels, options, number), strict=True):
+        decoded = self._decode([view for _, view in images], options, number)
+        for (source, view), hypotheses in zip(images, decoded, strict=True):
             best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
-            captions.append(
-                Caption(
-                    **best,
-                    cells=self.encoder.cells,
-                    view=view,
-                    path=None if isinstance(source, Image.Image) else os.fspath(source),
-                    alternatives=[Alternative(**other) for other in others],
-                )
-            )
+            captions.append(self._to_caption(source, view, best, [Alternative(**other) for other in others]))
         return captions
+
+    def _to_caption(
+        self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()
+    ) -> Caption:
+        return Caption(
+            **fields,
+            cells=self.encoder.cells,
+            view=view,
+            path=None if isinstance(source, Image.Image) else os.fspath(source),
+            photo=functools.partial(_photo, source, self.encoder.preprocessing),
+            alternatives=list(others),
+        )
 
     def _fields(self, hypothesis: Hypothesis) -> dict[str, Any]:
         """Return the fields of an ``Alternative``."""
@@ -241,7 +282,18 @@ class ImageCaptioner:
         }
 
     @torch.inference_mode()
-    def _decode(self, pixels: torch.Tensor, options: DecodingOptions, number: int) -> list[list[Hypothesis]]:
+    def _decode(self, views: Sequence[Image.Image], options: DecodingOptions, number: int) -> list[list[Hypothesis]]:
+        with self._forming_contexts(options, number):
+            memory = self._encode(views)
+            return self.captioner.with_posterior(memory, self._search(memory, options))
+
+    def _encode(self, views: Sequence[Image.Image]) -> Memory:
+        normalise = self.encoder.preprocessing.normalise
+        return self.captioner.encode(torch.stack([normalise(view) for view in views]).to(self.device))
+
+    @contextmanager
+    def _forming_contexts(self, options: DecodingOptions, number: int) -> Iterator[None]:
+        """Form contexts, and draw words, as the options say, in batch ``number``."""
         attention = self.captioner.decoder.attention
         devices = [self.device] if self.device.type == "cuda" else []
         with (
@@ -250,8 +302,7 @@ class ImageCaptioner:
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # another stream for every batch
-            memory = self.captioner.encode(pixels)
-            return self.captioner.with_posterior(memory, self._search(memory, options))
+            yield
 
     def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
         if options.method == "beam":
@@ -269,6 +320,17 @@ class ImageCaptioner:
             **lengths,
         )
         return [[hypothesis] for hypothesis in sampled]
+
+
+def _photo(source: ImageSource, preprocessing: Preprocessing) -> Photo:
+    """Return a whole image with the region that the model sees.
+
+    Raises:
+        InputError: the file is no longer an image.
+    """
+    image = source if isinstance(source, Image.Image) else load_image(os.fspath(source), minimum_side=_PHOTO_SIDE)
+    upright = ImageOps.exif_transpose(image)
+    return Photo(upright, preprocessing.region(upright.size))
 
 
 def _configured_options(settings: dict[str, Any]) -> DecodingOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor, nn
@@ -107,6 +108,28 @@ class Captioner(nn.Module):
                 for known in hypotheses
             ]
             for hypotheses in found
+        ]
+
+    @torch.inference_mode()
+    def force_decode(self, memory: Memory, captions: list[list[int]]) -> list[Hypothesis]:
+        """Return given captions, word ids, one per image of ``memory``, as a search would have found them.
+
+        Their log-probabilities and traces, with the posterior if the output has one, come from teacher forcing.
+        """
+        ids, lengths = pad_captions(captions)
+        device = memory.annotations.device
+        output = self.decoder(ids.to(device), lengths.to(device), memory)
+        log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
+        trace = output.trace.map(Tensor.cpu)
+        return [
+            Hypothesis(
+                known,
+                each.tolist(),
+                float(each.sum()),
+                finished=True,
+                trace=trace.map(itemgetter((row, slice(len(known))))),
+            )
+            for row, (known, each) in enumerate(zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True))
         ]
 
     @torch.inference_mode()

@@ -7,6 +7,7 @@ Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anyt
 examples:
   python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
   python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
+  python scripts/caption_image.py photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
   python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
 
@@ -79,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
             extra = {}
             if overlay is not None:
                 extra["overlay"] = str(overlay(caption))
-                caption.save_figure(extra["overlay"])
+                caption.save_figure(extra["overlay"], arguments.style or "color")
             if not quiet:
                 text = printable(caption.text)
                 print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
@@ -103,21 +104,27 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overlay",
         metavar="PATH",
-        help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
+        help="draw the attention at each word (of a marginal output before and after the word): FILE.png, FILE.pdf or "
+        "FILE.svg of a single image, else a folder",
+    )
+    parser.add_argument(
+        "--style",
+        choices=("color", "paper"),
+        help="of overlays: colours on the dimmed image, or the white mask of the paper's Fig. 3 (default: color)",
     )
     parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
     parser.add_argument(
         "--explorer",
         metavar="FILE.html",
-        help="write a page, about 50 KB per image, that shows in a browser where every word looked, beam alternatives "
-        "included; it needs no network",
+        help="write a page, about 50 KB per image, that shows in a browser the attention at every word, beam "
+        "alternatives included; it needs no network",
     )
     parser.add_argument(
         "--json",
         metavar="FILE",
         help="write words, log-probabilities (nats; one more for the end of a finished caption), alphas (words x "
-        "locations), betas, grid size and beam alternatives: an object of a single image, else an array of them, or "
-        "lines of them in a .jsonl FILE and on standard output (-), where they replace the captions",
+        "locations), posteriors, betas, grid size and beam alternatives: an object of a single image, else an array "
+        "of them, or lines of them in a .jsonl FILE and on standard output (-), where they replace the captions",
     )
     search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
     search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
@@ -149,6 +156,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     for name in ("beam_size", "length_normalization"):
         if arguments.sample and getattr(arguments, name) is not None:
             parser.error(f"--{name} has no effect with --sample")
+    if arguments.style and not arguments.overlay:
+        parser.error("--style has an effect only with --overlay")
     if arguments.overlay_format and not arguments.overlay:
         parser.error("--overlay_format has an effect only with --overlay FOLDER")
     return arguments
@@ -245,7 +254,7 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoint: str) -> Non
     folder = RunFolder.of(checkpoint)
     run = folder.path.resolve().name if folder else Path(checkpoint).stem
     images = [
-        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, looks=[caption.for_explorer(run)])
+        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, runs=[caption.for_explorer(run)])
         for caption in captions
     ]
     page = explorer_page(images, f"Where {run} looks")

@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> None:
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
 
+    from captioning.comparison.attention import explore, load_models
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.recaption import explore, load_models
     from captioning.comparison.runs import common_folder, name_apart
     from captioning.comparison.terminal import print_comparison
     from captioning.comparison.wandb_runs import find_run, report_command

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from captioning.cells import CellGrid
 from captioning.trace import EXPECTATION, AttentionTrace
-from captioning.views.explorer import ExploredImage, Look
+from captioning.views.explorer import ExploredImage, RunCaptions
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -73,12 +73,12 @@ class Attended(NamedTuple):
     score: float | None = None
 
 
-def attended(words: str, alphas=None, betas=None, locations=None, **numbers) -> Attended:
+def attended(words: str, alphas=None, betas=None, locations=None, posterior=None, **numbers) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    return Attended(words.split(), trace_of(alphas, betas, locations), **numbers)
+    return Attended(words.split(), trace_of(alphas, betas, locations)._replace(posterior=posterior), **numbers)
 
 
-def look(
+def run_captions(
     run: str = "soft",
     words: str = "two cats sleep",
     *,
@@ -87,10 +87,10 @@ def look(
     references: Sequence[str] = (),
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
-) -> Look:
+) -> RunCaptions:
     captions = [attended(words, **caption), *alternatives]
-    return Look(run, captions, CellGrid.regular(grid_size, (40, 60)), references, numbers or {})
+    return RunCaptions(run, captions, CellGrid.regular(grid_size, (40, 60)), references, numbers or {})
 
 
-def explored(*looks: Look, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
-    return ExploredImage(view=view or random_view(), name=name, looks=looks or [look()])
+def explored(*runs: RunCaptions, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
+    return ExploredImage(view=view or random_view(), name=name, runs=runs or [run_captions()])

@@ -8,10 +8,10 @@ import re
 
 import numpy as np
 import pytest
-from helpers import trace_of
+from helpers import random_view, trace_of
 from PIL import Image
 
-from captioning.caption import Alternative, Caption
+from captioning.caption import Alternative, Caption, Photo
 from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.views.explorer import ExploredImage, explorer_page
@@ -20,7 +20,7 @@ ROWS, COLUMNS = 3, 5
 CELLS = ROWS * COLUMNS
 
 
-def told(text: str, seed: int = 0) -> dict:
+def fields(text: str, seed: int = 0) -> dict:
     words = text.split()
     alphas = np.random.default_rng(seed).dirichlet(np.ones(CELLS), size=len(words)).astype(np.float32)
     return {
@@ -36,11 +36,11 @@ def told(text: str, seed: int = 0) -> dict:
 @pytest.fixture
 def caption() -> Caption:
     return Caption(
-        **told("two cats sleep"),
+        **fields("two cats sleep"),
         cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
         view=Image.new("RGB", (40, 24), "gray"),
         path="cats.jpg",
-        alternatives=[Alternative(**told("a cat", 1)), Alternative(**told("cats sleep on mats", 2))],
+        alternatives=[Alternative(**fields("a cat", 1)), Alternative(**fields("cats sleep on mats", 2))],
     )
 
 
@@ -50,9 +50,24 @@ def hard(caption: Caption, cells: list[int]) -> Caption:
 
 def test_the_figure_has_a_panel_and_a_gate_for_every_word(caption):
     axes = caption.figure().axes[0]
-    assert len(axes.images) == 4
-    assert [text.get_text() for text in axes.texts][::2] == caption.words
+    assert len(axes.images) == 5  # with the view before the words and the value scale after them
+    texts = [text.get_text() for text in axes.texts]
+    assert texts[0] == "two cats sleep" and texts[1:-1:2] == caption.words
+    assert [text[:6] for text in texts[2:-1:2]] == ["\u03b2 0.25", "\u03b2 0.62", "\u03b2 1.00"]
     assert axes.patches[:] == []
+
+
+def test_the_figure_shows_the_whole_photo_where_it_can_be_read(caption):
+    photo = random_view(160, 90)
+    whole = dataclasses.replace(caption, photo=lambda: Photo(photo, (0.1, 0, 0.9, 1)))
+    axes = whole.figure("paper").axes[0]
+    assert axes.images[0].get_array().shape == (90, 160, 3)
+    assert len(axes.patches) == 2
+
+
+def test_a_posterior_doubles_the_words_panels(caption):
+    both = dataclasses.replace(caption, trace=caption.trace._replace(posterior=caption.alphas[:, ::-1]))
+    assert len(both.figure().axes[0].images) == 2 + 2 * 3
 
 
 def test_what_hard_attention_chose_is_framed(caption):
@@ -97,12 +112,14 @@ def test_plain_data_says_what_hard_attention_chose(caption):
 
 
 def test_the_explorer_gets_the_caption_and_its_beam(caption):
-    look = hard(caption, [3, 0, 14]).for_explorer("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
+    captions = hard(caption, [3, 0, 14]).for_explorer("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
     (text,) = re.findall(
-        r'explorer-data">(.*?)</script>', explorer_page([ExploredImage(caption.view, "0.png", [look])]), flags=re.DOTALL
+        r'explorer-data">(.*?)</script>',
+        explorer_page([ExploredImage(caption.view, "0.png", [captions])]),
+        flags=re.DOTALL,
     )
     (image,) = json.loads(text)["images"]
-    (shown,) = image["looks"]
+    (shown,) = image["runs"]
     assert (shown["run"], shown["numbers"], image["references"]) == ("mine", {"BLEU-4": 0.5}, ["a cat"])
     best, *others = shown["captions"]
     assert (best["words"], best["score"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])

@@ -16,6 +16,8 @@ from helpers import SCRIPTS, load_script, save_image
 from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
 
+from captioning.output import MarginalOutput
+
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
 script = load_script("caption_image")
 
@@ -98,6 +100,33 @@ def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp
     assert list(target.parent.iterdir()) == [target]
 
 
+def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, tmp_path):
+    for style in ("color", "paper"):
+        arguments = ["--overlay", tmp_path / f"{style}.png", "--style", style]
+        run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    color, paper = (np.asarray(Image.open(tmp_path / f"{style}.png").convert("RGB")) for style in ("color", "paper"))
+    assert color.shape == paper.shape and (color != paper).any()
+    scale = paper[-60:-20, 10:100].astype(int)  # of greys alone
+    assert np.ptp(scale, axis=2).max() == 0 and np.ptp(color[-60:-20, 10:100].astype(int), axis=2).max() > 100
+
+
+def test_a_marginal_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
+    checkpoint = save_checkpoint(tmp_path / "marginal.ckpt", output=MarginalOutput(), search={"max_length": 4})
+    targets = {name: tmp_path / f"x.{name}" for name in ("png", "svg", "html", "json")}
+    for name in ("png", "svg"):
+        run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--overlay", targets[name])
+    arguments = ["--explorer", targets["html"], "--json", targets["json"]]
+    run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    (image,) = explorer_data(targets["html"])["images"]
+    posteriors = json.loads(targets["json"].read_text())["posteriors"]
+    for shown in image["runs"][0]["captions"]:  # of every caption of the beam
+        assert len(shown["posterior"]["peaks"]) == len(shown["words"])
+    np.testing.assert_allclose(
+        image["runs"][0]["captions"][0]["posterior"]["peaks"], np.max(posteriors, axis=1), rtol=1e-3
+    )
+    assert "after the word (posterior)" in targets["svg"].read_text()  # matplotlib writes texts as comments
+
+
 def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
     run(capsys, folder, "--checkpoint", checkpoint, "--overlay", tmp_path / "attention", "--max_length", 2)
     names = sorted(path.name for path in (tmp_path / "attention").iterdir())
@@ -122,9 +151,9 @@ def test_the_explorer_is_one_page_of_all_images_and_their_beams(capsys, checkpoi
     images = explorer_data(target)["images"]
     assert [image["name"] for image in images] == ["a.JPG", "b.png", "b.png"]
     for line, image in zip(lines, images, strict=True):
-        (look,) = image["looks"]
-        assert " ".join(look["captions"][0]["words"]) == line.split("\t")[1]
-        assert len(look["captions"]) == 3
+        (captions,) = image["runs"]
+        assert " ".join(captions["captions"][0]["words"]) == line.split("\t")[1]
+        assert len(captions["captions"]) == 3
 
 
 def test_the_explorer_names_the_run_by_its_folder(capsys, folder, tmp_path):
@@ -241,6 +270,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "--checkpoint", "x", "--sample", "--beam_size", "3"], "--beam_size has no effect with --sample"),
         (["x.png", "--checkpoint", "x", "--batch_size", "0"], "--batch_size: must be at least 1, got 0"),
         (["x.png", "--checkpoint", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
+        (["x.png", "--checkpoint", "x", "--style", "paper"], "--style has an effect only with --overlay"),
         (["x.png"], "--checkpoint"),
         (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
         (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),

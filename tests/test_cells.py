@@ -16,7 +16,8 @@ from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
-from captioning.views.overlays import attention_figure, smooth_alphas
+from captioning.views.maps import smooth_alphas
+from captioning.views.overlays import attention_figure
 
 SHIFTED = CellGrid((3, 4), (2.0, 7.0), (10.0, 8.0), (30, 32))  # rows -3..7, 7..17, 17..27; columns 3..11, .. 27..35
 
@@ -270,7 +271,7 @@ def test_the_chosen_cell_is_framed_where_it_lies():
         Image.new("RGB", (32, 30), "gray"), ["a", "b", "c"], trace_of(alphas, locations=[0, 6, 11]), SHIFTED
     )
     axes = figure.axes[0]
-    for location, picture, frame in zip((0, 6, 11), axes.images[1:], axes.patches[::2], strict=True):
+    for location, picture, frame in zip((0, 6, 11), axes.images[1:-1], axes.patches[::2], strict=True):
         left, right, _, top = picture.get_extent()
         x, y = frame.get_xy()
         found = [y, y + frame.get_height(), x, x + frame.get_width()]

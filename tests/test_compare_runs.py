@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -16,14 +17,21 @@ from helpers import SCRIPTS, load_script
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.comparison.recaption import explore, load_models
+from captioning.comparison.attention import explore, load_models
+from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
-from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart
+from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
 from captioning.comparison.wandb_runs import find_run, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
+from captioning.inference import load
+from captioning.output import MarginalOutput
 
 script = load_script("compare_runs")
+
+
+def read_tested(folder: Path) -> list[dict]:
+    return json.loads((folder / "test_captions.json").read_text())
 
 
 def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
@@ -45,11 +53,12 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     page = (tested_pair[0].parent / "comparison.html").read_text()
     explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
     assert explored["runs"] == ["soft", "hard"] and len(explored["images"]) == 4
-    looks = explored["images"][0]["looks"]
-    assert [look["run"] for look in looks] == ["soft", "hard"] and len(looks[1]["captions"]) == 2
-    # Only what was said otherwise in the test has the test's caption beside it.
-    assert "a shape number" in looks[0]["numbers"]["in the test"] and "in the test" not in looks[1]["numbers"]
-    assert "4 of the 8 captions shown with their attention differ from the test" in page
+    assert "longer n-grams). The captions are those that were tested; teacher forcing gives" in page
+    tested = {path.name: {entry["image_id"]: entry["caption"] for entry in read_tested(path)} for path in tested_pair}
+    for image in explored["images"]:
+        assert [run["run"] for run in image["runs"]] == ["soft", "hard"]
+        for run in image["runs"]:  # the tested caption, and no other
+            assert [" ".join(shown["words"]) for shown in run["captions"]] == [tested[run["run"]][int(image["name"])]]
     ids = {image["name"] for image in explored["images"]}
     assert set(re.findall(r'data-explore="(\d+)"', page)) == ids
     assert not list(tested_pair[0].parent.glob("*.part"))
@@ -77,9 +86,6 @@ def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tm
 
 
 def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
-    from captioning.comparison.compare import compare
-    from captioning.comparison.runs import read_run
-
     runs = [read_run(folder) for folder in tested_pair]
     models, _ = load_models(runs)
     object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
@@ -92,37 +98,73 @@ def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
     assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
 
 
-def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested_pair):
-    from captioning.comparison.compare import compare
-    from captioning.comparison.runs import read_run
+def explored_by(folders, seed: int = 0) -> tuple[str, list[str]]:
+    runs = [read_run(folder) for folder in folders]
+    models, _ = load_models(runs)
+    return explore(runs, models, compare(runs, resamples=9), seed=seed)
 
+
+def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shapes_settings):
+    source, _ = shapes_settings
+    index = source.index("test")
+    page, _ = explored_by(tested_pair)
+    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    soft = load(tested_pair[0] / "checkpoints/best.ckpt")
+    rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
+    for image in images:
+        path = index.image_path(rows[int(image["name"])])
+        (shown,) = image["runs"][0]["captions"]
+        caption = soft.force_decode([path], [shown["words"]])[0]
+        np.testing.assert_allclose(shown["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
+
+
+def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
+    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=MarginalOutput())
+    page, _ = explored_by(tested_pair)
+    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    for image in images:
+        soft, marginal = (run["captions"][0] for run in image["runs"])
+        assert soft["posterior"] is None
+        assert len(marginal["posterior"]["peaks"]) == len(marginal["words"])
+
+
+def test_a_checkpoint_that_cannot_have_said_the_tested_captions_is_named(tested_pair):
+    _, notices = explored_by(tested_pair)
+    assert " ".join(notices) == (
+        "4 of the 4 captions of soft shown have words that its checkpoint does not know: another one was tested, and "
+        "the attention shown is not that one's; test the run again."
+    )
+    entries = read_tested(tested_pair[0])
+    for entry in entries:
+        entry["caption"] = "a <unk> cat"
+    (tested_pair[0] / "test_captions.json").write_text(json.dumps(entries))
+    assert explored_by(tested_pair)[1] == []
+
+
+def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested_pair):
     save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", attention=HardAttention)
     runs = [read_run(folder) for folder in tested_pair]
     runs[1].search["inference"] = "sample"
     models, _ = load_models(runs)
     comparison = compare(runs, resamples=9)
     before = torch.get_rng_state()
-    first, again, other = (explore(runs, models, comparison, seed=seed)[0] for seed in (1, 1, 2))
+    (first, notices), (again, _), (other, _) = (explore(runs, models, comparison, seed=seed) for seed in (1, 1, 2))
     assert first == again and first != other
+    assert notices[-1] == "The contexts of hard were sampled in the test; the attention shown is that of other draws."
     assert torch.equal(torch.get_rng_state(), before)
     assert models["hard"].captioner.decoder.attention.inference == "expected"
 
 
 def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
-    from captioning.comparison.compare import compare
-    from captioning.comparison.runs import read_run
-
     runs = [read_run(folder) for folder in tested_pair]
     for run, path in zip(runs, ["evil.Source", "captioning.errors.InputError"], strict=True):
         run.settings = {"data": {"source": {"class_path": path}}}
     models, _ = load_models(runs)
     page, notices = explore(runs, models, compare(runs, resamples=9), seed=0)
-    assert page == "" and "InputError is not a known CaptionSource" in notices[0] and "evil" not in sys.modules
+    assert page == "" and "InputError is not a known CaptionSource" in notices[-1] and "evil" not in sys.modules
 
 
 def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
-    from captioning.comparison.runs import read_run
-
     (tested_pair[0] / "config.yaml").unlink()
     run = read_run(tested_pair[0])
     models, troubles = load_models([run])
@@ -347,8 +389,6 @@ def blocks(content: dict, kind: str) -> list[dict]:
 
 
 def test_the_report_has_the_comparisons_content(tested_pair, spec):
-    from captioning.comparison.compare import compare
-    from captioning.comparison.runs import read_run
     from captioning.comparison.wandb_report import Address, build_report
 
     runs = [read_run(folder) for folder in tested_pair]

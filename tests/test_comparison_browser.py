@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 
 import pytest
-from helpers import explored, look, random_alphas
+from helpers import explored, random_alphas, run_captions
 from helpers_runs import make_captions, run_of
 
 from captioning.comparison.compare import compare
@@ -39,7 +39,10 @@ def document(tmp_path_factory) -> str:
     comparison = compare(runs, resamples=30, images=3)
     images = [
         explored(
-            *(look(name, text, alphas=random_alphas(len(text.split()))) for name, text in item.captions.items()),
+            *(
+                run_captions(name, text, alphas=random_alphas(len(text.split())))
+                for name, text in item.captions.items()
+            ),
             name=str(item.image_id),
         )
         for item in comparison.disagreements
@@ -103,6 +106,27 @@ def test_labels_of_curves_cover_no_point_and_are_not_cut_off(page):
         for label in labels:
             assert chart["left"] <= label["left"] and label["right"] <= chart["right"]
             assert all(point["right"] <= label["left"] for point in points)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_runs_with_names_of_any_width_are_labelled_inside_their_charts_and_fold(browser, tmp_path, width):
+    names = ["W" * 30, "m" * 30, "flickr8k_mobilenet_soft-seed-1", "flickr8k_mobilenet_soft-seed-2", "a"]
+    curves = {"val/bleu4": [(0, 1.0), (500, 3.25), (1000, 2.5)]}
+    runs = [run_of(name, make_captions(12, seed=i), curves=curves) for i, name in enumerate(names)]
+    document = tmp_path / "comparison.html"
+    document.write_text(comparison_page(compare(runs, resamples=30, images=0)), encoding="utf-8")
+    opened = browser.new_page(viewport={"width": width, "height": 900})
+    opened.goto(document.as_uri())
+    assert opened.evaluate("document.documentElement.scrollWidth") <= width
+    chart = opened.locator(".chart").first
+    outer, labels = chart.bounding_box(), chart.locator(".label").all()
+    boxes = [label.bounding_box() for label in labels]
+    assert max(box["x"] + box["width"] for box in boxes) <= outer["x"] + outer["width"]
+    dots = [dot.bounding_box() for dot in chart.locator("circle").all()]
+    assert max(dot["x"] + dot["width"] for dot in dots) <= min(box["x"] for box in boxes)
+    texts = [label.text_content() for label in labels]
+    assert len(set(texts)) == len(names) and all(text[0] == name[0] for text, name in zip(texts, names, strict=True))
+    opened.close()
 
 
 def test_values_are_read_off_a_curve_with_the_pointer_and_with_the_keys(page):

@@ -10,10 +10,10 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from helpers import attended, explored, look, random_alphas, random_view
+from helpers import attended, explored, random_alphas, random_view, run_captions
 from PIL import Image
 
-from captioning.views import overlays
+from captioning.views import maps
 from captioning.views.explorer import explorer_fragment, explorer_page
 
 
@@ -24,11 +24,11 @@ def content(page: str) -> dict:
 
 
 def caption(page: str, image: int = 0, run: int = 0, rank: int = 0) -> dict:
-    return content(page)["images"][image]["looks"][run]["captions"][rank]
+    return content(page)["images"][image]["runs"][run]["captions"][rank]
 
 
-def levels(shown: dict) -> np.ndarray:
-    return np.frombuffer(base64.b64decode(shown["levels"]), dtype=np.uint8).reshape(len(shown["words"]), -1)
+def levels(shown: dict, kind: str = "prior") -> np.ndarray:
+    return np.frombuffer(base64.b64decode(shown[kind]["levels"]), dtype=np.uint8).reshape(len(shown["words"]), -1)
 
 
 class Tags(HTMLParser):
@@ -55,8 +55,8 @@ class Tags(HTMLParser):
 
 def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
-    shown = caption(explorer_page([explored(look(alphas=alphas))]))
-    peaks = np.array(shown["peaks"])
+    shown = caption(explorer_page([explored(run_captions(alphas=alphas))]))
+    peaks = np.array(shown["prior"]["peaks"])
     np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
     back = levels(shown) / 255 * peaks[:, None]
     assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
@@ -66,7 +66,13 @@ def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
 def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
     shown = caption(
         explorer_page(
-            [explored(look(locations=[4, 0, 14], betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75))]
+            [
+                explored(
+                    run_captions(
+                        locations=[4, 0, 14], betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75
+                    )
+                )
+            ]
         )
     )
     assert shown["words"] == ["two", "cats", "sleep"]
@@ -77,24 +83,38 @@ def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
 
 
 def test_what_is_not_known_is_null_not_zero():
-    shown = caption(explorer_page([explored(look())]))
-    assert shown["betas"] is shown["logProbs"] is shown["score"] is None
+    shown = caption(explorer_page([explored(run_captions())]))
+    assert shown["betas"] is shown["logProbs"] is shown["score"] is shown["posterior"] is None
     assert shown["chosen"] == [None] * 3
 
 
 def test_alternatives_carry_their_own_attention():
     other = attended("a cat", random_alphas(2, seed=9), score=-7.0)
-    page = explorer_page([explored(look(alternatives=[other]))])
+    page = explorer_page([explored(run_captions(alternatives=[other]))])
     shown = caption(page, rank=1)
     assert shown["words"] == ["a", "cat"]
     assert shown["score"] == -7
     np.testing.assert_array_equal(levels(shown).argmax(axis=1), other.trace.alphas.argmax(axis=1))
 
 
+def test_a_posterior_stands_beside_its_prior():
+    posterior = random_alphas(3, seed=8)
+    shown = caption(explorer_page([explored(run_captions(posterior=posterior))]))
+    np.testing.assert_array_equal(levels(shown, "posterior").argmax(axis=1), posterior.argmax(axis=1))
+    np.testing.assert_allclose(shown["posterior"]["peaks"], posterior.max(axis=1), rtol=1e-3)
+    assert shown["prior"]["levels"] != shown["posterior"]["levels"]
+
+
 def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
-    page = explorer_page([explored(look("soft")), explored(look("hard"), look("soft")), explored(look("local"))])
+    page = explorer_page(
+        [
+            explored(run_captions("soft")),
+            explored(run_captions("hard"), run_captions("soft")),
+            explored(run_captions("local")),
+        ]
+    )
     assert content(page)["runs"] == ["soft", "hard", "local"]
-    assert [[shown["run"] for shown in image["looks"]] for image in content(page)["images"]] == [
+    assert [[shown["run"] for shown in image["runs"]] for image in content(page)["images"]] == [
         ["soft"],
         ["hard", "soft"],
         ["local"],
@@ -102,18 +122,18 @@ def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
 
 
 def test_references_that_runs_share_are_shown_once():
-    page = explorer_page([explored(look(references=["a b", "c"]), look("hard", references=["c", "d"]))])
+    page = explorer_page([explored(run_captions(references=["a b", "c"]), run_captions("hard", references=["c", "d"]))])
     assert content(page)["images"][0]["references"] == ["a b", "c", "d"]
 
 
 def test_numbers_may_be_words_and_need_not_exist():
-    page = explorer_page([explored(look(numbers={"BLEU-4": 0.123456, "kind": "best", "CIDEr": float("nan")}))])
-    assert content(page)["images"][0]["looks"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
+    page = explorer_page([explored(run_captions(numbers={"BLEU-4": 0.123456, "kind": "best", "CIDEr": float("nan")}))])
+    assert content(page)["images"][0]["runs"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
 
 
 def test_a_caption_without_words_is_no_error():
-    shown = caption(explorer_page([explored(look(words="", alphas=[]))]))
-    assert shown["words"] == shown["peaks"] == []
+    shown = caption(explorer_page([explored(run_captions(words="", alphas=[]))]))
+    assert shown["words"] == shown["prior"]["peaks"] == []
 
 
 def test_a_page_without_images_is_no_error():
@@ -146,15 +166,17 @@ TRAP = "</script><script>alert(1)</script><!--<script> & \"'\u2028"
 
 
 def test_nothing_that_is_said_can_end_the_script_it_stands_in():
-    trapped = look(TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), references=[TRAP], numbers={TRAP: TRAP})
+    trapped = run_captions(
+        TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), references=[TRAP], numbers={TRAP: TRAP}
+    )
     page = explorer_page([explored(trapped, name=TRAP)])
     tags = Tags(page)
     assert [tag for tag, _ in tags.found].count("script") == 2
     assert "alert(1)" not in tags.text
     image = content(page)["images"][0]
-    assert image["name"] == image["references"][0] == image["looks"][0]["run"] == TRAP
-    assert image["looks"][0]["numbers"] == {TRAP: TRAP}
-    assert image["looks"][0]["captions"][0]["words"] == TRAP.split()
+    assert image["name"] == image["references"][0] == image["runs"][0]["run"] == TRAP
+    assert image["runs"][0]["numbers"] == {TRAP: TRAP}
+    assert image["runs"][0]["captions"][0]["words"] == TRAP.split()
 
 
 def test_the_title_is_text():
@@ -182,12 +204,13 @@ def test_a_fragment_is_one_section():
 def test_the_map_is_drawn_with_the_overlays_constants():
     drawn = content(explorer_page([]))["map"]
     colors = np.frombuffer(base64.b64decode(drawn.pop("colors")), dtype=np.uint8).reshape(256, 3)
-    np.testing.assert_allclose(colors / 255, overlays.map_colors(), atol=0.5 / 255 + 1e-6)
+    np.testing.assert_allclose(colors / 255, maps.map_colors(), atol=0.5 / 255 + 1e-6)
     assert drawn == {
-        "sigmaOfSide": overlays.SIGMA_OF_SIDE,
-        "sigmaOfCell": overlays.SIGMA_OF_CELL,
-        "dimBelow": overlays.DIM_BELOW,
-        "dimChosen": overlays.DIM_CHOSEN,
+        "sigmaOfSide": maps.SIGMA_OF_SIDE,
+        "sigmaOfCell": maps.SIGMA_OF_CELL,
+        "dimBelow": maps.DIM_BELOW,
+        "dimChosen": maps.DIM_CHOSEN,
+        "dimView": maps.DIM_VIEW,
     }
 
 
@@ -195,11 +218,11 @@ def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
     """224 x 224 pixels of noise are a worst case for JPEG; two runs with a beam of three, 12 words on 14 x 14."""
     words = " ".join(["word"] * 12)
     other = attended(words, random_alphas(12, 196))
-    looks = [
-        look(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
+    runs = [
+        run_captions(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
         for run in ("soft", "hard")
     ]
-    image = explored(*looks, view=random_view(224, 224))
+    image = explored(*runs, view=random_view(224, 224))
     one, two = (len(explorer_page([image] * n)) for n in (1, 2))
     assert two - one < 150_000
     assert two - one - len(content(explorer_page([image]))["images"][0]["view"]) < 30_000
@@ -212,16 +235,17 @@ def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
         ({"grid_size": (2, 5)}, r"alphas must be \(3, 10\), got \(3, 15\)"),
         ({"alphas": np.full((3, 15), np.nan)}, "alphas must be finite and at least 0"),
         ({"alphas": -random_alphas(3)}, "alphas must be finite and at least 0"),
+        ({"posterior": random_alphas(2)}, r"cats\.jpg, soft: posterior must be \(3, 15\), got \(2, 15\)"),
         ({"betas": [0.5]}, r"betas must be \(3,\), one per word, got \(1,\)"),
         ({"log_probs": [-1.0]}, "1 log_probs for 3 words"),
         ({"locations": [1, 2]}, r"locations must be \(3,\), one per word, got 2"),
     ],
 )
-def test_a_look_of_contradicting_shapes_is_refused(changes, message):
+def test_captions_of_contradicting_shapes_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
-        explorer_page([explored(look(**changes))])
+        explorer_page([explored(run_captions(**changes))])
 
 
-def test_two_looks_of_one_run_at_an_image_are_refused():
-    with pytest.raises(ValueError, match=r"cats\.jpg: one look per run, got \['soft', 'soft'\]"):
-        explorer_page([explored(look(), look())])
+def test_two_entries_of_one_run_at_an_image_are_refused():
+    with pytest.raises(ValueError, match=r"cats\.jpg: one entry per run, got \['soft', 'soft'\]"):
+        explorer_page([explored(run_captions(), run_captions())])

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from helpers import attended, explored, look, random_alphas, trace_of
+from helpers import attended, explored, random_alphas, random_view, run_captions, trace_of
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.views.explorer import ExploredImage, Look, explorer_fragment, explorer_page
-from captioning.views.overlays import attention_figure, smooth_alphas
+from captioning.views.explorer import ExploredImage, RunCaptions, explorer_fragment, explorer_page
+from captioning.views.maps import map_colors, smooth_alphas
+from captioning.views.overlays import attention_figure
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api")
@@ -31,10 +32,15 @@ HARD = ["brown", "cats", "and", "dogs", "sleep"]
 
 
 def peaked(cells: list[int], rest: float = 0.02) -> np.ndarray:
-    """Alphas that look at one cell per word."""
+    """Alphas that peak at one cell per word."""
     alphas = np.full((len(cells), CELLS), rest)
     alphas[np.arange(len(cells)), cells] = 1 - rest * (CELLS - 1)
     return alphas
+
+
+def lossless(view: Image.Image) -> Image.Image:
+    """Colours in large patches, which the page keeps as PNG."""
+    return view.resize((4, 3)).resize(view.size, Image.Resampling.NEAREST)
 
 
 def grey(width: int = 64, height: int = 48) -> Image.Image:
@@ -44,9 +50,9 @@ def grey(width: int = 64, height: int = 48) -> Image.Image:
 SOFT_CELLS, HARD_CELLS, OTHER_CELLS = [0, 3, 8, 11], [5, 6, 1, 10, 2], [7, 4]
 
 
-def looks(number: int = 0) -> list[Look]:
+def run_pair(number: int = 0) -> list[RunCaptions]:
     other = attended("a dog", peaked(OTHER_CELLS), [0.1, 0.2], score=-9.5)
-    soft = look(
+    soft = run_captions(
         "soft",
         " ".join(SOFT),
         alphas=peaked(SOFT_CELLS),
@@ -59,15 +65,15 @@ def looks(number: int = 0) -> list[Look]:
         numbers={"BLEU-4": 0.25},
     )
     chosen = [9, *HARD_CELLS[1:]]  # the first was drawn where the distribution is low
-    hard = look("hard", " ".join(HARD), alphas=peaked(HARD_CELLS), locations=chosen, grid_size=GRID)
+    hard = run_captions("hard", " ".join(HARD), alphas=peaked(HARD_CELLS), locations=chosen, grid_size=GRID)
     return [soft, hard]
 
 
 def image_set() -> list[ExploredImage]:
-    boats = look("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
+    boats = run_captions("soft", "boats at sea", alphas=peaked([1, 2, 3]), grid_size=GRID)
     return [
-        explored(*looks(0), name="dogs.jpg", view=grey()),
-        explored(*looks(1), name="more dogs.jpg", view=grey()),
+        explored(*run_pair(0), name="dogs.jpg", view=grey()),
+        explored(*run_pair(1), name="more dogs.jpg", view=grey()),
         explored(boats, name="boats.jpg", view=grey()),
     ]
 
@@ -130,11 +136,11 @@ def word(page, run: str, text: str):
     return panel(page, run).locator(".word").filter(has_text=text)
 
 
-def pixels(page, run: str) -> np.ndarray:
-    """The drawn picture, (height, width, 3)."""
-    uri = panel(page, run).locator(".stage canvas").evaluate("(canvas) => canvas.toDataURL('image/png')")
-    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as picture:
-        return np.asarray(picture.convert("RGB"))
+def pixels(page, run: str, picture: int = 0) -> np.ndarray:
+    """A drawn picture, (height, width, 3)."""
+    uri = panel(page, run).locator(".stage canvas").nth(picture).evaluate("(canvas) => canvas.toDataURL('image/png')")
+    with Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))) as drawn:
+        return np.asarray(drawn.convert("RGB"))
 
 
 def colors(page) -> np.ndarray:
@@ -142,10 +148,10 @@ def colors(page) -> np.ndarray:
     return np.unique(pixels(page, "soft").astype(int) @ [1, 256, 65536])
 
 
-def brightest(page, run: str) -> int:
-    """The cell of the picture with most of the map's colour: red over grey."""
-    picture = pixels(page, run).astype(int)
-    excess = picture[:, :, 0] - picture[:, :, 2]
+def brightest(page, run: str, picture: int = 0) -> int:
+    """The cell of a picture with most of the map's colour: red over grey."""
+    drawn = pixels(page, run, picture).astype(int)
+    excess = drawn[:, :, 0] - drawn[:, :, 2]
     rows, columns = GRID
     y, x = np.unravel_index(excess.argmax(), excess.shape)
     return int(y * rows / excess.shape[0]) * columns + int(x * columns / excess.shape[1])
@@ -199,7 +205,108 @@ def test_a_pinned_word_comes_back_when_the_pointer_leaves(visit):
     assert shown(page, "soft") == "run"
 
 
-def test_enter_pins_and_escape_lets_go(visit):
+def test_two_pinned_words_stand_side_by_side_with_their_own_maps(visit):
+    page = visit()
+    first, second = (panel(page, "soft").locator(".word-view").nth(n) for n in (0, 1))
+    word(page, "soft", "brown").click()
+    assert panel(page, "soft").locator(".word-view").count() == 1
+    before = word(page, "soft", "dogs").bounding_box()
+    word(page, "soft", "dogs").click()
+    assert word(page, "soft", "dogs").bounding_box() == before  # nothing moves under the pointer
+    assert pinned(page, "soft") == ["brown", "dogs"]
+    assert [first.inner_text().split("\n")[0], second.inner_text().split("\n")[0]] == ["“brown”", "“dogs”"]
+    assert [brightest(page, "soft", n) for n in (0, 1)] == [SOFT_CELLS[1], SOFT_CELLS[2]]
+    left, right = first.bounding_box(), second.bounding_box()
+    assert left["y"] == right["y"] and left["x"] + left["width"] <= right["x"]
+    assert panel(page, "soft").locator(".mark.row:visible").count() == 2
+    word(page, "soft", "run").hover()  # in the place of the later one, for as long as the pointer stays
+    assert [brightest(page, "soft", n) for n in (0, 1)] == [SOFT_CELLS[1], SOFT_CELLS[3]]
+    page.mouse.move(2, 2)
+    assert [brightest(page, "soft", n) for n in (0, 1)] == [SOFT_CELLS[1], SOFT_CELLS[2]]
+    word(page, "soft", "run").click()  # the third pin replaces the first
+    assert pinned(page, "soft") == ["dogs", "run"]
+    assert [brightest(page, "soft", n) for n in (0, 1)] == [SOFT_CELLS[2], SOFT_CELLS[3]]
+    word(page, "soft", "dogs").click()
+    assert pinned(page, "soft") == ["run"]
+    page.mouse.move(2, 2)
+    assert panel(page, "soft").locator(".word-view").count() == 1
+    assert brightest(page, "soft") == SOFT_CELLS[3]
+    assert panel(page, "hard").locator(".word-view").count() == 1
+
+
+def test_the_keyboards_focus_stays_where_it_was_when_words_are_pinned(visit):
+    page = visit()
+    focused = "document.activeElement.querySelector('.text')?.textContent"
+    word(page, "soft", "two").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate(focused) == "two"
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert (page.evaluate(focused), pinned(page, "soft")) == ("dogs", ["two", "dogs"])
+    page.keyboard.press("ArrowRight")
+    assert (page.evaluate(focused), shown(page, "soft")) == ("run", "run")
+    page.keyboard.press("1")  # one run alone, at the word shown
+    assert page.evaluate(focused) == "run"
+    page.keyboard.press("b")  # another caption of the beam, at its first word
+    assert page.evaluate(focused) == "a"
+    page.keyboard.press("Escape")
+    assert page.evaluate(focused) == "a"
+    word(page, "soft", "dog").click()
+    assert page.evaluate(focused) == "dog"
+
+
+def test_the_value_scale_ends_at_the_maps_maximum_and_marks_even_attention(visit):
+    page = visit()
+    word(page, "soft", "brown").hover()
+    page.locator('.style[data-style="cells"]').click()
+    scale = panel(page, "soft").locator(".scale")
+    assert scale.inner_text().split() == ["0", "0.78"]  # 1 - 11 * 0.02
+    bar, tick = scale.locator(".bar").bounding_box(), scale.locator(".even").bounding_box()
+    assert (tick["x"] + tick["width"] / 2 - bar["x"]) / bar["width"] == pytest.approx(1 / 12 / 0.78, abs=0.01)
+    ramp = scale.locator("canvas").evaluate("(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 256, 1).data]")
+    np.testing.assert_allclose(np.reshape(ramp, (256, 4))[:, :3], map_colors() * 255, atol=1)
+    word(page, "hard", "brown").hover()
+    end = panel(page, "hard").locator(".scale .end")
+    assert end.inner_text() == "0.97"  # the distribution beneath a chosen cell is dimmed: 0.78 / 0.8
+
+
+def posterior_page() -> str:
+    both = run_captions(
+        "marginal", " ".join(SOFT), alphas=peaked(SOFT_CELLS), posterior=peaked(SOFT_CELLS[::-1]), grid_size=GRID
+    )
+    return explorer_page([explored(both, run_pair()[0], view=grey())])
+
+
+def test_attention_before_and_after_the_word_is_switched_where_there_are_both(visit):
+    page = visit(posterior_page())
+    word(page, "marginal", "dogs").hover()
+    assert (brightest(page, "marginal"), brightest(page, "soft")) == (SOFT_CELLS[2], SOFT_CELLS[2])
+    page.locator('.attention[data-attention="posterior"]').click()
+    assert page.locator('.attention[aria-pressed="true"]').inner_text() == "After the word"
+    assert (brightest(page, "marginal"), brightest(page, "soft")) == (SOFT_CELLS[1], SOFT_CELLS[2])
+    assert "strongest in row 1, column 4" in panel(page, "marginal").locator(".details").inner_text()
+    assert "has no posterior" in panel(page, "soft").locator(".details").inner_text()
+    rows = (
+        panel(page, "marginal")
+        .locator(".matrix")
+        .evaluate("(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 12, 4).data]")
+    )
+    assert np.reshape(rows, (4, CELLS, 4))[:, :, 0].argmax(axis=1).tolist() == SOFT_CELLS[::-1]
+    point_at(page, panel(page, "marginal").locator(".stage"), 3.5 / 4, 0.5 / 3)  # cell 3
+    assert "posterior 0.78" in panel(page, "marginal").locator(".details").inner_text()
+    page.keyboard.press("a")
+    assert brightest(page, "marginal") == SOFT_CELLS[2]
+
+
+def test_without_a_posterior_there_is_nothing_to_switch(visit):
+    page = visit()
+    assert page.locator(".attention").count() == 0
+    page.keyboard.press("a")
+    assert brightest(page, "soft") == SOFT_CELLS[0]
+
+
+def test_enter_pins_and_escape_unpins(visit):
     page = visit()
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -239,16 +346,17 @@ def test_opacity_goes_from_the_untouched_view_to_the_published_figure(visit):
     np.testing.assert_allclose(full, published, atol=3)
 
 
-def test_a_chosen_cells_map_is_the_published_figures_too(visit):
-    page = visit()
-    page.locator("input[type=range]").fill("100")
-    drawn = pixels(page, "hard").astype(int)
-    figure = attention_figure(
-        grey(*drawn.shape[1::-1]),
-        ["brown"],
-        trace_of(peaked([5]), locations=[9]),
-        CellGrid.regular(GRID, drawn.shape[:2]),
+@pytest.mark.parametrize(("run", "locations"), [("soft", None), ("hard", [9])])
+def test_a_coloured_views_map_is_the_published_figures_too(visit, run, locations):
+    view = random_view(448, 336)  # as large as the explorer draws it
+    image = explored(
+        run_captions(run, "brown", alphas=peaked([5]), locations=locations, grid_size=GRID), view=lossless(view)
     )
+    page = visit(explorer_page([image]))
+    page.locator("input[type=range]").fill("100")
+    drawn = pixels(page, run).astype(int)
+    trace = trace_of(peaked([5]), locations=locations)
+    figure = attention_figure(lossless(view), ["brown"], trace, CellGrid.regular(GRID, (336, 448)))
     published = np.asarray(figure.axes[0].images[1].get_array(), dtype=int)
     np.testing.assert_allclose(drawn, published, atol=3)
 
@@ -291,7 +399,7 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
         (3, 4), (2, 20), (16, 16), (48, 64)
     )  # the first row begins 6 pixels above, columns 12 to the right
     words = attended("here", peaked([5]), locations=[0])
-    page = visit(explorer_page([explored(Look("own", [words], cells), view=grey())]))
+    page = visit(explorer_page([explored(RunCaptions("own", [words], cells), view=grey())]))
     stage = panel(page, "own").locator(".stage")
     outer = stage.bounding_box()
     scale = outer["width"] / 64
@@ -304,8 +412,8 @@ def test_cells_are_framed_and_found_where_the_encoder_has_them(visit):
     np.testing.assert_allclose(box("chosen"), cells.square(0), atol=1)
     for y, x, location in [(9.5, 27, 0), (10.5, 29, 5), (30, 27, 8), (47, 2, 8), (1, 62, 3), (20, 43, 5), (20, 45, 6)]:
         stage.hover(position={"x": x * scale, "y": y * scale})
-        assert panel(page, "own").locator(".frame.here").get_attribute("data-location") == str(location)
-        np.testing.assert_allclose(box("here"), cells.square(location), atol=1)
+        assert panel(page, "own").locator(".frame.marked").get_attribute("data-location") == str(location)
+        np.testing.assert_allclose(box("marked"), cells.square(location), atol=1)
     page.locator('.style[data-style="cells"]').click()
     drawn = pixels(page, "own").astype(int)
     factor = drawn.shape[1] / 64
@@ -361,9 +469,9 @@ def test_the_other_run_follows_to_the_same_word(visit):
 
 def test_a_caption_of_the_beam_shows_its_own_words_and_attention(visit):
     page = visit()
-    told = panel(page, "soft").locator(".told")
-    assert told.locator(".score").all_inner_texts() == ["\u22124.25", "\u22129.50"]
-    told.nth(1).click()
+    hypothesis = panel(page, "soft").locator(".hypothesis")
+    assert hypothesis.locator(".score").all_inner_texts() == ["\u22124.25", "\u22129.50"]
+    hypothesis.nth(1).click()
     assert panel(page, "soft").locator(".word .text").all_inner_texts() == ["a", "dog"]
     assert brightest(page, "soft") == OTHER_CELLS[0]
     page.mouse.move(2, 2)
@@ -371,7 +479,7 @@ def test_a_caption_of_the_beam_shows_its_own_words_and_attention(visit):
     assert brightest(page, "soft") == OTHER_CELLS[1]
     page.keyboard.press("b")
     assert panel(page, "soft").locator(".word .text").all_inner_texts() == SOFT
-    assert panel(page, "hard").locator(".told").first.is_hidden()
+    assert panel(page, "hard").locator(".hypothesis").first.is_hidden()
 
 
 def test_a_gate_is_a_bar_as_long_as_beta(visit):
@@ -404,12 +512,12 @@ def test_a_matrix_cell_shows_its_word_and_marks_its_location(visit):
     point_at(page, matrix, 6.5 / CELLS, 2.5 / 4)
     assert shown(page, "soft") == "dogs"
     for run in ("soft", "hard"):
-        here = panel(page, run).locator(".frame.here")
+        here = panel(page, run).locator(".frame.marked")
         assert here.is_visible()
         assert here.get_attribute("data-location") == "6"
     assert "in row 2, column 3" in panel(page, "soft").locator(".details").inner_text()
     page.mouse.move(2, 2)
-    assert panel(page, "soft").locator(".frame.here").is_hidden()
+    assert panel(page, "soft").locator(".frame.marked").is_hidden()
 
 
 def test_the_matrix_can_be_walked_with_arrow_keys(visit):
@@ -418,7 +526,7 @@ def test_the_matrix_can_be_walked_with_arrow_keys(visit):
     for key in ("ArrowDown", "ArrowRight", "ArrowRight"):
         page.keyboard.press(key)
     assert shown(page, "soft") == "brown"
-    assert panel(page, "soft").locator(".frame.here").get_attribute("data-location") == "2"
+    assert panel(page, "soft").locator(".frame.marked").get_attribute("data-location") == "2"
     page.keyboard.press("Enter")
     assert pinned(page, "soft") == ["brown"]
 
@@ -428,7 +536,7 @@ def test_pointing_at_the_picture_shades_the_words_that_looked_there(visit):
     word(page, "soft", "brown").click()
     point_at(page, panel(page, "soft").locator(".stage"), 0.5 / 4, 2.5 / 3)  # cell 8, where "dogs" looked
     shares = [
-        float(item.evaluate("(item) => item.style.getPropertyValue('--here')"))
+        float(item.evaluate("(item) => item.style.getPropertyValue('--share')"))
         for item in panel(page, "soft").locator(".word").all()
     ]
     assert shares[2] == 1
@@ -510,7 +618,7 @@ def test_keys_leave_text_fields_and_the_browsers_own_alone(visit):
 def test_markup_in_captions_and_names_is_shown_as_text(visit):
     trap = "<img src=x onerror=window.caught=1> </script><script>window.caught=1</script>"
     alphas = np.full((len(trap.split()), CELLS), 1 / CELLS)
-    trapped = look(trap, trap, alphas=alphas, grid_size=GRID, references=[trap], numbers={trap: trap})
+    trapped = run_captions(trap, trap, alphas=alphas, grid_size=GRID, references=[trap], numbers={trap: trap})
     page = visit(explorer_page([ExploredImage(grey(), trap, [trapped])], trap))
     assert page.evaluate("window.caught") is None
     assert page.title() == trap
@@ -520,7 +628,7 @@ def test_markup_in_captions_and_names_is_shown_as_text(visit):
 
 
 def test_a_caption_without_words_leaves_the_view_alone(visit):
-    page = visit(explorer_page([explored(look("soft", "", alphas=[]), view=grey())]))
+    page = visit(explorer_page([explored(run_captions("soft", "", alphas=[]), view=grey())]))
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert (pixels(page, "soft") == 128).all()
@@ -556,13 +664,13 @@ def test_two_explorers_on_a_page_do_not_disturb_each_other(visit):
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut_off_at_the_side(visit, width):
-    wordy = look("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
+    wordy = run_captions("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)
     page = visit(explorer_page([*image_set(), explored(wordy, name="a" * 120)]), width=width)
     for key in ("0", "n", "n", "n"):
         page.keyboard.press(key)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         right = page.evaluate(
-            "Math.max(...[...document.querySelectorAll('.word, .told, .stage, .matrix, h3')]"
+            "Math.max(...[...document.querySelectorAll('.word, .hypothesis, .stage, .matrix, h3')]"
             ".map((item) => item.getBoundingClientRect().right))"
         )
         assert right <= width
@@ -581,15 +689,17 @@ def test_a_phone_shows_one_run_and_a_tap_pins(visit):
     assert boxes[0]["x"] == boxes[1]["x"]
     assert boxes[0]["y"] + boxes[0]["height"] <= boxes[1]["y"]
     smallest = page.evaluate(
-        "Math.min(...[...document.querySelectorAll('.word, .run, .style, .play, .next, .told')]"
+        "Math.min(...[...document.querySelectorAll('.word, .run, .style, .play, .next, .hypothesis')]"
         ".map((item) => item.getBoundingClientRect().height || Infinity))"
     )
     assert smallest >= 36
 
 
 def test_runs_stand_side_by_side_on_a_wide_screen(visit):
-    long = look("a run of a name that needs several lines " * 3, alphas=random_alphas(3), numbers={"score": 1.0})
-    page = visit(explorer_page([explored(*looks(), long)]), width=1400)
+    long = run_captions(
+        "a run of a name that needs several lines " * 3, alphas=random_alphas(3), numbers={"score": 1.0}
+    )
+    page = visit(explorer_page([explored(*run_pair(), long)]), width=1400)
     boxes = [stage.bounding_box() for stage in page.locator(".stage").all()]
     assert len({box["y"] for box in boxes}) == 1
     assert all(one["x"] + one["width"] <= other["x"] for one, other in itertools.pairwise(boxes))
@@ -597,7 +707,7 @@ def test_runs_stand_side_by_side_on_a_wide_screen(visit):
 
 @pytest.mark.parametrize("size", [(40, 120), (120, 40)])
 def test_a_picture_of_any_shape_leaves_room_for_its_words(visit, size):
-    page = visit(explorer_page([explored(*looks(), view=grey(*size))]))
+    page = visit(explorer_page([explored(*run_pair(), view=grey(*size))]))
     box = panel(page, "soft").locator(".stage").bounding_box()
     assert box["width"] / box["height"] == pytest.approx(size[0] / size[1], rel=0.02)
     assert word(page, "soft", "two").bounding_box()["y"] < 900

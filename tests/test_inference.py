@@ -11,15 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import save_image
+from helpers import random_view, save_image
 from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
+from captioning.attention import HardAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
 from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION
-from captioning.vocabulary import SPECIALS, Vocabulary
+from captioning.vocabulary import END, SPECIALS, START, Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +61,64 @@ def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
         assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
         assert caption.grid_size == (ROWS, COLUMNS)
         assert T <= 6
+
+
+@pytest.mark.parametrize(
+    ("attention", "output"), [(SoftAttention, None), (HardAttention, None), (SoftAttention, MarginalOutput())]
+)
+def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images, attention, output):
+    captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
+    given = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
+    inference = "argmax" if attention is HardAttention else None
+    found = captioner.force_decode(images, given, inference=inference, batch_size=3)
+    assert [caption.words for caption in found] == given
+    for path, words, caption in zip(images, given, found, strict=True):
+        model = captioner.captioner
+        memory = model.encode(captioner.encoder.preprocessing(captioner.encoder.preprocessing.load(path)).unsqueeze(0))
+        state, token = model.decoder.init_state(memory), START
+        with torch.inference_mode(), model.decoder.attention.inferring(inference or "expected"):
+            for step, target in enumerate([*captioner.vocabulary.encode(words), END]):
+                logits, state, trace = model.decoder.step(torch.tensor([token]), state, memory)
+                assert caption.log_probs[step] == pytest.approx(float(logits[0].log_softmax(0)[target]), rel=1e-4)
+                if step < len(words):
+                    np.testing.assert_allclose(caption.alphas[step], trace.alphas[0].numpy(), rtol=1e-4, atol=1e-6)
+                    assert caption.trace.locations[step] == trace.locations[0]
+                token = target
+        assert (caption.posteriors is None) == (output is None)
+        assert caption.alphas.shape == (len(words), ROWS * COLUMNS)
+        assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
+
+
+def test_forced_decoding_of_what_a_search_found_gives_its_attention(captioner, images):
+    for caption in captioner.caption(images, max_length=6):
+        if not caption.finished:
+            continue
+        (forced,) = captioner.force_decode([caption.path], [caption.words])
+        np.testing.assert_allclose(forced.alphas, caption.alphas, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(forced.log_probs, caption.log_probs, rtol=1e-4)
+
+
+def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_path):
+    photo = random_view(300, 200)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned by 90 degrees
+    photo.save(tmp_path / "turned.png", exif=exif)
+    for source, size in ((tmp_path / "turned.png", (200, 300)), (photo, (300, 200))):
+        image, region = captioner.caption(source).photo()
+        assert image.size == size
+        assert region == captioner.encoder.preprocessing.region(size)
+    again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
+    np.testing.assert_array_equal(
+        np.asarray(again.photo().image), np.asarray(photo.transpose(Image.Transpose.ROTATE_270))
+    )
+
+
+def test_a_photo_that_is_gone_when_it_is_drawn_is_named(captioner, tmp_path):
+    caption = captioner.caption(save_image(tmp_path / "x.png"))
+    (tmp_path / "x.png").unlink()
+    with pytest.raises(InputError, match=r"x\.png: no such image file"):
+        caption.save_figure(tmp_path / "figure.png")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_saved_model_captions_as_the_one_in_memory(checkpoint, captioner, images):

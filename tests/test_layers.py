@@ -39,7 +39,7 @@ FLOORS: list[dict[str, str]] = [
     },
     {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {
-        "comparison": "caption configs data errors evaluation files inference run_folder views",
+        "comparison": "configs data errors evaluation files inference run_folder views",
         "training": "attention component configs data decoder decoding encoders errors evaluation files model "
         "objective provenance run_folder views vocabulary",
     },

@@ -1,4 +1,4 @@
-"""The figure shows the model's view, and a map's maximum where the attention was."""
+"""The figure shows the image and the model's view of it, and a map's maximum where the attention was."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import EXPECTATION
-from captioning.views.overlays import attention_figure, smooth_alphas
+from captioning.views.maps import DIM_VIEW, smooth_alphas
+from captioning.views.overlays import attention_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
 
@@ -30,6 +31,11 @@ def random_view(width: int = 60, height: int = 40) -> Image.Image:
 
 def random_alphas(steps: int, cells: int) -> np.ndarray:
     return np.random.default_rng(4).dirichlet(np.ones(cells), size=steps)
+
+
+def panels(figure) -> list:
+    """The words' pictures: the image comes before them, the value scale after."""
+    return figure.axes[0].images[1:-1]
 
 
 def texts(figure) -> list[str]:
@@ -79,22 +85,101 @@ def test_smoothing_is_the_authors_on_their_sizes():
     np.testing.assert_allclose(smooth_alphas(alpha, CellGrid.regular((14, 14), (224, 224))), padded, rtol=1e-4)
 
 
-def test_the_figure_has_the_untouched_view_and_a_panel_with_its_word_for_every_step():
+def test_the_figure_has_the_untouched_view_the_caption_and_a_panel_with_its_numbers_for_every_word():
     view, words = random_view(), ["two", "cats", "sleep"]
+    alphas = [np.full(15, 1 / 15), one_hot(7, 15), random_alphas(1, 15)[0]]
+    figure = attention_figure(view, words, trace_of(alphas, [0.25, 0.5, 1]), CELLS)
+    np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), np.asarray(view))
+    assert len(panels(figure)) == 3
+    highest = [float(smooth_alphas(alpha, CELLS.scaled((224, 336))).max()) for alpha in alphas]
+    highest[0] = 3 / 15  # even attention stays dim: three times that is the end of the scale
+    numbers = [
+        f"\u03b2 {beta} \u00b7 0 to {end:.2f}" for beta, end in zip(("0.25", "0.50", "1.00"), highest, strict=True)
+    ]
+    assert texts(figure)[:-1] == ["two cats sleep", "two", numbers[0], "cats", numbers[1], "sleep", numbers[2]]
+    assert texts(figure)[-1].startswith("attention per location")
+
+
+def test_the_whole_photo_is_shown_with_the_models_view_marked():
+    photo = random_view(90, 40)
+    region = (0.25, 0.0, 0.75, 1.0)
     figure = attention_figure(
-        view, words, trace_of(random_alphas(3, 15), [0.25, 0.5, 1]), CELLS, title="two cats sleep"
+        random_view(45, 40), ["cat"], trace_of(random_alphas(1, 15)), CELLS, photo=photo, region=region
     )
-    pictures = [image.get_array() for image in figure.axes[0].images]
-    assert len(pictures) == 4
-    np.testing.assert_array_equal(pictures[0], np.asarray(view))
-    assert texts(figure) == ["two cats sleep", "two", "\u03b2 0.25", "cats", "\u03b2 0.50", "sleep", "\u03b2 1.00"]
+    shown, pixels = np.asarray(figure.axes[0].images[0].get_array()), np.asarray(photo)
+    np.testing.assert_array_equal(shown[:, 22:68], pixels[:, 22:68])
+    np.testing.assert_array_equal(shown[:, :22], pixels[:, :22] // 2)
+    np.testing.assert_array_equal(shown[:, 68:], pixels[:, 68:] // 2)
+    left, right, bottom, top = figure.axes[0].images[0].get_extent()
+    assert (right - left) / (bottom - top) == pytest.approx(90 / 40)
+    frame = figure.axes[0].patches[-1].get_bbox()
+    assert (frame.x0 - left) / (right - left) == pytest.approx(0.25, abs=0.01)
+    assert (frame.x1 - left) / (right - left) == pytest.approx(0.75, abs=0.01)
+
+
+def test_maps_are_painted_on_the_photos_own_pixels_of_the_view():
+    photo = random_view(1200, 800)
+    region = (0.2, 0.1, 0.7, 0.6)
+    figure = attention_figure(
+        photo.resize((60, 40)), ["cat"], trace_of([np.zeros(15)]), CELLS, photo=photo, region=region
+    )
+    expected = photo.resize((448, 299), Image.Resampling.BICUBIC, box=(240, 80, 840, 480))
+    dimmed = np.asarray(expected, dtype=np.float32) * DIM_VIEW
+    np.testing.assert_allclose(np.asarray(panels(figure)[0].get_array(), dtype=np.float32), dimmed, atol=1)
+
+
+def test_what_is_not_attended_to_is_dimmed_and_keeps_its_colour():
+    green = Image.new("RGB", (60, 40), (20, 200, 60))
+    figure = attention_figure(green, ["cat"], trace_of([one_hot(0, 15)]), CELLS)
+    corner = np.asarray(panels(figure)[0].get_array(), dtype=int)[-1, -1]
+    np.testing.assert_allclose(corner, np.array([20, 200, 60]) * DIM_VIEW, atol=1)
+
+
+def test_the_papers_style_is_the_authors_white_mask():
+    view = random_view(224, 224)
+    alpha = random_alphas(1, 196)[0]
+    grid = CellGrid.regular((14, 14), (224, 224))
+    figure = attention_figure(view, ["cat"], trace_of([alpha]), grid, style="paper")
+    smooth = smooth_alphas(alpha, grid)  # test_smoothing_is_the_authors_on_their_sizes
+    # matplotlib's imshow(view), then imshow(alpha, cmap=Greys_r, alpha=0.8), which scales from minimum to maximum
+    mask = 255 * (smooth - smooth.min()) / (smooth.max() - smooth.min())
+    expected = 0.2 * np.asarray(view, dtype=float) + 0.8 * mask[:, :, None]
+    np.testing.assert_allclose(np.asarray(panels(figure)[0].get_array(), dtype=float), expected, atol=1.5)
+    assert texts(figure)[2] == f"{smooth.min():.4f} to {smooth.max():.3f}"
+
+
+def test_the_papers_mask_of_even_attention_shows_no_pattern():
+    view = Image.new("RGB", (60, 40), "gray")
+    figure = attention_figure(view, ["of"], trace_of([np.full(15, 1 / 15)]), CELLS, style="paper")
+    assert np.ptp(np.asarray(panels(figure)[0].get_array())) <= 1
+
+
+def test_a_posterior_stands_beneath_its_prior():
+    view = Image.new("RGB", (60, 40), "gray")
+    prior, posterior = [[one_hot(cell, 15) for cell in cells] for cells in ((0, 4), (10, 14))]
+    trace = trace_of(prior, [0.25, 0.5])._replace(posterior=np.array(posterior, dtype=np.float32))
+    figure = attention_figure(view, ["a", "cat"], trace, CELLS)
+    brightest = []
+    for image in panels(figure):
+        red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
+        y, x = np.unravel_index(red.argmax(), red.shape)
+        brightest.append(int((y + 0.5) * 3 / red.shape[0]) * 5 + int((x + 0.5) * 5 / red.shape[1]))
+    assert brightest == [0, 10, 4, 14]
+    places = [image.get_extent() for image in panels(figure)]  # left, right, bottom, top
+    for before, after in (places[:2], places[2:]):
+        assert before[:2] == after[:2] and after[3] > before[2]
+    assert texts(figure).count("before the word (prior)") == texts(figure).count("after the word (posterior)") == 1
+    assert [text for text in texts(figure) if "\u03b2" in text] == [
+        "\u03b2 0.25 \u00b7 0 to 1.00",
+        "\u03b2 0.50 \u00b7 0 to 1.00",
+    ]
 
 
 def test_each_panel_is_brightest_where_its_word_looked():
     grey = Image.new("RGB", (60, 40), "gray")
     cells = [0, 14, 7]
     figure = attention_figure(grey, ["a", "b", "c"], trace_of([one_hot(cell, 15) for cell in cells]), CELLS)
-    for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
+    for cell, image in zip(cells, panels(figure), strict=True):
         red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
         y, x = np.unravel_index(red.argmax(), red.shape)
         assert int((y + 0.5) * 3 / red.shape[0]) * 5 + int((x + 0.5) * 5 / red.shape[1]) == cell
@@ -103,33 +188,38 @@ def test_each_panel_is_brightest_where_its_word_looked():
 def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere():
     alphas = [np.full(15, 1 / 15), one_hot(7, 15)]
     figure = attention_figure(Image.new("RGB", (60, 40), "gray"), ["of", "cat"], trace_of(alphas), CELLS)
-    even, focused = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
+    even, focused = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in panels(figure))
     assert even.max() < focused.max()
     assert even.max() - even.min() <= 3
 
 
-@pytest.mark.parametrize("steps", [0, 1, 5, 6, 11, 20, 30])
-def test_panels_lie_inside_the_figure_and_do_not_overlap(steps):
-    figure = attention_figure(random_view(), ["word"] * steps, trace_of(random_alphas(steps, 15), [0.5] * steps), CELLS)
+@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 5, 6, 7, 11, 20, 30])
+def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both):
+    alphas = random_alphas(steps, 15)
+    trace = trace_of(alphas, [0.5] * steps)._replace(posterior=alphas if both else None)
+    figure = attention_figure(random_view(), ["word"] * steps, trace, CELLS)
     width, height = figure.get_size_inches()
+    scale = figure.axes[0].images[-1]
     boxes = []
     for image in figure.axes[0].images:
         left, right, bottom, top = image.get_extent()
         assert 0 <= left < right <= width
         assert 0 <= top < bottom <= height
-        assert (right - left) / (bottom - top) == pytest.approx(60 / 40)
+        assert image is scale or (right - left) / (bottom - top) == pytest.approx(60 / 40)
         assert all(left >= r or right <= ll or top >= b or bottom <= t for ll, r, b, t in boxes)
         boxes.append((left, right, bottom, top))
-    assert len({box[3] for box in boxes}) <= -(-(steps + 1) // 5)
+    assert len(boxes) == 2 + steps * (1 + both)
+    assert width < 14
 
 
 def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
     words = ["$x_", "a_$b$", "internationalisation-of-everything"]
     figure = attention_figure(random_view(), words, trace_of(random_alphas(3, 15)), CELLS)
     drawn(figure)
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts[1:-1:2]]
     assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
-    assert texts(figure) == words
+    assert texts(figure)[1:-1:2] == words
 
 
 def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
@@ -160,6 +250,12 @@ def test_a_figure_of_contradicting_shapes_is_refused(alphas, betas, message):
         attention_figure(random_view(), ["a", "cat"], trace_of(alphas, betas), CELLS)
 
 
+def test_a_posterior_of_another_shape_is_refused():
+    trace = trace_of(random_alphas(2, 15))._replace(posterior=random_alphas(2, 14))
+    with pytest.raises(ValueError, match=r"posterior must be \(2, 15\) for 2 words on a grid of 3 x 5, got \(2, 14\)"):
+        attention_figure(random_view(), ["a", "cat"], trace, CELLS)
+
+
 def test_a_map_of_another_grid_is_refused():
     with pytest.raises(ValueError, match=r"alpha must be \(15,\) for a grid of 3 x 5, got \(14,\)"):
         smooth_alphas(np.ones(14), CellGrid.regular((3, 5), (30, 50)))
@@ -178,7 +274,7 @@ def test_the_chosen_cell_is_framed_in_its_panel():
     cells = [0, 14, 7]
     figure = attention_figure(random_view(), ["a", "b", "c"], trace_of(random_alphas(3, 15), locations=cells), CELLS)
     expected = []
-    for cell, image in zip(cells, figure.axes[0].images[1:], strict=True):
+    for cell, image in zip(cells, panels(figure), strict=True):
         left, right, bottom, top = image.get_extent()
         row, column = divmod(cell, 5)
         centre = left + (column + 0.5) * (right - left) / 5, top + (row + 0.5) * (bottom - top) / 3
@@ -210,7 +306,7 @@ def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
     alphas = [random_alphas(1, 15)[0]] * 2
     trace = trace_of(alphas, locations=[EXPECTATION, 3])  # semi-sampling: an expectation beside a draw
     figure = attention_figure(grey, ["a", "b"], trace, CELLS)
-    expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in figure.axes[0].images[1:])
+    expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in panels(figure))
     assert draw.max() < expectation.max()
     assert np.corrcoef(draw.ravel(), expectation.ravel())[0, 1] > 0.95
     assert len(frames(figure)) == 1

@@ -11,12 +11,14 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
+from matplotlib.figure import Figure
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.plugins import MixedPrecision
 
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
+from captioning.output import MarginalOutput
 from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
@@ -232,6 +234,21 @@ def test_samples_are_drawn_for_the_first_validation_images(shapes, tmp_path):
     run_stage(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, make_module(), make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_000.png" for i in first]
+
+
+def test_samples_of_a_marginal_output_show_the_posterior(shapes, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        "captioning.views.overlays.attention_figure",
+        lambda view, words, trace, cells, **options: drawn.append((words, trace, options)) or Figure(),
+    )
+    module = make_module(output=MarginalOutput())
+    run_stage(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, module, make_data(shapes))
+    assert len(drawn) == 2
+    for words, trace, options in drawn:
+        assert trace.posterior.shape == trace.alphas.shape == (len(words), 36)
+        torch.testing.assert_close(trace.posterior.sum(1), torch.ones(len(words)))
+        assert (options["photo"].size, options["region"]) == ((48, 48), (0, 0, 1, 1))
 
 
 def test_crash_while_saving_leaves_the_old_checkpoint(tmp_path, monkeypatch):

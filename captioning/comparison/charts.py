@@ -16,8 +16,7 @@ _LEFT, _TOP, _BOTTOM = 44, 10, 24
 _POINTS = 400  # a curve of more is thinned: a screen shows no more
 _DOTS_UP_TO = 30  # points are marked as long as they do not run together
 _LABEL = 13  # units between labels
-_LABEL_LETTERS = 18
-_LETTER = 7  # units, of the wide ones
+_LABEL_WIDTH = 126  # units at most
 
 
 def line_chart(
@@ -40,7 +39,7 @@ def line_chart(
         raise ValueError("a chart needs curves with at least one point each")
     thinned = {name: _thinned(curve) for name, curve in curves.items()}
     labels = {name: _short(name) for name in curves}
-    right = _WIDTH - 10 - _LETTER * max(len(label) for label in labels.values())
+    right = _WIDTH - 10 - max(_width(label) for label in labels.values())
     steps = [step for curve in thinned.values() for step, _ in curve]
     values = [value for curve in thinned.values() for _, value in curve]
     first = 0 if min(steps) < max(steps) / 2 else min(steps)  # a resumed run's curve may begin late
@@ -99,7 +98,7 @@ def axis_of(cells: Sequence[Cell]) -> Axis | None:
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
     """Return about ``count`` round numbers, evenly spaced, the first at most ``low`` and the last at least ``high``."""
-    if high <= low:
+    if high - low <= 1e-9 * max(abs(low), abs(high)):  # equal but for rounding
         margin = abs(low) * 0.1 or 1.0
         low, high = low - margin, high + margin
     rough = (high - low) / count
@@ -128,7 +127,13 @@ def _label_heights(wanted: dict[str, float]) -> dict[str, float]:
 
 def _short(name: str) -> str:
     """Both ends of a long name: runs of one sweep begin alike and differ at the end."""
-    if len(name) <= _LABEL_LETTERS:
-        return name
-    half = (_LABEL_LETTERS - 1) // 2
-    return f"{name[:half]}…{name[half + 1 - _LABEL_LETTERS :]}"
+    label, letters = name, len(name)
+    while _width(label) > _LABEL_WIDTH:
+        letters -= 1
+        label = f"{name[: letters // 2]}…{name[len(name) - (letters - letters // 2) :]}"
+    return label
+
+
+def _width(text: str) -> int:
+    """Units that a label needs in any of the page's fonts, bold: the wide letters decide."""
+    return sum(12 if letter in "mMW@%" else 10 if letter.isupper() or letter in "w…" else 7 for letter in text)

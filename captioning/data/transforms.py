@@ -95,6 +95,17 @@ class Preprocessing:
         """Return the pixels the model sees, RGB uint8, before normalisation: what an overlay must be drawn on."""
         return self._cut(self._resized(image))
 
+    def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
+        """Return the part of an image of ``size`` (width, height) that its view shows.
+
+        (left, top, right, bottom) in shares of the image's width and height.
+        """
+        if self.crop is None:
+            return 0.0, 0.0, 1.0, 1.0
+        width, height = self._scaled(size)
+        left, top = self._corner((width, height))
+        return left / width, top / height, (left + self.crop) / width, (top + self.crop) / height
+
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the evaluation input, (3, height, width) float32."""
         return self.normalise(self.view(image))
@@ -141,8 +152,13 @@ class Preprocessing:
     def _cut(self, image: Image.Image) -> Image.Image:
         if self.crop is None:
             return image
-        left, top = round((image.width - self.crop) / 2), round((image.height - self.crop) / 2)
+        left, top = self._corner(image.size)
         return image.crop((left, top, left + self.crop, top + self.crop))
+
+    def _corner(self, size: tuple[int, int]) -> tuple[int, int]:
+        """(left, top) of the square that is cut from the centre of a resized image (width, height)."""
+        assert self.crop is not None
+        return round((size[0] - self.crop) / 2), round((size[1] - self.crop) / 2)
 
 
 @dataclass(frozen=True)

@@ -73,12 +73,18 @@ class CaptionSamples(Callback):
         from captioning.views.overlays import attention_figure  # matplotlib is slow to import
 
         assert isinstance(pl_module, CaptioningModule)
-        samples = pl_module.caption_samples(self.images)
+        encoder, samples = pl_module.encoder, pl_module.caption_samples(self.images)
         folder = Path(trainer.default_root_dir) / "samples"
         paths = []
         for sample in samples:
-            words, trace = sample.image.words, sample.found.trace
-            figure = attention_figure(sample.view, words, trace, pl_module.encoder.cells)
+            figure = attention_figure(
+                encoder.preprocessing.view(sample.photo),
+                sample.image.words,
+                sample.found.trace,
+                encoder.cells,
+                photo=sample.photo,
+                region=encoder.preprocessing.region(sample.photo.size),
+            )
             path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
             with replacing(path) as part:
                 figure.savefig(part, dpi=80, format="png")

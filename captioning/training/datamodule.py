@@ -224,10 +224,10 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset(self._evaluated_split, by_image=True)
         return dataset[list(range(min(count, len(dataset.index))))]
 
-    def view(self, row: int) -> Image | None:
-        """Return an image of the evaluated split as the model sees it; None if its image file is missing."""
-        path, preprocessing = self.evaluated.image_path(row), self.encoder.preprocessing
-        return preprocessing.view(preprocessing.load(path)) if path.is_file() else None
+    def photo(self, row: int) -> Image | None:
+        """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
+        path = self.evaluated.image_path(row)
+        return self.encoder.preprocessing.load(path) if path.is_file() else None
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""

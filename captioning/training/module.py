@@ -32,11 +32,11 @@ from captioning.vocabulary import Vocabulary
 
 
 class Sample(NamedTuple):
-    """A captioned image for display: its record, the hypothesis of the search, and the pixels the model saw."""
+    """A captioned image for display: its record, the hypothesis of the search, and the image before preprocessing."""
 
     image: CaptionedImage
     found: Hypothesis
-    view: Image
+    photo: Image
 
 
 class CaptioningModule(pl.LightningModule):
@@ -236,15 +236,23 @@ class CaptioningModule(pl.LightningModule):
             for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
                 print(f"written to {path}", flush=True)
 
+    @torch.inference_mode()
     def caption_samples(self, count: int) -> list[Sample]:
         """Caption the first ``count`` images of the split being evaluated; those without an image file are left out."""
+        assert self.captioner is not None
         batch = self.data.samples(count).to(self.device)
         training = self.training
         self.eval()
-        found = self._make_evaluator().caption(batch)
+        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        captioned = self._make_evaluator().caption(batch, memory)
+        found = self.captioner.with_posterior(memory, [[best] for _, best in captioned])
         self.train(training)
-        views = [self.data.view(row) for row in batch.rows.tolist()]
-        return [Sample(*each, view) for each, view in zip(found, views, strict=True) if view is not None]
+        photos = [self.data.photo(row) for row in batch.rows.tolist()]
+        return [
+            Sample(image, best, photo)
+            for (image, _), (best,), photo in zip(captioned, found, photos, strict=True)
+            if photo is not None
+        ]
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None

@@ -10,14 +10,15 @@ class Explorer {
     this.data = data;
     this.map = new AttentionMap(data.map);
     this.style = "smooth";
+    this.attention = "prior"; // or "posterior": before or after the word is known
     this.opacity = 0.9;
-    this.run = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all, side by side
+    this.selected = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all, side by side
     this.current = -1;
     this.active = null;
     this.panels = [];
     this.location = null;
     this.player = null;
-    this.places = new WeakMap();
+    this.states = new WeakMap();
     this.#build();
     document.addEventListener("keydown", (event) => this.#key(event));
     document.addEventListener("click", (event) => {
@@ -29,10 +30,10 @@ class Explorer {
     else this.panelBox.append(element("p", {}, "There are no images to explore."));
   }
 
-  /** Where a look was left: its caption, word and pin survive while another image or run is shown. */
-  placeOf(look) {
-    if (!this.places.has(look)) this.places.set(look, { caption: 0, word: 0, pinned: null });
-    return this.places.get(look);
+  /** Caption, word and pins of a run's panel, which survive while another image or run is shown. */
+  stateOf(run) {
+    if (!this.states.has(run)) this.states.set(run, { caption: 0, word: 0, pins: [] });
+    return this.states.get(run);
   }
 
   #build() {
@@ -57,7 +58,7 @@ class Explorer {
           onclick: () => this.open(index),
         },
         element("img", { src: image.view, alt: "", decoding: "async", width: image.width, height: image.height }),
-        element("span", {}, image.looks[0]?.captions[0].words.join(" ") || image.name),
+        element("span", {}, image.runs[0]?.captions[0].words.join(" ") || image.name),
       ),
     );
     this.list = element(
@@ -67,7 +68,7 @@ class Explorer {
     );
     this.position = element("span", { class: "position" });
     this.name = element("h2", {});
-    const turn = (direction, name, key, sign) =>
+    const stepButton = (direction, name, key, sign) =>
       button(
         {
           class: name.toLowerCase(),
@@ -94,6 +95,17 @@ class Explorer {
         style === "smooth" ? "Smooth" : "Cells",
       ),
     );
+    this.attentionButtons = ["prior", "posterior"].map((kind) =>
+      button(
+        {
+          class: "attention",
+          "data-attention": kind,
+          title: "Attention before or after the word is known (A)",
+          onclick: () => this.setAttention(kind),
+        },
+        kind === "prior" ? "Before the word" : "After the word",
+      ),
+    );
     this.slider = element("input", {
       type: "range",
       min: 0,
@@ -116,16 +128,20 @@ class Explorer {
     );
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     const several = runs.length > 1;
+    this.hasPosterior = images.some((image) =>
+      image.runs.some((run) => run.captions.some((caption) => caption.posterior !== null)),
+    );
     const group = (name, label, items) =>
       element("div", { class: `group ${name}`, role: "group", "aria-label": label }, ...items);
     const keys = [
       ["← →", "words"],
-      ["Enter", "pin a word"],
-      ["Esc", "let it go"],
+      ["Enter", "pin up to two words"],
+      ["Esc", "unpin"],
       ...(several ? [[`1 … ${Math.min(9, runs.length)}`, "one run"], ["0", "all runs"]] : []),
       ["B", "next caption of the beam"],
       ["P N", "images"],
       ["S", "smooth or cells"],
+      ...(this.hasPosterior ? [["A", "before or after the word"]] : []),
       ["Space", "play"],
       ["/", "search"],
     ];
@@ -137,20 +153,29 @@ class Explorer {
         element(
           "div",
           { class: "heading" },
-          element("div", { class: "turn" }, turn(-1, "Previous", "P", "‹"), this.position, turn(1, "Next", "N", "›")),
+          element("div", { class: "turn" }, stepButton(-1, "Previous", "P", "‹"), this.position, stepButton(1, "Next", "N", "›")),
           this.name,
         ),
         element(
           "div",
           { class: "controls" },
           several ? group("runs", "Runs", this.runButtons) : null,
+          this.hasPosterior ? group("attentions", "Attention", this.attentionButtons) : null,
           group("styles", "Map", this.styleButtons),
           element("label", { class: "opacity" }, "Map ", this.slider),
           this.playButton,
         ),
         this.panelBox,
         this.referenceBox,
-        element("p", { class: "note" }, "The bar under a word is β: how far the gate let in what was seen."),
+        element(
+          "p",
+          { class: "note" },
+          "The bar under a word is the gate β. The bar under a picture is the map's value scale: attention per " +
+            "location; the tick is even attention.",
+          this.hasPosterior
+            ? " Before the word: the alphas, a prior. After the word: their posterior, once the word is known."
+            : "",
+        ),
         element(
           "p",
           { class: "keys" },
@@ -160,6 +185,7 @@ class Explorer {
       ),
     );
     this.setStyle(this.style);
+    this.setAttention(this.attention);
     this.play(false);
   }
 
@@ -173,7 +199,7 @@ class Explorer {
       item.setAttribute("aria-selected", String(k === index));
       item.tabIndex = k === index ? 0 : -1;
     });
-    this.#reveal(this.items[index], this.list);
+    this.#scrollTo(this.items[index], this.list);
     this.#count();
     this.references.replaceChildren(...image.references.map((text) => element("li", {}, text)));
     this.referenceBox.hidden = image.references.length === 0;
@@ -184,7 +210,7 @@ class Explorer {
   }
 
   /** Scroll the place around an item alone: scrollIntoView would move the page too. */
-  #reveal(item, around) {
+  #scrollTo(item, around) {
     const [box, outer] = [item.getBoundingClientRect(), around.getBoundingClientRect()];
     around.scrollTop += Math.min(0, box.top - outer.top) + Math.max(0, box.bottom - outer.bottom);
     around.scrollLeft += Math.min(0, box.left - outer.left) + Math.max(0, box.right - outer.right);
@@ -213,32 +239,38 @@ class Explorer {
 
   #showPanels() {
     const image = this.data.images[this.current];
-    const wanted = image.looks.filter((look) => this.run === null || look.run === this.data.runs[this.run]);
-    this.panels = wanted.map((look) => new Panel(this, image, look));
+    const focused = this.panelBox.contains(document.activeElement);
+    const wanted = image.runs.filter((run) => this.selected === null || run.run === this.data.runs[this.selected]);
+    this.panels = wanted.map((run) => new Panel(this, image, run));
     this.panelBox.replaceChildren(...this.panels.map((panel) => panel.root));
     if (!wanted.length) {
-      this.panelBox.append(element("p", {}, `${this.data.runs[this.run] ?? "No run"} has no caption of this image.`));
+      this.panelBox.append(element("p", {}, `${this.data.runs[this.selected] ?? "No run"} has no caption of this image.`));
     }
     this.panelBox.style.setProperty("--panels", Math.max(1, this.panels.length));
     this.runButtons.forEach((item, k) => {
-      const shown = this.run === (k ? k - 1 : null);
+      const shown = this.selected === (k ? k - 1 : null);
       item.setAttribute("aria-pressed", String(shown));
-      if (shown && item.parentElement) this.#reveal(item, item.parentElement);
+      if (shown && item.parentElement) this.#scrollTo(item, item.parentElement);
     });
     this.active = null;
     if (this.panels.length) this.activate(this.panels[0]);
+    if (focused) this.active?.focusWord();
   }
 
   /** Show one run, or all of them side by side (null); what is shown goes on at the word shown before. */
   showRun(run) {
-    if (run === this.run || run >= this.data.runs.length) return;
+    if (run === this.selected || run >= this.data.runs.length) return;
     const before = this.active;
     this.play(false);
-    this.run = run;
+    this.selected = run;
     if (this.current < 0) return;
     this.#showPanels();
-    const same = this.panels.find((panel) => panel.look === before?.look);
-    if (same) this.activate(same);
+    const same = this.panels.find((panel) => panel.run === before?.run);
+    if (same) {
+      const focused = this.panelBox.contains(document.activeElement);
+      this.activate(same);
+      if (focused) same.focusWord();
+    }
     if (before) this.follow(before);
   }
 
@@ -251,10 +283,10 @@ class Explorer {
   /** Let the other panels show the word that ``panel`` shows, where their captions have it. */
   follow(panel) {
     const { words } = panel.caption;
-    const word = words[panel.place.word];
-    const occurrence = words.slice(0, panel.place.word).filter((other) => other === word).length;
+    const word = words[panel.state.word];
+    const occurrence = words.slice(0, panel.state.word).filter((other) => other === word).length;
     for (const other of this.panels) {
-      if (other.look === panel.look) continue;
+      if (other.run === panel.run) continue;
       const found = [...other.caption.words.keys()].filter((step) => other.caption.words[step] === word);
       const step = found[Math.min(occurrence, found.length - 1)];
       if (step !== undefined) other.show(step, { lead: false });
@@ -262,10 +294,10 @@ class Explorer {
   }
 
   /** Mark a location in every panel with the same grid; null ends that. */
-  locate(panel, location) {
+  markLocation(panel, location) {
     this.location = location;
     for (const other of this.panels) {
-      const same = other.look.rows === panel.look.rows && other.look.columns === panel.look.columns;
+      const same = other.run.rows === panel.run.rows && other.run.columns === panel.run.columns;
       other.mark(same ? location : null);
     }
   }
@@ -276,17 +308,24 @@ class Explorer {
     this.panels.forEach((panel) => panel.draw());
   }
 
+  /** Show the alphas, "prior", or, where captions have one, their "posterior". */
+  setAttention(kind) {
+    this.attention = kind;
+    this.attentionButtons.forEach((item) => item.setAttribute("aria-pressed", String(item.dataset.attention === kind)));
+    this.panels.forEach((panel) => panel.redraw());
+  }
+
   /** Go through the words of the active panel, from the first one when the last is shown. */
   play(on = this.player === null) {
     clearInterval(this.player);
     this.player = null;
     if (on && this.active?.caption.words.length) {
       const step = () => {
-        const { place, caption } = this.active;
-        if (place.word >= caption.words.length - 1) this.play(false);
+        const { state, caption } = this.active;
+        if (state.word >= caption.words.length - 1) this.play(false);
         else this.active.move(1);
       };
-      if (this.active.place.word >= this.active.caption.words.length - 1) this.active.show(0);
+      if (this.active.state.word >= this.active.caption.words.length - 1) this.active.show(0);
       this.player = setInterval(step, PLAY_INTERVAL);
     }
     this.playButton.setAttribute("aria-pressed", String(this.player !== null));
@@ -295,7 +334,7 @@ class Explorer {
     this.playButton.replaceChildren(sign, element("span", {}, ` ${text}`));
   }
 
-  say(text) {
+  announce(text) {
     this.status.textContent = text;
   }
 
@@ -306,7 +345,7 @@ class Explorer {
       image.text ??= [
         image.name,
         ...image.references,
-        ...image.looks.flatMap((look) => look.captions.map((caption) => caption.words.join(" "))),
+        ...image.runs.flatMap((run) => run.captions.map((caption) => caption.words.join(" "))),
       ].join("\n").toLowerCase();
       const matches = wanted.every((word) => image.text.includes(word));
       this.items[index].hidden = !matches;
@@ -367,6 +406,7 @@ class Explorer {
     else if (key === "n") this.step(1);
     else if (key === "p") this.step(-1);
     else if (key === "s") this.setStyle(this.style === "smooth" ? "cells" : "smooth");
+    else if (key === "a" && this.hasPosterior) this.setAttention(this.attention === "prior" ? "posterior" : "prior");
     else if (key === " " && !onButton) this.play();
     else if (!panel) return false;
     else if (key === "arrowright") panel.move(1);
@@ -375,7 +415,7 @@ class Explorer {
     else if (key === "end") panel.move(Infinity);
     else if (key === "enter" && !onButton) panel.pin();
     else if (key === "escape") panel.unpin();
-    else if (key === "b") panel.showCaption((panel.place.caption + 1) % panel.look.captions.length);
+    else if (key === "b") panel.showCaption((panel.state.caption + 1) % panel.run.captions.length);
     else return false;
     return true;
   }

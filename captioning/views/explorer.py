@@ -1,7 +1,7 @@
 """The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
 
-It is explorer.html with explorer.css and three scripts: explorer_map.js (a map's pixels), explorer_panel.js (one run's
-caption) and explorer.js (images, runs and keys).
+It is explorer.html with explorer.css and four scripts: explorer_map.js (a map's pixels), explorer_stage.js (one
+picture), explorer_panel.js (one run's caption) and explorer.js (images, runs and keys).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
-from captioning.views import overlays
+from captioning.views import maps
 from captioning.views.page import render
 
 _LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
@@ -27,11 +27,12 @@ _JPEG_QUALITY = 90
 
 
 class Attended(Protocol):
-    """A caption and where its words looked, such as ``caption.Alternative``.
+    """A caption and the attention at its words, such as ``caption.Alternative``.
 
     Attributes:
         words: T words.
-        trace: of (T,) steps; step ``t`` belongs to ``words[t]``.
+        trace: of (T,) steps; step ``t`` belongs to ``words[t]``. Its posterior, if there is one, can be shown in place
+            of the alphas.
         log_probs: nats, T of the words or T + 1 with <end>; None if they are not known.
         score: what captions are ranked by.
     """
@@ -47,11 +48,11 @@ class Attended(Protocol):
 
 
 @dataclass(frozen=True)
-class Look:
+class RunCaptions:
     """One run's captions of an image with their attention. ``caption.Caption.for_explorer`` makes one.
 
     Attributes:
-        run: a name; looks of the same run on several images share it.
+        run: its name, the same on every image.
         captions: of the search, best first.
         cells: where the L locations lie on the view.
         references: what people wrote.
@@ -67,17 +68,17 @@ class Look:
 
 @dataclass(frozen=True)
 class ExploredImage:
-    """An image with the looks of one or several runs.
+    """An image with the captions of one or several runs.
 
     Attributes:
         view: exactly the pixels the model saw (``Preprocessing.view``).
         name: shown, and searched for.
-        looks: at most one per run.
+        runs: at most one entry per run.
     """
 
     view: Image.Image
     name: str
-    looks: Sequence[Look]
+    runs: Sequence[RunCaptions]
 
 
 def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explorer") -> str:
@@ -86,7 +87,7 @@ def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explo
     About 40 KB per image of 224 x 224 pixels and one run with a beam of three.
 
     Raises:
-        ValueError: the shapes of a look contradict each other.
+        ValueError: the shapes of a run's captions contradict each other.
     """
     return render("views/explorer_page.html", title=title, content=_content(images))
 
@@ -97,21 +98,22 @@ def explorer_fragment(images: Sequence[ExploredImage]) -> str:
     An element anywhere in that page with ``data-explore="NAME"`` shows the image of that name when it is clicked.
 
     Raises:
-        ValueError: the shapes of a look contradict each other.
+        ValueError: the shapes of a run's captions contradict each other.
     """
     return render("views/explorer.html", content=_content(images))
 
 
 def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
-    runs = dict.fromkeys(look.run for image in images for look in image.looks)
-    colors = (overlays.map_colors() * 255).round().astype(np.uint8)
+    runs = dict.fromkeys(run.run for image in images for run in image.runs)
+    colors = (maps.map_colors() * 255).round().astype(np.uint8)
     return {
         "map": {
             "colors": _base64(colors.tobytes()),
-            "sigmaOfSide": overlays.SIGMA_OF_SIDE,
-            "sigmaOfCell": overlays.SIGMA_OF_CELL,
-            "dimBelow": overlays.DIM_BELOW,
-            "dimChosen": overlays.DIM_CHOSEN,
+            "sigmaOfSide": maps.SIGMA_OF_SIDE,
+            "sigmaOfCell": maps.SIGMA_OF_CELL,
+            "dimBelow": maps.DIM_BELOW,
+            "dimChosen": maps.DIM_CHOSEN,
+            "dimView": maps.DIM_VIEW,
         },
         "runs": list(runs),
         "images": [_image(image) for image in images],
@@ -119,45 +121,39 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
 
 
 def _image(image: ExploredImage) -> dict[str, Any]:
-    runs = [look.run for look in image.looks]
-    if len(set(runs)) < len(runs):
-        raise ValueError(f"{image.name}: one look per run, got {runs}")
+    names = [run.run for run in image.runs]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{image.name}: one entry per run, got {names}")
     view = image.view.convert("RGB")
     view.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    references = dict.fromkeys(text for look in image.looks for text in look.references)  # runs share them
+    references = dict.fromkeys(text for run in image.runs for text in run.references)  # runs share them
     return {
         "name": image.name,
         "width": view.width,
         "height": view.height,
         "view": _data_uri(view),
         "references": list(references),
-        "looks": [_look(look, f"{image.name}, {look.run}") for look in image.looks],
+        "runs": [_run(run, f"{image.name}, {run.run}") for run in image.runs],
     }
 
 
-def _look(look: Look, where: str) -> dict[str, Any]:
-    rows, columns = look.cells.grid_size
-    height, width = look.cells.size
+def _run(run: RunCaptions, where: str) -> dict[str, Any]:
+    rows, columns = run.cells.grid_size
+    height, width = run.cells.size
     return {
-        "run": look.run,
+        "run": run.run,
         "rows": rows,
         "columns": columns,
-        "offset": [look.cells.offset[0] / height, look.cells.offset[1] / width],  # of the view's sides
-        "stride": [look.cells.stride[0] / height, look.cells.stride[1] / width],
-        "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in look.numbers.items()},
-        "captions": [_caption(caption, rows * columns, where) for caption in look.captions],
+        "offset": [run.cells.offset[0] / height, run.cells.offset[1] / width],  # of the view's sides
+        "stride": [run.cells.stride[0] / height, run.cells.stride[1] / width],
+        "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in run.numbers.items()},
+        "captions": [_caption(caption, rows * columns, where) for caption in run.captions],
     }
 
 
 def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
-    alphas = np.asarray(caption.trace.alphas, dtype=np.float32)
-    steps = len(caption.words)
-    if alphas.size == 0:
-        alphas = alphas.reshape(steps, cells)
-    if alphas.shape != (steps, cells):
-        raise ValueError(f"{where}: alphas must be ({steps}, {cells}), got {alphas.shape}")
-    if not (np.isfinite(alphas) & (alphas >= 0)).all():
-        raise ValueError(f"{where}: alphas must be finite and at least 0")
+    steps, posterior = len(caption.words), caption.trace.posterior
+    prior = _attention(caption.trace.alphas, (steps, cells), f"{where}: alphas")
     betas = None if caption.trace.betas is None else np.asarray(caption.trace.betas, dtype=np.float32)
     if betas is not None and betas.shape != (steps,):
         raise ValueError(f"{where}: betas must be ({steps},), one per word, got {betas.shape}")
@@ -165,18 +161,29 @@ def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {len(caption.log_probs)} log_probs for {steps} words")
     if len(chosen := caption.trace.chosen()) != steps:
         raise ValueError(f"{where}: locations must be ({steps},), one per word, got {len(chosen)}")
-    peaks = alphas.max(axis=1, initial=0)
-    # A byte per alpha, of its row's maximum: finer than the map's 256 colours show.
-    levels = np.rint(alphas / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
     return {
         "words": list(caption.words),
         "score": None if caption.score is None else _number(caption.score),
         "logProbs": None if caption.log_probs is None else [_number(value) for value in caption.log_probs[:steps]],
         "betas": None if betas is None else [_number(value) for value in betas],
-        "peaks": [_number(value) for value in peaks],
-        "levels": _base64(levels.tobytes()),
+        "prior": prior,
+        "posterior": None if posterior is None else _attention(posterior, (steps, cells), f"{where}: posterior"),
         "chosen": chosen,
     }
+
+
+def _attention(values: Any, shape: tuple[int, int], what: str) -> dict[str, Any]:
+    """Attention (T, L) as a byte per location, of its word's peak: finer than the map's 256 colours show."""
+    attention = np.asarray(values, dtype=np.float32)
+    if attention.size == 0:
+        attention = attention.reshape(shape)
+    if attention.shape != shape:
+        raise ValueError(f"{what} must be ({shape[0]}, {shape[1]}), got {attention.shape}")
+    if not (np.isfinite(attention) & (attention >= 0)).all():
+        raise ValueError(f"{what} must be finite and at least 0")
+    peaks = attention.max(axis=1, initial=0)
+    levels = np.rint(attention / np.where(peaks > 0, peaks, 1)[:, None] * 255).astype(np.uint8)
+    return {"peaks": [_number(value) for value in peaks], "levels": _base64(levels.tobytes())}
 
 
 def _number(value: float) -> float | None:

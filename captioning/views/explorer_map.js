@@ -1,4 +1,4 @@
-// A map's pixels. The counterpart of captioning/views/overlays.py: the same blur, scale and colours; the constants come
+// A map's pixels. The counterpart of captioning/views/maps.py: the same blur, scale and colours; the constants come
 // from there with the data.
 
 /** The bytes of base64 text. */
@@ -60,7 +60,7 @@ class AttentionMap {
 
   /**
    * (height x width) with the values' own scale; alpha is (rows x columns), and its least is drawn where no cell is.
-   * @param grid a look, with the rows and columns of its cells and their offset and stride in the view's sides.
+   * @param grid rows and columns of the cells, and their offset and stride in the view's sides.
    */
   smooth(alpha, grid, height, width) {
     const { rows, columns, offset, stride } = grid;
@@ -107,49 +107,46 @@ class AttentionMap {
   }
 
   /**
-   * Values as strengths in 0..1: of their maximum, or of three times even attention over L locations if that is more.
-   * @param dimmed whether a cell was chosen from them, which is to stand out.
+   * The value that is drawn brightest: the maximum, or three times even attention over L locations if that is more.
+   * @param dimmed whether a cell was chosen from the values, which is to stand out: no value is then drawn brightest.
    */
-  strengths(values, locations, dimmed) {
+  scaleEnd(values, locations, dimmed) {
     let most = this.constants.dimBelow / locations;
     for (const value of values) if (value > most) most = value;
-    const scale = (dimmed ? this.constants.dimChosen : 1) / most;
-    const strengths = new Float32Array(values.length);
-    for (let place = 0; place < values.length; place++) strengths[place] = scale * values[place];
-    return strengths;
+    return most / (dimmed ? this.constants.dimChosen : 1);
   }
 
   /**
    * Pixels of the view (RGBA) with a map on them.
-   * @param opacity 0 leaves the view as it is, 1 gives the published figure: the map's colours on a darkened grey.
+   * @param end the value that is drawn brightest.
+   * @param opacity 0 leaves the view as it is, 1 gives the published figure: the map's colours on the dimmed view.
    */
-  lit(view, strength, opacity) {
+  painted(view, values, end, opacity) {
     const { colors } = this;
-    const lit = new Uint8ClampedArray(view.length);
+    const dim = this.constants.dimView;
+    const painted = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
-      const level = (0.299 * view[at] + 0.587 * view[at + 1] + 0.114 * view[at + 2]) / 255;
-      const background = 0.12 + 0.55 * level;
-      const share = 0.8 * strength[pixel];
-      const ground = 255 * background * (1 - share);
-      const shade = share * (0.72 + 0.5 * background); // the map takes on the picture's light and shade
-      const color = 3 * Math.floor(strength[pixel] * 255);
+      const luminance = (0.299 * view[at] + 0.587 * view[at + 1] + 0.114 * view[at + 2]) / 255;
+      const strength = values[pixel] / end;
+      const share = 0.75 * strength;
+      const shade = share * (0.6 + 0.5 * luminance); // the map takes on the view's light and shade
+      const color = 3 * Math.floor(strength * 255);
       for (let channel = 0; channel < 3; channel++) {
-        const figure = Math.min(255, ground + colors[color + channel] * shade);
-        lit[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
+        const figure = Math.min(255, dim * view[at + channel] * (1 - share) + colors[color + channel] * shade);
+        painted[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
       }
-      lit[at + 3] = 255;
+      painted[at + 3] = 255;
     }
-    return lit;
+    return painted;
   }
 
-  /** RGBA pixels of strengths in 0..1. */
-  colored(strength) {
-    const colored = new Uint8ClampedArray(4 * strength.length);
-    strength.forEach((value, pixel) => {
-      const color = 3 * Math.floor(value * 255);
+  /** RGBA pixels of values, in the map's colours alone. */
+  colored(values, end) {
+    const colored = new Uint8ClampedArray(4 * values.length);
+    values.forEach((value, pixel) => {
+      const color = 3 * Math.floor((value / end) * 255);
       colored.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
     });
     return colored;
   }
 }
-

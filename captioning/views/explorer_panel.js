@@ -16,49 +16,41 @@ function button(attributes, ...children) {
 }
 
 /** A number with so many digits after the point; a dash where there is none. */
-function short(value, digits = 2) {
+function fixed(value, digits = 2) {
   return value === null ? "–" : Number(value).toFixed(digits).replace("-", "−");
 }
 
+/** A positive number with two significant digits, without an exponent. */
+function significant(value) {
+  return Number(value).toFixed(Math.max(2, 1 - Math.floor(Math.log10(value))));
+}
+
 /** The index in 0..count-1 of a pointer along one side of an element. */
-function along(position, start, length, count) {
+function indexAt(position, start, length, count) {
   return Math.max(0, Math.min(count - 1, Math.floor(((position - start) / length) * count)));
 }
 
-/** One run's caption of the image shown: picture, words, other captions of its beam, alignment matrix. */
+/** One run's caption of the image shown: pictures, words, other captions of its beam, alignment matrix. */
 class Panel {
-  constructor(explorer, image, look) {
+  constructor(explorer, image, run) {
     this.explorer = explorer;
     this.image = image;
-    this.look = look;
-    this.locations = look.rows * look.columns;
-    this.place = explorer.placeOf(look);
-    this.canvas = element("canvas", { role: "img" });
-    this.chosenFrame = element("div", { class: "frame chosen", hidden: true });
-    this.hereFrame = element("div", { class: "frame here", hidden: true });
-    this.stage = element(
-      "div",
-      {
-        class: "stage",
-        onpointermove: (event) => this.#pointAtPicture(event),
-        onpointerdown: (event) => this.#pointAtPicture(event),
-        onpointerleave: (event) => this.#leaveLocation(event),
-      },
-      this.canvas,
-      this.chosenFrame,
-      this.hereFrame,
-    );
+    this.run = run;
+    this.locations = run.rows * run.columns;
+    this.state = explorer.stateOf(run);
+    this.stages = [new Stage(this), new Stage(this)]; // the first is in use while two words are pinned
+    this.stageBox = element("div", { class: "stages" }, this.stages[1].root);
     this.words = element("div", {
       class: "words",
       role: "toolbar",
-      "aria-label": `Words of the caption by ${look.run}`,
+      "aria-label": `Words of the caption by ${run.run}`,
       onpointerover: (event) => this.#overWord(event),
-      onpointerleave: () => this.rest(),
+      onpointerleave: () => this.returnToPin(),
       onfocusin: (event) => this.#overWord(event),
       onclick: (event) => this.#clickWord(event),
     });
     this.details = element("p", { class: "details" });
-    this.beam = element("ol", { class: "beam", "aria-label": `Captions of the beam of ${look.run}, best first` });
+    this.beam = element("ol", { class: "beam", "aria-label": `Captions of the beam of ${run.run}, best first` });
     this.labels = element("div", { class: "labels", "aria-hidden": "true" });
     this.matrix = element("canvas", {
       class: "matrix",
@@ -70,29 +62,29 @@ class Panel {
       onpointerleave: (event) => this.#leaveMatrix(event),
       onclick: () => this.pin(),
     });
-    this.rowMark = element("div", { class: "mark row" });
+    this.rowMarks = this.stages.map(() => element("div", { class: "mark row" }));
     this.columnMark = element("div", { class: "mark column", hidden: true });
-    const numbers = Object.entries(look.numbers).map(([name, value]) =>
+    const numbers = Object.entries(run.numbers).map(([name, value]) =>
       element(
         "span",
         { class: "number" },
         `${name} `,
-        element("b", {}, typeof value === "string" ? value : short(value, 3)),
+        element("b", {}, typeof value === "string" ? value : fixed(value, 3)),
       ),
     );
     this.root = element(
       "article",
       {
         class: "panel",
-        "data-run": look.run,
+        "data-run": run.run,
         onpointerenter: () => explorer.activate(this),
         onfocusin: () => explorer.activate(this),
       },
-      element("h3", { title: look.run }, look.run),
+      element("h3", { title: run.run }, run.run),
       element(
         "div",
         { class: "body" },
-        this.stage,
+        this.stageBox,
         element(
           "div",
           { class: "reading" },
@@ -101,7 +93,7 @@ class Panel {
           element("div", { class: "numbers" }, ...numbers),
           element("h4", {}, "Beam, with scores"),
           this.beam,
-          element("h4", {}, "Words × locations"),
+          element("h4", {}, "Attention of words (rows) over locations (columns)"),
           element(
             "div",
             { class: "alignment" },
@@ -111,7 +103,7 @@ class Panel {
               { class: "grid" },
               this.matrix,
               element("div", { class: "lines" }),
-              this.rowMark,
+              ...this.rowMarks,
               this.columnMark,
             ),
             element(
@@ -125,49 +117,61 @@ class Panel {
       ),
     );
     this.#fillBeam();
-    this.showCaption(this.place.caption, { ...this.place, lead: false });
+    this.showCaption(this.state.caption, { ...this.state, lead: false });
   }
 
   get caption() {
-    return this.look.captions[this.place.caption];
+    return this.run.captions[this.state.caption];
   }
 
-  /** (T x L) as bytes, decoded once. */
-  get levels() {
-    return (this.caption.decoded ??= bytes(this.caption.levels));
+  /** Whether the posterior is shown: it is asked for, and the caption has one. */
+  get showsPosterior() {
+    return this.explorer.attention === "posterior" && this.caption.posterior !== null;
   }
 
-  /** Alphas of one word, (L). */
-  alphas(word) {
-    const peak = this.caption.peaks[word] / 255;
-    const levels = this.levels.subarray(word * this.locations, (word + 1) * this.locations);
-    return Float32Array.from(levels, (level) => level * peak);
+  /** The attention that is shown: levels (T x L) as bytes, decoded once, in parts of 255 of each word's peak. */
+  get shown() {
+    const shown = this.showsPosterior ? this.caption.posterior : this.caption.prior;
+    shown.decoded ??= bytes(shown.levels);
+    return shown;
+  }
+
+  /** The attention of one word over the locations, (L). */
+  distribution(step) {
+    const { decoded, peaks } = this.shown;
+    const levels = decoded.subarray(step * this.locations, (step + 1) * this.locations);
+    return Float32Array.from(levels, (level) => (level * peaks[step]) / 255);
   }
 
   #fillBeam() {
-    const alone = this.look.captions.length === 1;
+    const alone = this.run.captions.length === 1;
     this.beam.hidden = alone;
     this.beam.previousSibling.hidden = alone;
     this.beam.replaceChildren(
-      ...this.look.captions.map((caption, rank) =>
+      ...this.run.captions.map((caption, rank) =>
         element(
           "li",
           {},
           button(
-            { class: "told", "data-rank": rank, onclick: () => this.showCaption(rank) },
+            { class: "hypothesis", "data-rank": rank, onclick: () => this.showCaption(rank) },
             element("span", {}, caption.words.join(" ") || "(no words)"),
-            element("span", { class: "score" }, caption.score === null ? "" : short(caption.score)),
+            element("span", { class: "score" }, caption.score === null ? "" : fixed(caption.score)),
           ),
         ),
       ),
     );
   }
 
-  /** Show another caption of the beam, from its first word unless told where it was left. */
-  showCaption(rank, { word = 0, pinned = null, lead = true } = {}) {
-    Object.assign(this.place, { caption: rank, word, pinned });
+  /**
+   * Show another caption of the beam.
+   * @param word, pins where to begin, the first word without pins by default.
+   * @param lead whether the other runs follow to the same word.
+   */
+  showCaption(rank, { word = 0, pins = [], lead = true } = {}) {
+    const focused = this.words.contains(document.activeElement);
+    Object.assign(this.state, { caption: rank, word, pins });
     const { words, betas } = this.caption;
-    this.beam.querySelectorAll(".told").forEach((told, k) => told.setAttribute("aria-pressed", String(k === rank)));
+    this.beam.querySelectorAll(".hypothesis").forEach((item, k) => item.setAttribute("aria-pressed", String(k === rank)));
     this.words.replaceChildren(
       ...words.map((text, step) =>
         button(
@@ -177,7 +181,7 @@ class Panel {
             ? null
             : element(
                 "span",
-                { class: "gate", title: `β ${short(betas[step])}` },
+                { class: "gate", title: `β ${fixed(betas[step])}` },
                 element("span", { style: `width:${100 * (betas[step] ?? 0)}%` }),
               ),
         ),
@@ -186,24 +190,23 @@ class Panel {
     this.labels.replaceChildren(...words.map((text) => element("span", {}, text)));
     const alignment = this.root.querySelector(".alignment");
     alignment.style.setProperty("--words", words.length);
-    alignment.style.setProperty("--rows", this.look.rows);
-    this.#drawMatrix();
+    alignment.style.setProperty("--rows", this.run.rows);
     this.show(Math.min(word, words.length - 1), { lead });
+    this.#drawMatrix();
+    if (focused) this.focusWord();
   }
 
-  /** Show where one word looked; the other runs follow to their own such word. */
+  /** Show the attention of one word; the other runs follow to the same word of their captions if this one leads. */
   show(word, { lead = true } = {}) {
-    this.place.word = Math.max(0, word);
+    this.state.word = Math.max(0, word);
     this.words.querySelectorAll(".word").forEach((item, step) => {
-      const shown = step === this.place.word;
-      item.setAttribute("aria-pressed", String(step === this.place.pinned));
+      const shown = step === this.state.word;
+      item.setAttribute("aria-pressed", String(this.state.pins.includes(step)));
       if (shown) item.setAttribute("aria-current", "true");
       else item.removeAttribute("aria-current");
       item.tabIndex = shown ? 0 : -1;
     });
-    [...this.labels.children].forEach((label, step) => label.classList.toggle("shown", step === this.place.word));
-    this.rowMark.style.setProperty("--row", this.place.word);
-    this.rowMark.hidden = this.caption.words.length === 0;
+    [...this.labels.children].forEach((label, step) => label.classList.toggle("shown", step === this.state.word));
     this.draw();
     this.#describe();
     if (lead) this.explorer.follow(this);
@@ -211,68 +214,67 @@ class Panel {
 
   move(steps) {
     const last = this.caption.words.length - 1;
-    this.show(Math.max(0, Math.min(last, this.place.word + steps)));
-    if (this.words.contains(document.activeElement)) this.words.children[this.place.word]?.focus();
+    const focused = this.words.contains(document.activeElement);
+    this.show(Math.max(0, Math.min(last, this.state.word + steps)));
+    if (focused) this.focusWord();
   }
 
-  /** Hold the word that is shown, or let it go when it is held already. */
+  /** Pin the word that is shown, or release it if it is pinned. A third pin replaces the first. */
   pin() {
+    const { state } = this;
     if (this.caption.words.length === 0) return;
-    this.place.pinned = this.place.pinned === this.place.word ? null : this.place.word;
-    this.show(this.place.word);
+    if (state.pins.includes(state.word)) state.pins = state.pins.filter((step) => step !== state.word);
+    else state.pins = [...state.pins.slice(-1), state.word];
+    this.show(state.word);
   }
 
   unpin() {
-    this.place.pinned = null;
-    this.show(this.place.word);
+    this.state.pins = [];
+    this.show(this.state.word);
   }
 
-  /** Back to the word that is held, if one is. */
-  rest() {
-    if (this.place.pinned !== null && this.place.pinned !== this.place.word) this.show(this.place.pinned);
+  /** Back to the word that was pinned last, if one is. */
+  returnToPin() {
+    const { pins, word } = this.state;
+    if (pins.length && !pins.includes(word)) this.show(pins[pins.length - 1]);
+  }
+
+  focusWord() {
+    this.words.children[this.state.word]?.focus({ preventScroll: true });
+  }
+
+  /** The words in the pictures: the one that is shown, beside the other pinned one where two are. */
+  get #pictured() {
+    const { word, pins } = this.state;
+    if (this.caption.words.length === 0) return [null, null];
+    return [pins.length < 2 ? null : pins[pins[0] === word ? 1 : 0], word];
   }
 
   draw() {
-    const { width, height, pixels } = this.image;
-    if (!pixels) return; // the picture is still being decoded, and draws when it is there
-    const { map, style, opacity } = this.explorer;
-    const word = this.caption.words[this.place.word];
-    this.canvas.width = width;
-    this.canvas.height = height;
-    this.stage.style.setProperty("--aspect", width / height);
-    const drawing = this.canvas.getContext("2d", { willReadFrequently: true }); // made of pixels: no work for a GPU
-    const chosen = word === undefined ? null : this.caption.chosen[this.place.word];
-    if (word === undefined) {
-      drawing.putImageData(pixels, 0, 0);
-    } else {
-      const alpha = this.alphas(this.place.word);
-      const spread = map[style](alpha, this.look, height, width);
-      const strength = map.strengths(spread, this.locations, chosen !== null);
-      drawing.putImageData(new ImageData(map.lit(pixels.data, strength, opacity), width, height), 0, 0);
+    const pictured = this.#pictured;
+    const [first, second] = this.stages;
+    const pair = pictured[0] !== null;
+    if (pair !== this.stageBox.contains(first.root)) {
+      // Two pictures are smaller than one; where there is a pointer, the words stay under it.
+      const keep = pair && matchMedia("(hover: hover)").matches;
+      this.stageBox.style.minHeight = keep ? `${this.stageBox.getBoundingClientRect().height}px` : "";
+      if (pair) second.root.before(first.root);
+      else first.root.remove();
+      this.stageBox.classList.toggle("pair", pair);
     }
-    this.#frame(this.chosenFrame, chosen);
-    this.canvas.setAttribute(
-      "aria-label",
-      word === undefined ? this.image.name : `${this.image.name}: where ${this.look.run} looked at “${word}”`,
-    );
+    if (pair) first.draw(pictured[0]);
+    second.draw(pictured[1]);
+    this.rowMarks.forEach((mark, k) => {
+      mark.hidden = pictured[k] === null;
+      mark.style.setProperty("--row", pictured[k] ?? 0);
+    });
   }
 
-  #frame(frame, location) {
-    frame.hidden = location === null;
-    if (location === null) return;
-    const { columns, offset, stride } = this.look;
-    const side = (cell, axis) => {
-      const centre = offset[axis] + cell * stride[axis];
-      const [start, end] = [centre - stride[axis] / 2, centre + stride[axis] / 2];
-      return [start, end].map((edge) => 100 * Math.max(0, Math.min(1, edge))); // inside the view
-    };
-    const [top, bottom] = side(Math.floor(location / columns), 0);
-    const [left, right] = side(location % columns, 1);
-    frame.style.left = `${left}%`;
-    frame.style.top = `${top}%`;
-    frame.style.width = `${right - left}%`;
-    frame.style.height = `${bottom - top}%`;
-    frame.dataset.location = location;
+  /** Draw again after the attention to be shown has changed. */
+  redraw() {
+    this.draw();
+    this.#drawMatrix();
+    this.mark(this.explorer.location);
   }
 
   #drawMatrix() {
@@ -284,18 +286,19 @@ class Panel {
       "aria-label",
       `Alignment of ${steps} words with ${this.locations} locations, the image's rows one after the other`,
     );
-    const drawing = this.matrix.getContext("2d");
+    const context = this.matrix.getContext("2d");
     for (let step = 0; step < steps; step++) {
       const chosen = this.caption.chosen[step];
-      const colored = map.colored(map.strengths(this.alphas(step), this.locations, chosen !== null));
+      const values = this.distribution(step);
+      const colored = map.colored(values, map.scaleEnd(values, this.locations, chosen !== null));
       if (chosen !== null) colored.fill(255, 4 * chosen, 4 * chosen + 4);
-      drawing.putImageData(new ImageData(colored, this.locations, 1), 0, step);
+      context.putImageData(new ImageData(colored, this.locations, 1), 0, step);
     }
   }
 
-  /** Mark a location in picture and matrix, and shade the words by how much they looked there; null ends that. */
+  /** Mark a location in pictures and matrix, and shade the words by their attention to it; null ends that. */
   mark(location) {
-    this.#frame(this.hereFrame, location);
+    this.stages.forEach((stage) => stage.mark(location));
     this.columnMark.hidden = location === null;
     if (location !== null) {
       this.columnMark.style.left = `${(100 * location) / this.locations}%`;
@@ -303,76 +306,71 @@ class Panel {
     }
     this.words.classList.toggle("by-location", location !== null);
     this.words.querySelectorAll(".word").forEach((item, step) => {
-      const share = location === null ? 0 : this.levels[step * this.locations + location] / 255;
-      item.style.setProperty("--here", share.toFixed(3));
+      const share = location === null ? 0 : this.shown.decoded[step * this.locations + location] / 255;
+      item.style.setProperty("--share", share.toFixed(3));
     });
     this.#describe(location);
   }
 
   #describe(location = null) {
     const { words, betas, logProbs, chosen } = this.caption;
-    const step = this.place.word;
+    const step = this.state.word;
     if (words.length === 0) {
       this.details.textContent = "This caption has no words.";
       return;
     }
-    const { columns } = this.look;
+    const { columns } = this.run;
     const where = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
-    const alpha = this.alphas(step);
-    const total = alpha.reduce((sum, value) => sum + value, 0) || 1;
-    const shares = alpha.map((value) => value / total);
+    const attention = this.distribution(step);
+    const symbol = this.showsPosterior ? "posterior" : "α";
+    const total = attention.reduce((sum, value) => sum + value, 0) || 1;
+    const shares = attention.map((value) => value / total);
     const entropy = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
-    const strongest = alpha.indexOf(alpha.reduce((most, value) => Math.max(most, value), 0));
+    const strongest = attention.indexOf(attention.reduce((most, value) => Math.max(most, value), 0));
     const parts = [`“${words[step]}”, word ${step + 1} of ${words.length}`];
-    if (this.place.pinned === step) parts.push("pinned");
-    if (logProbs !== null && logProbs[step] !== null) parts.push(`probability ${short(Math.exp(logProbs[step]))}`);
-    if (betas !== null) parts.push(`β ${short(betas[step])}`);
-    if (location !== null) parts.push(`α ${short(alpha[location], 4)} in ${where(location)}`);
-    else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${short(alpha[chosen[step]], 3)}`);
+    if (this.state.pins.includes(step)) parts.push("pinned");
+    if (logProbs !== null && logProbs[step] !== null) parts.push(`probability ${fixed(Math.exp(logProbs[step]))}`);
+    if (betas !== null) parts.push(`β ${fixed(betas[step])}`);
+    if (location !== null) parts.push(`${symbol} ${fixed(attention[location], 4)} in ${where(location)}`);
+    else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
     else parts.push(`strongest in ${where(strongest)}`);
     parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
+    if (this.explorer.attention === "posterior" && !this.showsPosterior) parts.push("has no posterior");
     this.details.textContent = parts.join(" · ");
-    if (this.explorer.active === this) this.explorer.say(`${this.look.run}: ${this.details.textContent}`);
+    if (this.explorer.active === this) this.explorer.announce(`${this.run.run}: ${this.details.textContent}`);
   }
 
-  #lookAt(step) {
-    if (step !== this.place.word) this.show(step);
+  #showStep(step) {
+    if (step !== this.state.word) this.show(step);
   }
 
   #overWord(event) {
     const word = event.target.closest(".word");
-    if (word) this.#lookAt(Number(word.dataset.step));
+    if (word) this.#showStep(Number(word.dataset.step));
   }
 
   #clickWord(event) {
     const word = event.target.closest(".word");
     if (!word) return;
-    this.#lookAt(Number(word.dataset.step));
+    this.#showStep(Number(word.dataset.step));
     this.pin();
-  }
-
-  #pointAtPicture(event) {
-    const box = this.stage.getBoundingClientRect();
-    const { rows, columns, offset, stride } = this.look;
-    const row = nearestCell((event.clientY - box.top) / box.height, offset[0], stride[0], rows);
-    const column = nearestCell((event.clientX - box.left) / box.width, offset[1], stride[1], columns);
-    this.explorer.locate(this, row * columns + column);
+    this.focusWord(); // some browsers give a clicked button no focus
   }
 
   #pointAtMatrix(event) {
     if (this.caption.words.length === 0) return;
     const box = this.matrix.getBoundingClientRect();
-    this.#lookAt(along(event.clientY, box.top, box.height, this.caption.words.length));
-    this.explorer.locate(this, along(event.clientX, box.left, box.width, this.locations));
+    this.#showStep(indexAt(event.clientY, box.top, box.height, this.caption.words.length));
+    this.explorer.markLocation(this, indexAt(event.clientX, box.left, box.width, this.locations));
   }
 
-  #leaveLocation(event) {
-    if (event.pointerType !== "touch") this.explorer.locate(this, null); // a finger that lifts has not lost interest
+  leaveLocation(event) {
+    if (event.pointerType !== "touch") this.explorer.markLocation(this, null); // a lifted finger keeps the mark
   }
 
   #leaveMatrix(event) {
-    this.#leaveLocation(event);
-    this.rest();
+    this.leaveLocation(event);
+    this.returnToPin();
   }
 
   #matrixKey(event) {
@@ -382,7 +380,7 @@ class Panel {
       const [words, locations] = moves[event.key];
       this.move(words);
       const location = (this.explorer.location ?? 0) + locations;
-      this.explorer.locate(this, Math.max(0, Math.min(this.locations - 1, location)));
+      this.explorer.markLocation(this, Math.max(0, Math.min(this.locations - 1, location)));
     } else return;
     event.preventDefault();
     event.stopPropagation();

@@ -1,38 +1,50 @@
-"""The paper's figure: the image as the model saw it, then where it looked at each word (Xu et al. 2015, Fig. 2, 3)."""
+"""The paper's figure: the image, then where the model looked at each word (Xu et al. 2015, Fig. 2, 3)."""
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
+from captioning.views.maps import Painted, Style, map_colors, mask_greys, paint_color, paint_mask
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The authors' figures: 14 x 14 alphas upsampled x 16 and smoothed with a Gaussian of 20 pixels, on 224 pixels.
-SIGMA_OF_SIDE = 20 / 224
-SIGMA_OF_CELL = 20 / 16
-
-DIM_BELOW = 3.0  # times even attention: a map whose maximum is lower does not reach full brightness
-DIM_CHOSEN = 0.8  # of its brightness: a distribution beneath the cell that was drawn from it
-
-_COLUMNS = 6
-_PANEL = 1.6  # inches, a panel's longer side
+_COLUMNS = 7
+_PANEL = 1.75  # inches, a panel's longer side
 _GAP = 0.09
-_TITLE = 0.30  # inches above a panel, for the word
-_BETA = 0.20  # inches below it
+_TITLE = 0.27  # inches above a word's panels
+_NUMBERS = 0.22  # inches below a panel
+_SIDE = 0.22  # inches beside a word's panels, for what they are called
 _MARGIN = 0.12
-_MINIMUM_SIDE = 224  # pixels; maps of smaller views are drawn on an enlarged view, so that they stay smooth
-_COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
+_CAPTION = 0.34  # inches
+_SCALE = 0.34
+_PANEL_PIXELS = 224, 448  # of a panel's shorter side at least, so that maps stay smooth; of its longer side at most
+_PHOTO_PIXELS = 1024  # of the whole image's longer side at most: no figure shows more
+
+Box = tuple[float, float, float, float]
+"""(left, top, right, bottom)"""
+
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+
+
+class _Style(NamedTuple):
+    paint: Callable[..., Painted]
+    colors: Callable[[], NDArray[np.float32]]  # of the value scale, (256, 3)
+
+
+_STYLES: dict[Style, _Style] = {
+    "color": _Style(paint_color, map_colors),
+    "paper": _Style(paint_mask, mask_greys),
+}
 
 
 def attention_figure(
@@ -41,21 +53,25 @@ def attention_figure(
     trace: AttentionTrace,
     cells: CellGrid,
     *,
-    title: str | None = None,
+    photo: Image.Image | None = None,
+    region: Box = WHOLE,
+    style: Style = "color",
 ) -> Figure:
-    """Return the view followed by one panel per word, the attention as colour over the greyed view.
+    """Return the image and its caption, followed by a panel per word with the attention over what the model saw.
 
-    Every map is scaled from zero to its own maximum, or to three times even attention if that is more: maps compare in
-    shape, and a map that looks everywhere stays dim. Where hard attention chose one cell, the cell is outlined and the
-    distribution it was chosen from is dimmed. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of
-    it.
+    Every map has its own scale, whose ends stand beneath it: smoothed alphas. Where hard attention chose one cell, the
+    cell is outlined and the distribution it was chosen from is dimmed. Where the trace has a posterior, every word has
+    two panels: its attention before it was known (the alphas, a prior) and after. Save with
+    ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of it.
 
     Args:
         view: exactly the pixels the model saw (``Preprocessing.view``).
         words: T words.
         trace: of the (T,) words' steps; the gate is written beneath each panel.
         cells: where the L locations lie on the view.
-        title: above all panels.
+        photo: the whole image, shown and painted on in place of the view, with the view's place marked.
+        region: the view's place in ``photo``, in shares of its width and height (``Preprocessing.region``).
+        style: "color" on the dimmed image, or the white mask of the "paper".
 
     Raises:
         ValueError: the shapes contradict each other.
@@ -63,175 +79,194 @@ def attention_figure(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    alphas = np.asarray(trace.alphas, dtype=np.float32)
-    rows, columns = cells.grid_size
-    if alphas.shape != (len(words), rows * columns):
-        raise ValueError(
-            f"alphas must be ({len(words)}, {rows * columns}) for {len(words)} words on a grid of "
-            f"{rows} x {columns}, got {alphas.shape}"
-        )
-    gates = None if trace.betas is None else np.asarray(trace.betas, dtype=np.float32)
-    if gates is not None and gates.shape != (len(words),):
-        raise ValueError(f"betas must be ({len(words)},), one per word, got {gates.shape}")
-    if len(chosen := trace.chosen()) != len(words):
-        raise ValueError(f"locations must be ({len(words)},), one per word, got {len(chosen)}")
-
-    layout = _Layout(len(words) + 1, view.size, with_betas=gates is not None, with_title=title is not None)
+    maps, gates, chosen = _checked(words, trace, cells)
+    whole = view if photo is None else photo
+    background = _background(whole, region)
+    layout = _Layout(len(words), background.shape[1] / background.shape[0], maps=len(maps))
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     # One axes in inches, y downwards, for all panels: an axes of its own for each costs more than drawing it.
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set(xlim=(0, layout.width), ylim=(layout.height, 0), autoscale_on=False)
-    if title is not None:
-        _text(axes, layout.width / 2, _MARGIN + 0.11, title, size=12, fit=layout.width - 2 * _MARGIN, weight="bold")
-
-    picture = np.asarray(view.convert("RGB"))
-    _panel(axes, layout, 0, picture)
-    background = _greyed(view)
-    for t, word in enumerate(words):
-        brightness = 1.0 if chosen[t] is None else DIM_CHOSEN
-        x, y = _panel(axes, layout, t + 1, _lit(background, alphas[t], cells, brightness))
-        if (location := chosen[t]) is not None:
-            _outline(axes, layout, t + 1, location, cells)
-        _text(axes, x + layout.panel_width / 2, y - 0.12, word, size=11, fit=layout.panel_width)
-        if gates is not None:
-            below = y + layout.panel_height + 0.10
-            label = f"\N{GREEK SMALL LETTER BETA} {gates[t]:.2f}"
-            _text(axes, x + layout.panel_width / 2, below, label, size=8.5, color="0.35")
+    _text(axes, layout.width / 2, _CAPTION / 2, " ".join(words), size=12, fit=layout.width - 2 * _MARGIN, weight="bold")
+    _draw_photo(axes, layout, whole, region)
+    scaled = cells.scaled((background.shape[0], background.shape[1]))
+    for step, word in enumerate(words):
+        left, top = layout.word(step)
+        _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
+        for number, name in enumerate(maps):
+            place = left, layout.panel_top(top, number), layout.panel_width, layout.panel_height
+            painted = _STYLES[style].paint(background, maps[name][step], scaled, chosen=chosen[step] is not None)
+            _picture(axes, painted.pixels, place)
+            if (location := chosen[step]) is not None:
+                _outline(axes, place, _in_panel(cells, location))
+            numbers = f"{_short(painted.low)} to {_short(painted.high)}"
+            if gates is not None and number == 0:
+                numbers = f"\N{GREEK SMALL LETTER BETA} {gates[step]:.2f} · {numbers}"
+            below = place[1] + place[3] + _NUMBERS / 2
+            _text(axes, left + place[2] / 2, below, numbers, size=8, fit=place[2], color="0.35")
+            if len(maps) > 1 and layout.is_first(step):
+                _text(axes, left - _SIDE / 2, place[1] + place[3] / 2, name, size=8, color="0.35", rotation=90)
+    _draw_scale(axes, layout, _STYLES[style].colors())
     return figure
 
 
-def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
-    """Return one step's alphas as a smooth map over the view: upsampled by cell, blurred, mirrored at the border.
-
-    Where no cell lies, beyond the outermost ones, the map falls to the least of the alphas. The blur is the authors'
-    (20 pixels on 224, whatever the size), and never more than theirs in cells (1.25), so that one attended cell has its
-    maximum inside that cell on every grid.
-
-    Args:
-        alpha: (L,).
-        cells: the L cells; ``cells.scaled(size)`` for a map of another size.
-
-    Returns:
-        (height, width) with the values' own scale: even alphas of 1/L give 1/L everywhere, and on a regular grid the
-        sum over pixels is the sum over cells times the pixels per cell.
+def _checked(
+    words: Sequence[str], trace: AttentionTrace, cells: CellGrid
+) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float32] | None, list[int | None]]:
+    """Return the maps of every word by name, (T, L) each, the gates (T,) and the chosen locations.
 
     Raises:
-        ValueError: L is not rows x columns.
+        ValueError: the shapes contradict each other.
     """
-    values = np.asarray(alpha, dtype=np.float32)
     rows, columns = cells.grid_size
-    if values.shape != (rows * columns,):
-        raise ValueError(f"alpha must be ({rows * columns},) for a grid of {rows} x {columns}, got {values.shape}")
-    sigma = SIGMA_OF_SIDE * min(cells.size)
-    # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
-    (vertical, in_rows), (horizontal, in_columns) = (
-        _upsample_and_blur(tuple(edges.tolist()), pixels, min(sigma, SIGMA_OF_CELL * stride))
-        for edges, pixels, stride in zip(cells.edges(), cells.size, cells.stride, strict=True)
-    )
-    elsewhere = (1 - np.outer(in_rows, in_columns)).astype(np.float32)
-    smooth = vertical @ values.reshape(rows, columns) @ horizontal.T + values.min() * elsewhere
-    return np.asarray(smooth, dtype=np.float32)
-
-
-@functools.lru_cache(maxsize=16)
-def _upsample_and_blur(
-    cell_edges: tuple[float, ...], pixels: int, sigma: float
-) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """(pixels, cells), and its rows' sums (pixels,): 1, but less near an edge of the view that no cell reaches."""
-    edges = np.array(cell_edges)
-    pixel = np.arange(pixels)[:, None]
-    # The share of each pixel in each cell; where an edge runs through a pixel, both cells have a part of it.
-    upsample = (np.minimum(pixel + 1, edges[1:]) - np.maximum(pixel, edges[:-1])).clip(min=0)
-    radius = math.ceil(4 * sigma)
-    offsets = np.arange(-radius, radius + 1)
-    kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
-    source = pixel + offsets
-    mirrored = source % (2 * pixels)  # a mirror at the border keeps all of the mass inside
-    mirrored = np.where(mirrored < pixels, mirrored, 2 * pixels - 1 - mirrored)
-    # Beyond an edge that no cell reaches there is nothing to mirror.
-    there = ((source >= 0) | (edges[0] < 1e-6)) & ((source < pixels) | (edges[-1] > pixels - 1e-6))
-    blurred = np.einsum("pkc,k->pc", upsample[mirrored] * there[:, :, None], kernel / kernel.sum())
-    return blurred.astype(np.float32), blurred.sum(axis=1)
+    maps = {"before the word (prior)": trace.alphas}
+    if trace.posterior is not None:
+        maps["after the word (posterior)"] = trace.posterior
+    arrays = {name: np.asarray(values, dtype=np.float32) for name, values in maps.items()}
+    for kind, values in zip(("alphas", "posterior"), arrays.values(), strict=False):
+        if values.shape != (len(words), rows * columns):
+            raise ValueError(
+                f"{kind} must be ({len(words)}, {rows * columns}) for {len(words)} words on a grid of "
+                f"{rows} x {columns}, got {values.shape}"
+            )
+    gates = None if trace.betas is None else np.asarray(trace.betas, dtype=np.float32)
+    if gates is not None and gates.shape != (len(words),):
+        raise ValueError(f"betas must be ({len(words)},), one per word, got {gates.shape}")
+    if len(chosen := trace.chosen()) != len(words):
+        raise ValueError(f"locations must be ({len(words)},), one per word, got {len(chosen)}")
+    return arrays, gates, chosen
 
 
 class _Layout:
-    """Places of ``count`` panels in inches, in rows of equal length as far as possible."""
+    """Places in inches: the caption, the image beside the first words, words in rows, the value scale at the bottom.
 
-    def __init__(self, count: int, view_size: tuple[int, int], *, with_betas: bool, with_title: bool) -> None:
-        self.rows = math.ceil(count / _COLUMNS)
-        self.columns = math.ceil(count / self.rows)
-        longer = max(view_size)
-        self.panel_width, self.panel_height = (_PANEL * side / longer for side in view_size)
+    Args:
+        words: T.
+        aspect: width / height of a panel.
+        maps: panels of a word, one beneath the other.
+    """
+
+    def __init__(self, words: int, aspect: float, *, maps: int) -> None:
+        self.panel_width, self.panel_height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)
         self.step_x = self.panel_width + _GAP
-        self.step_y = _TITLE + self.panel_height + (_BETA if with_betas else 0.04)
-        self.top = _MARGIN / 2 + (0.28 if with_title else 0.0)
-        self.width = 2 * _MARGIN + self.columns * self.step_x - _GAP
-        self.height = self.top + self.rows * self.step_y + _MARGIN / 2
+        self.side = _SIDE if maps > 1 else 0.0
+        self.step_y = _TITLE + maps * (self.panel_height + _NUMBERS)
+        # The image is as large as two columns and two panels, but as one panel where the words fit beside that.
+        one_row = maps == 1 and words < _COLUMNS
+        self.photo_columns = 1 if one_row else 2
+        self.photo_rows = 1 if one_row or maps > 1 else 2
+        places = words + self.photo_columns * self.photo_rows
+        rows = max(self.photo_rows, math.ceil(places / _COLUMNS))
+        columns = max(self.photo_columns, math.ceil(places / rows))
+        self._places = [
+            (row, column)
+            for row in range(rows)
+            for column in range(columns)
+            if row >= self.photo_rows or column >= self.photo_columns
+        ]
+        self.width = 2 * _MARGIN + self.side + columns * self.step_x - _GAP
+        self.height = _CAPTION + rows * self.step_y + _SCALE
+        photo_height = self.photo_rows * self.step_y - _TITLE - _NUMBERS
+        self.photo = _MARGIN, _CAPTION + _TITLE, self.photo_columns * self.step_x - _GAP, photo_height
 
-    def corner(self, number: int) -> tuple[float, float]:
-        """Left and top of a panel's picture."""
-        row, column = divmod(number, self.columns)
-        return _MARGIN + column * self.step_x, self.top + row * self.step_y + _TITLE
+    def word(self, step: int) -> tuple[float, float]:
+        """Left and top of a word's first panel."""
+        row, column = self._places[step]
+        return _MARGIN + self.side + column * self.step_x, _CAPTION + row * self.step_y + _TITLE
+
+    def panel_top(self, top: float, number: int) -> float:
+        return top + number * (self.panel_height + _NUMBERS)
+
+    def is_first(self, step: int) -> bool:
+        """Whether a word is the first of its row."""
+        return step == 0 or self._places[step][0] > self._places[step - 1][0]
 
 
-def _panel(axes: Axes, layout: _Layout, number: int, picture: NDArray[Any]) -> tuple[float, float]:
-    x, y = layout.corner(number)
-    extent = (x, x + layout.panel_width, y + layout.panel_height, y)
-    axes.imshow(picture, extent=extent, aspect="auto")
-    return x, y
+def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
+    """What the model saw of the image, (height, width, 3) in 0..1, at a size that smooth maps look smooth on."""
+    left, top, right, bottom = (
+        share * side for share, side in zip(region, 2 * [photo.width, photo.height], strict=True)
+    )
+    width, height = right - left, bottom - top
+    least, most = _PANEL_PIXELS
+    scale = min(max(1.0, least / min(width, height)), most / max(width, height))
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    seen = photo.convert("RGB").resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+    return np.asarray(seen, dtype=np.float32) / np.float32(255)
 
 
-def _outline(axes: Axes, layout: _Layout, number: int, location: int, cells: CellGrid) -> None:
-    """Frame a cell from outside in white on black, which shows on any picture and leaves the cell free."""
+def _draw_photo(axes: Axes, layout: _Layout, photo: Image.Image, region: Box) -> None:
+    """The whole image; what the model did not see of it is dimmed."""
+    shown = photo.convert("RGB")
+    shown.thumbnail((_PHOTO_PIXELS, _PHOTO_PIXELS), Image.Resampling.LANCZOS)
+    x, y, width, height = layout.photo
+    scale = min(width / shown.width, height / shown.height)
+    place = x + (width - shown.width * scale) / 2, y, shown.width * scale, shown.height * scale
+    if region == WHOLE:
+        _picture(axes, np.asarray(shown), place)
+        return
+    left, top, right, bottom = (
+        round(share * side) for share, side in zip(region, 2 * [shown.width, shown.height], strict=True)
+    )
+    pixels = np.asarray(shown) // 2
+    pixels[top:bottom, left:right] = np.asarray(shown)[top:bottom, left:right]
+    _picture(axes, pixels, place)
+    _outline(axes, place, region)
+
+
+def _draw_scale(axes: Axes, layout: _Layout, colors: NDArray[np.float32]) -> None:
+    x, y, width, height = _MARGIN, layout.height - _SCALE / 2 - 0.05, min(1.2, layout.width / 4), 0.1
+    _picture(axes, colors[None], (x, y, width, height))
+    text = "attention per location, from the lower to the higher number beneath each map"
+    fit = layout.width - width - 3 * _MARGIN
+    _text(axes, x + width + _MARGIN, y + height / 2, text, size=8, fit=fit, color="0.35", ha="left")
+
+
+def _picture(axes: Axes, pixels: NDArray[Any], place: Box) -> None:
+    """Pixels at a place: left, top, width and height in inches."""
+    x, y, width, height = place
+    axes.imshow(pixels, extent=(x, x + width, y + height, y), aspect="auto")
+
+
+def _in_panel(cells: CellGrid, location: int) -> Box:
+    """A cell's box in shares of the view's width and height."""
+    top, bottom, left, right = cells.square(location)
+    height, width = cells.size
+    return left / width, top / height, right / width, bottom / height
+
+
+def _outline(axes: Axes, place: Box, box: Box) -> None:
+    """Frame a part of a picture from outside in white on black, which shows on any picture and leaves the part free.
+
+    Args:
+        place: of the picture, left, top, width and height in inches.
+        box: of the part, in shares of the picture's width and height.
+    """
     from matplotlib.patches import Rectangle
 
-    left, top = layout.corner(number)
-    y, bottom, x, right = cells.square(location)
-    down, across = layout.panel_height / cells.size[0], layout.panel_width / cells.size[1]  # inches per pixel
+    x, y, width, height = place
+    left, top, right, bottom = box
     white, black = 0.9, 2.0  # points
     out = white / 2 / 72
-    place = (left + x * across - out, top + y * down - out)
-    width, height = (right - x) * across + 2 * out, (bottom - y) * down + 2 * out
+    corner = x + left * width - out, y + top * height - out
+    across, down = (right - left) * width + 2 * out, (bottom - top) * height + 2 * out
     for color, line in (("black", black), ("white", white)):
-        frame = Rectangle(place, width, height, fill=False, edgecolor=color, linewidth=line)
-        axes.add_patch(frame)
+        axes.add_patch(Rectangle(corner, across, down, fill=False, edgecolor=color, linewidth=line))
 
 
 def _text(axes: Axes, x: float, y: float, text: str, *, size: float, fit: float | None = None, **style: Any) -> None:
-    """Centred text, smaller where it would be wider than ``fit`` inches."""
+    """Text, centred unless ``style`` says otherwise, and smaller where it would be wider than ``fit`` inches."""
     if fit is not None:
         inches_per_letter = 0.62 * size / 72  # a little more than the font's mean
         size = max(5.0, size * min(1.0, fit / (inches_per_letter * max(1, len(text)))))
     # parse_math=False: a caption may say "$ 5".
-    axes.text(x, y, text, size=size, ha="center", va="center", parse_math=False, **style)
+    axes.text(x, y, text, size=size, va="center", parse_math=False, **{"ha": "center"} | style)
 
 
-def _greyed(view: Image.Image) -> NDArray[np.float32]:
-    """The view as a darker grey, (height, width, 3) in 0..1, at a size that smooth maps look smooth on."""
-    scale = max(1.0, _MINIMUM_SIDE / min(view.size))
-    grey = view.convert("L").resize((round(view.width * scale), round(view.height * scale)), Image.Resampling.BICUBIC)
-    levels = np.asarray(grey, dtype=np.float32) / 255
-    return np.repeat((0.12 + 0.55 * levels)[:, :, None], 3, axis=2)
-
-
-def _lit(
-    background: NDArray[np.float32], alpha: NDArray[np.float32], cells: CellGrid, brightness: float
-) -> NDArray[np.uint8]:
-    """The background with the map on it, (height, width, 3)."""
-    strength = smooth_alphas(alpha, cells.scaled((background.shape[0], background.shape[1])))
-    strength = brightness * strength / max(float(strength.max()), DIM_BELOW / len(alpha))
-    levels = (strength * 255).astype(np.uint8)
-    opacity = 0.8 * strength[:, :, None]
-    # The colour takes on the picture's light and shade, so that what is looked at stays recognisable.
-    lit = background * (1 - opacity) + map_colors()[levels] * (0.72 + 0.5 * background) * opacity
-    return (lit.clip(max=1) * 255).astype(np.uint8)
-
-
-@functools.cache
-def map_colors() -> NDArray[np.float32]:
-    """Return the colours of a map from dark to bright, (256, 3) in 0..1."""
-    from matplotlib import colormaps
-
-    return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]
+def _short(value: float) -> str:
+    """Two digits, but four decimals at most."""
+    if value < 5e-5:
+        return "0"
+    return f"{value:.{min(4, max(2, 1 - math.floor(math.log10(value))))}f}"

@@ -50,6 +50,20 @@ def test_the_view_holds_the_pixels_the_model_sees():
     assert torch.equal(preprocessing.normalise(view), preprocessing(image))
 
 
+@pytest.mark.parametrize("size", [(400, 300), (300, 400), (300, 300), (641, 97)])
+def test_the_region_is_where_the_view_lies_in_the_image(size):
+    preprocessing = Preprocessing(40, 32, MEAN, STD)
+    image = picture(*size)
+    left, top, right, bottom = preprocessing.region(image.size)
+    box = (left * image.width, top * image.height, right * image.width, bottom * image.height)
+    cut = image.resize((32, 32), Image.Resampling.BILINEAR, box=box)
+    np.testing.assert_allclose(np.asarray(cut, dtype=float), np.asarray(preprocessing.view(image), dtype=float), atol=2)
+
+
+def test_without_a_crop_the_region_is_the_whole_image():
+    assert Preprocessing(32, None, MEAN, STD).region((61, 43)) == (0, 0, 1, 1)
+
+
 def test_without_a_crop_the_whole_image_is_squashed():
     preprocessing = Preprocessing(16, None, MEAN, STD, "nearest")
     image = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((10, 30), dtype=np.uint8)))

@@ -1,11 +1,10 @@
-"""Attention of several runs on the images that they caption differently: their checkpoints caption these again."""
+"""Attention of several runs along the captions of their tests, on the images that they caption differently."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioning.caption import Caption
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.configs import build
@@ -41,7 +40,12 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[st
 def explore(
     runs: Sequence[Run], models: dict[str, ImageCaptioner], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
-    """Caption the images of the disagreements with every loaded model, with the options of its test.
+    """Show the disagreements' images: the captions that were tested, with every loaded model's attention along them.
+
+    Teacher forcing gives the attention; no caption is searched for.
+
+    Args:
+        seed: of contexts that are sampled.
 
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
@@ -61,38 +65,48 @@ def explore(
         return "", [*notices, f"The page shows no images: {reason}."]
     images: dict[str, ExploredImage] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
-    made, changed = 0, 0
     for run in tested:
         if run.name not in models:
             continue
-        preprocessing = models[run.name].encoder.preprocessing
+        model = models[run.name]
+        preprocessing = model.encoder.preprocessing
         framing = (preprocessing.crop or 0) / preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        captions = _caption(models[run.name], run, [files[item.image_id] for item in items], seed)
+        spoken = [item.captions[run.name].split() for item in items]
+        notices += _doubts(run, model, spoken)
+        inference = run.search.get("inference", model.captioner.decoder.attention.inference)
+        captions = model.force_decode(
+            [files[item.image_id] for item in items],
+            spoken,
+            inference=inference,
+            seed=seed if inference == "sample" else None,
+        )
         for item, caption in zip(items, captions, strict=True):
-            numbers: dict[str, float | str] = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
-            made += 1
-            if caption.text != item.captions[run.name]:
-                changed += 1
-                numbers["in the test"] = item.captions[run.name]
-            shown = caption.for_explorer(run.name, references=item.references, numbers=numbers)
+            shown = caption.for_explorer(
+                run.name,
+                references=item.references,
+                numbers={TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"},
+            )
             name = f"{item.image_id}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
-            images[name] = ExploredImage(seen.view, name, [*seen.looks, shown])
-    if changed:
-        notices.append(
-            f"{changed} of the {made} captions shown with their attention differ from the test's: they were made again "
-            "from the image files (cached features and half precision round, sampled contexts are other draws)."
-        )
+            images[name] = ExploredImage(seen.view, name, [*seen.runs, shown])
     return explorer_fragment(list(images.values())), notices
 
 
-def _caption(model: ImageCaptioner, run: Run, paths: list[Path], seed: int) -> list[Caption]:
-    """Caption with the options of the run's test; ``seed`` is that of contexts that are sampled."""
-    inference = run.search.get("inference", model.captioner.decoder.attention.inference)
-    names = ("beam_size", "length_normalization", "max_length", "min_length")
-    options = {name: run.search[name] for name in names if name in run.search}
-    return model.caption(paths, inference=inference, seed=seed if inference == "sample" else None, **options)
+def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:
+    """Sentences on why the attention shown may not be the test's."""
+    found = []
+    strange = sum(any(word not in model.vocabulary and word != "<unk>" for word in words) for words in captions)
+    if strange:
+        found.append(
+            f"{strange} of the {len(captions)} captions of {run.name} shown have words that its checkpoint does not "
+            "know: another one was tested, and the attention shown is not that one's; test the run again."
+        )
+    if run.search.get("inference") == "sample":
+        found.append(
+            f"The contexts of {run.name} were sampled in the test; the attention shown is that of other draws."
+        )
+    return found
 
 
 def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], str]:

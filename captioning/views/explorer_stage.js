@@ -1,0 +1,106 @@
+// A picture with the attention of one word on it, and the scale of its values.
+
+/** One picture of a panel. Two stand side by side where two words are pinned. */
+class Stage {
+  constructor(panel) {
+    this.panel = panel;
+    this.step = null;
+    this.canvas = element("canvas", { role: "img" });
+    this.chosenFrame = element("div", { class: "frame chosen", hidden: true });
+    this.markedFrame = element("div", { class: "frame marked", hidden: true });
+    this.picture = element(
+      "div",
+      {
+        class: "stage",
+        onpointermove: (event) => this.#point(event),
+        onpointerdown: (event) => this.#point(event),
+        onpointerleave: (event) => panel.leaveLocation(event),
+      },
+      this.canvas,
+      this.chosenFrame,
+      this.markedFrame,
+    );
+    this.title = element("figcaption", {});
+    this.colors = element("canvas", { class: "colors", width: 256, height: 1, "aria-hidden": "true" });
+    this.even = element("i", { class: "even", title: "even attention" });
+    this.end = element("span", { class: "end" });
+    this.scale = element(
+      "div",
+      { class: "scale", title: "Value scale of the map: attention per location" },
+      element("span", {}, "0"),
+      element("div", { class: "bar" }, this.colors, this.even),
+      this.end,
+    );
+    this.root = element("figure", { class: "word-view" }, this.title, this.picture, this.scale);
+  }
+
+  /** Draw the attention of a word of the caption; null draws the view alone. */
+  draw(step) {
+    this.step = step;
+    const { panel } = this;
+    const { image, run } = panel;
+    const { map, style, opacity } = panel.explorer;
+    const word = step === null ? undefined : panel.caption.words[step];
+    this.title.textContent = word === undefined ? "" : `“${word}”`;
+    this.scale.hidden = word === undefined;
+    if (!image.pixels) return; // the picture is still being decoded, and is drawn when it is there
+    const { width, height, pixels } = image;
+    this.canvas.width = width;
+    this.canvas.height = height;
+    this.root.style.setProperty("--aspect", width / height);
+    const context = this.canvas.getContext("2d", { willReadFrequently: true }); // made of pixels: no work for a GPU
+    const chosen = word === undefined ? null : panel.caption.chosen[step];
+    if (word === undefined) {
+      context.putImageData(pixels, 0, 0);
+    } else {
+      const values = map[style](panel.distribution(step), run, height, width);
+      const end = map.scaleEnd(values, panel.locations, chosen !== null);
+      context.putImageData(new ImageData(map.painted(pixels.data, values, end, opacity), width, height), 0, 0);
+      this.#drawScale(end);
+    }
+    this.#frame(this.chosenFrame, chosen);
+    this.canvas.setAttribute(
+      "aria-label",
+      word === undefined ? image.name : `${image.name}: attention of ${run.run} at “${word}”`,
+    );
+  }
+
+  /** Frame a location; null ends that. */
+  mark(location) {
+    this.#frame(this.markedFrame, location);
+  }
+
+  #drawScale(end) {
+    const { map } = this.panel.explorer;
+    const ramp = Float32Array.from({ length: 256 }, (_, level) => level / 255);
+    this.colors.getContext("2d").putImageData(new ImageData(map.colored(ramp, 1), 256, 1), 0, 0);
+    this.even.style.left = `${100 / this.panel.locations / end}%`;
+    this.end.textContent = significant(end);
+  }
+
+  #frame(frame, location) {
+    frame.hidden = location === null;
+    if (location === null) return;
+    const { columns, offset, stride } = this.panel.run;
+    const side = (cell, axis) => {
+      const centre = offset[axis] + cell * stride[axis];
+      const [start, end] = [centre - stride[axis] / 2, centre + stride[axis] / 2];
+      return [start, end].map((edge) => 100 * Math.max(0, Math.min(1, edge))); // inside the view
+    };
+    const [top, bottom] = side(Math.floor(location / columns), 0);
+    const [left, right] = side(location % columns, 1);
+    frame.style.left = `${left}%`;
+    frame.style.top = `${top}%`;
+    frame.style.width = `${right - left}%`;
+    frame.style.height = `${bottom - top}%`;
+    frame.dataset.location = location;
+  }
+
+  #point(event) {
+    const box = this.picture.getBoundingClientRect();
+    const { rows, columns, offset, stride } = this.panel.run;
+    const row = nearestCell((event.clientY - box.top) / box.height, offset[0], stride[0], rows);
+    const column = nearestCell((event.clientX - box.left) / box.width, offset[1], stride[1], columns);
+    this.panel.explorer.markLocation(this.panel, row * columns + column);
+  }
+}

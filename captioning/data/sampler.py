@@ -5,7 +5,6 @@ Both yield whole batches, as lists of numbers, and are given to ``DataLoader(sam
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -160,33 +159,33 @@ class CaptionBatchSampler(Sampler[list[int]]):
 
 
 class ImageBatchSampler(Sampler[list[int]]):
-    """Evaluation order: every image exactly once over all ranks, without padding duplicates that would be scored twice.
+    """Evaluation order: the batches of one process, dealt out whole, so that all processes find what one would find.
 
-    A rank gets neighbouring images, which are read from a feature cache in file order. All ranks have the same number
-    of batches as long as each has at least as many images as batches; otherwise some have one fewer.
+    A rank gets neighbouring batches, which are read from a feature cache in file order, and every rank the same number
+    of them, because ranks wait for each other: where the batches run out, it gets the last one of all again. What is
+    gathered must count that once, by its rows.
 
     Args:
         num_images: rows of the split's ``CaptionIndex``.
-        batch_size: images per batch on each rank.
+        batch_size: images per batch.
     """
 
     def __init__(self, num_images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
         _check_layout(batch_size, rank, world_size)
-        shares = [num_images * r // world_size for r in range(world_size + 1)]
-        start, stop = shares[rank : rank + 2]
-        largest = max(b - a for a, b in itertools.pairwise(shares))
-        self._bounds = [*range(start, stop, batch_size), stop]
-        one_fewer = 0 < len(self) < -(-largest // batch_size)
-        if one_fewer and stop - self._bounds[-2] > 1:
-            self._bounds.insert(-1, stop - 1)  # a full last batch gives one image to a batch of its own
+        starts = range(0, num_images, batch_size)
+        share = -(-len(starts) // world_size)
+        self._batches = [
+            range(starts[number], min(starts[number] + batch_size, num_images))
+            for number in (min(n, len(starts) - 1) for n in range(rank * share, (rank + 1) * share))
+        ]
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of image rows."""
-        for start, stop in itertools.pairwise(self._bounds):
-            yield list(range(start, stop))
+        for batch in self._batches:
+            yield list(batch)
 
 
 def _check_layout(batch_size: int, rank: int, world_size: int) -> None:

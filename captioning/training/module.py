@@ -254,6 +254,7 @@ class CaptioningModule(pl.LightningModule):
             self.data.objects,
             search=self.search,
             bound_samples=bound_samples,
+            seed=self.data.seed,
         )
 
     def _gathered(self) -> Evaluated:

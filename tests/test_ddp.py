@@ -53,7 +53,7 @@ def trained(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("processes", SEVERAL)
 def test_processes_that_share_a_test_split_leave_the_files_of_one(trained, processes):
-    """To the last digit: BLEU and the rest, NLL, drawn bounds, captions that were drawn, and their log-probabilities."""
+    """To the last digit: BLEU and the rest, NLL, bounds, and captions that were drawn."""
     results = f"by-{processes}"
     captioning(trained, "test", "--config", "tiny.yaml", "--results", results, processes=processes)
     for name in ("test_captions.json", "test_metrics.json", "test_results.json"):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+
+from benchmarks.report import Report, Row
+from benchmarks.timing import Timing
+
+_ROOT = Path(__file__).resolve().parent.parent
 
 IMAGES, CAPTIONS, WORDS = 118_287, 591_753, 24_000
 
@@ -53,3 +64,59 @@ def write_captions(path: Path, *, images: int = IMAGES, captions: int = CAPTIONS
         file.write(", ".join(annotation_entries()))
         file.write("]}")
     return path
+
+
+def measure(*, quick: bool, rounds: int, folder: Path) -> Report:
+    """Time reading a training split: from the file, from the cache, and what pycocotools takes, with which ports read.
+
+    Peak memory is that of a process of its own beyond what its imports take.
+    """
+    images, captions = (200, 1000) if quick else (IMAGES, CAPTIONS)
+    root, cache = folder / "coco", folder / "cache"
+    path = write_captions(root / "annotations/captions_train2017.json", images=images, captions=captions)
+    program = [sys.executable, "-m", "benchmarks.coco"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(cache)}
+
+    def run(subject: str) -> dict[str, float]:
+        done = subprocess.run(
+            [*program, subject, str(path)], cwd=_ROOT, env=environment, check=True, capture_output=True, text=True
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+
+    found: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for subject in ("pycocotools", "index", "index_cached"):
+            if subject == "index":
+                shutil.rmtree(cache, ignore_errors=True)
+            found.setdefault(subject, []).append(run(subject))
+    timings = {name: Timing(tuple(each["seconds"] for each in rounds_)) for name, rounds_ in found.items()}
+    size = f"{captions:,} captions of {images:,} images, {path.stat().st_size / 1e6:.0f} MB"
+    rows = [
+        Row("index", f"training split of COCO from its file: {size}; port: pycocotools.COCO", timings["index"]),
+        Row("index_cached", "the same from the cache, the file's hash checked", timings["index_cached"]),
+    ]
+    memory = {name: int(max(each["bytes"] for each in rounds_)) for name, rounds_ in found.items()}
+    memory["index_common_port"] = memory.pop("pycocotools")
+    return Report([row._replace(port=timings["pycocotools"]) for row in rows], peak_memory=memory)
+
+
+def read(subject: str, path: Path) -> dict[str, float]:
+    """Read the file in this process; return seconds, and bytes of memory at the peak beyond what it began with."""
+    from pycocotools.coco import COCO
+
+    from captioning.data.coco import CocoSource
+    from captioning.vocabulary import tokenize
+
+    tokenize("it's")  # imports nltk
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start = time.perf_counter()
+    if subject == "pycocotools":
+        COCO(str(path))
+    else:
+        CocoSource(str(path.parent.parent)).index("train")
+    seconds = time.perf_counter() - start
+    return {"seconds": seconds, "bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)}
+
+
+if __name__ == "__main__":
+    print(json.dumps(read(sys.argv[1], Path(sys.argv[2]))))

@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from helpers_runs import tiny_config
 
@@ -62,3 +66,68 @@ def test_processes_that_share_a_test_split_leave_the_files_of_one(trained, proce
     assert len({caption["image_id"] for caption in captions}) == len(captions) == 5
     metrics = json.loads((trained / results / "test_metrics.json").read_text())
     assert {"test/bleu4", "test/cider_d", "test/nll", "test/bound"} <= metrics.keys()
+
+
+SRUN = """#!/bin/bash
+# Two tasks on this machine with what SLURM tells them; its exit code is the highest of theirs.
+for rank in 0 1; do
+    SLURM_PROCID=$rank SLURM_LOCALID=$rank SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 \\
+        MASTER_ADDR=127.0.0.1 "$@" &
+    pids+=($!)
+done
+printf "%s\\n" "${pids[@]}" > tasks
+code=0
+for pid in "${pids[@]}"; do
+    wait "$pid" || { this=$?; [ $this -gt $code ] && code=$this; }
+done
+exit $code
+"""
+
+
+@pytest.mark.slow
+def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_had_happened(tmp_path):
+    """The script of docs/scale.md, with two local processes for srun, and a signal that reaches one of them alone."""
+    config = tiny_config(tmp_path / "shapes", train=40)
+    config["trainer"] |= {"devices": 2, "strategy": "ddp", "max_epochs": 3}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" >> requeued\n')
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = Path(__file__).parent.parent
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SLURM")},
+        "PYTHONPATH": str(root),
+        "PYTHON": sys.executable,
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "captioning",
+        "SLURM_NTASKS": "2",
+        "MASTER_PORT": str(port),
+    }
+
+    def job(name: str) -> subprocess.Popen[str]:
+        command = [str(root / "scripts/slurm_fit.sh"), name, "--config", "tiny.yaml"]
+        with (tmp_path / f"{name}.log").open("a") as output:
+            return subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=output, stderr=output, text=True)
+
+    assert job("whole").wait(timeout=600) == 0, (tmp_path / "whole.log").read_text()
+    stopped = job("stopped")
+    deadline = time.monotonic() + 600
+    while "epoch 1," not in (tmp_path / "stopped.log").read_text():
+        assert stopped.poll() is None and time.monotonic() < deadline, (tmp_path / "stopped.log").read_text()
+        time.sleep(0.05)
+    os.kill(int((tmp_path / "tasks").read_text().split()[1]), signal.SIGTERM)
+    assert stopped.wait(timeout=600) == 143, (tmp_path / "stopped.log").read_text()
+    assert (tmp_path / "requeued").read_text() == "requeue 77\n"
+    assert job("stopped").wait(timeout=600) == 0, (tmp_path / "stopped.log").read_text()
+    ends = [
+        torch.load(tmp_path / f"runs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "stopped")
+    ]
+    assert ends[0]["global_step"] == ends[1]["global_step"]
+    for name, value in ends[0]["state_dict"].items():
+        assert torch.equal(ends[1]["state_dict"][name], value), name
+    assert not (tmp_path / "runs/stopped-2").exists()

@@ -61,7 +61,8 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             args=with_run_config(args),
         )
     except SIGTERMException:
-        print("stopped on request; the same command with --ckpt_path last goes on at the next batch", file=sys.stderr)
+        if not _rank():
+            print("stopped on request; the run resumes at the next batch with --ckpt_path last", file=sys.stderr)
         # Of the processes that the first one has started, a code other than 0 would have it killed while it ends.
         raise SystemExit(0 if _rank() else STOPPED) from None
     except MisconfigurationException as error:  # options of the trainer that contradict each other
@@ -194,7 +195,7 @@ class CaptioningCLI(LightningCLI):
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
-        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
+        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None and self.trainer.is_global_zero:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbRun):

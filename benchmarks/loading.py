@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,11 @@ import torch
 from benchmarks.images import encoders, photograph_size, photographs
 from benchmarks.models import FeatureSource, natural_lengths
 from benchmarks.report import Report, Row
-from benchmarks.timing import interleave
+from benchmarks.timing import Timing, interleave
 from benchmarks.training import PRECISIONS, cases, our_step
 from benchmarks.work import Probe
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureWriter
+from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.encoders import ConvEncoder
 from captioning.training.datamodule import CaptionDataModule
@@ -87,6 +90,30 @@ def endless(data: CaptionDataModule, device: torch.device) -> Iterator[CaptionBa
             yield batch.to(device, non_blocking=True)
 
 
+def cold(folder: Path, encoder: CachedEncoder, *, batch_size: int, rounds: int) -> tuple[Timing, Timing]:
+    """Time random batches of a cache that is not in memory, and ``pread`` alone of as many bytes from the same file."""
+    file, draw = folder / "train.npy", np.random.default_rng(0)
+    size = 2 * math.prod(encoder.grid_size) * encoder.annotation_dim
+    ours, limit = [], []
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+
+        def seconds(read: Callable[[], Any]) -> float:
+            os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            start = time.perf_counter()
+            read()
+            return time.perf_counter() - start
+
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        for _ in range(rounds):
+            features = FeatureCache(folder, "train", encoder.fingerprint())
+            rows = np.sort(draw.choice(len(features), min(batch_size, len(features)), replace=False))
+            ours.append(seconds(partial(features.gather, rows)))
+            del features  # what is mapped stays in memory
+            limit.append(seconds(lambda at=rows: [os.pread(handle.fileno(), size, 128 + size * row) for row in at]))
+    return Timing(tuple(ours)), Timing(tuple(limit))
+
+
 def waiting_share(batches: Iterator[CaptionBatch], step: Callable[[CaptionBatch], None], *, steps: int) -> float:
     """Return the share of the time of training steps, 0 to 1, in which the next batch was waited for."""
     step(next(batches))
@@ -119,6 +146,10 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
     width, height = photograph_size(quick)
     report = Report(machine=machine.to_dict())
+    if hasattr(os, "posix_fadvise"):
+        ours, limit = cold(folder / "features", CachedEncoder(L, D), batch_size=B, rounds=rounds)
+        what = f"{B} images' features at random that are not in memory; limit: pread of as many bytes"
+        report.rows.append(Row("load_features_cold", what, ours, limit=limit.median, images=B))
     report.rows += [
         Row(
             "load_features",

@@ -34,6 +34,7 @@ PARTS = {
     "encode": "encoders",
     "caption": "JPEG files to captions",
     "load": "loaders, and the share of a training step that waits for one",
+    "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
     "startup": "captioning --help, and caption_image.py of one image",
     "epoch": "an epoch of COCO's size, on a GPU unless named",
@@ -73,7 +74,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path) -> Callable[[], Report]:
     """Return what measures one of ``PARTS``."""
-    from benchmarks import decoding, epoch, images, loading, memory, outputs, startup, training
+    from benchmarks import coco, decoding, epoch, images, loading, memory, outputs, startup, training
 
     quick, rounds = arguments.quick, arguments.rounds
     return {
@@ -83,6 +84,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
         "encode": lambda: images.encode(device, quick=quick, rounds=rounds),
         "caption": lambda: images.caption(device, quick=quick, rounds=rounds, folder=folder),
         "load": lambda: loading.measure(device, quick=quick, rounds=rounds, folder=folder),
+        "index": lambda: coco.measure(quick=quick, rounds=rounds, folder=folder),
         "memory": lambda: memory.measure(device, quick=quick),
         "startup": lambda: startup.measure(quick=quick, rounds=rounds, folder=folder),
         "epoch": lambda: epoch.measure(device, quick=quick, rounds=rounds, folder=folder),

@@ -262,7 +262,9 @@ def test_a_step_takes_memory(who):
 @pytest.mark.slow
 def test_the_parts_that_start_processes_run(tmp_path):
     file = tmp_path / "benchmark.json"
-    script.main(["--quick", "--rounds", "1", "--only", "memory", "startup", "caption", "epoch", "--json", str(file)])
+    script.main(
+        ["--quick", "--rounds", "1", "--only", "memory", "index", "startup", "caption", "epoch", "--json", str(file)]
+    )
     found = json.loads(file.read_text())
     assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
     assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0

@@ -117,9 +117,26 @@ def test_processes_that_share_a_split_find_what_one_finds(split):
     empty, parts = Evaluated(), [split.evaluator(third).evaluated, split.evaluator(first, second).evaluated]
     scores, images = Evaluated.merge([*parts, empty]).finish()
     expected, in_order = alone.finish()
-    assert images == in_order and alone.words == sum(part.words for part in parts)
-    assert scores == pytest.approx(expected, rel=1e-12) and list(scores) == list(expected)
+    assert images == in_order and scores == expected and list(scores) == list(expected)
     assert len(parts[0].images) == 2 and empty == Evaluated()  # merging leaves the parts as they are
+
+
+def test_a_batch_that_two_processes_evaluate_counts_once(split):
+    first, last = split.batch(0, 1), split.batch(2)
+    parts = [split.evaluator(first, last).evaluated, split.evaluator(last).evaluated]
+    assert Evaluated.merge(parts).finish() == split.evaluator(first, last).evaluated.finish()
+
+
+def test_draws_depend_on_the_batch_and_the_seed_and_leave_the_global_stream_as_it_was(source):
+    split = Split(source, HardAttention(AdditiveScore(10), inference="sample"))
+    first, second = split.batch(0, 1), split.batch(2, 3)
+    before = torch.get_rng_state()
+    both = split.evaluator(first, second, bound_samples=2).evaluated
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(99)
+    alone = split.evaluator(second, bound_samples=2).evaluated
+    assert alone.sums[2] == both.sums[2] and alone.images[3] == both.images[3]
+    assert split.evaluator(second, bound_samples=2, seed=1).evaluated.sums[2]["bound"] != both.sums[2]["bound"]
 
 
 def test_nothing_evaluated_has_no_scores():

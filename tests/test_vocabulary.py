@@ -1,9 +1,10 @@
 import json
 
+import numpy as np
 import pytest
 
 from captioning.errors import InputError
-from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary, tokenize
+from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary, tokenize, tokenize_all
 
 CAPTIONS = [["a", "dog", "runs"], ["a", "dog"], ["a", "cat"], ["zebra", "cat"]]
 
@@ -125,3 +126,15 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"v\.json: not a vocabulary file"):
         Vocabulary.load(path)
+
+
+def test_many_texts_are_tokenised_as_each_of_them_is():
+    random = np.random.default_rng(5)
+    pieces = [
+        *("a", "Man", "on", "isn't", "cannot", "xgonnay", "T-shirt,", "the.", "...", ".", "caf\u00e9", "\u0130"),
+        *("", " ", "\t", "\n", "\r\n", "\x00", "\u2028", "#1", "3.5", '"quoted"', "wanna", "U.S.", "\xa0", "-"),
+    ]
+    texts = [" ".join(random.choice(pieces, random.integers(0, 7))) for _ in range(3000)]
+    texts += ["", "  a", "a  ", ".", "a.b", "a . b", "gimme", "A man.", "A man .", "a\n"]
+    assert tokenize_all(texts) == [" ".join(tokenize(text)) for text in texts]
+    assert tokenize_all([]) == [] and tokenize_all([""]) == [""] and tokenize_all(["\n"]) == [""]

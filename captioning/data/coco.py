@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
+import itertools
 import json
 import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from captioning.data.coco_nouns import decoys, synonyms
+from captioning.data.index_cache import cached_index
 from captioning.data.objects import GroundedObject
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
+from captioning.data.records import CaptionIndex, CaptionSource, check_split, image_name
 from captioning.errors import InputError
-from captioning.vocabulary import tokenize
+from captioning.vocabulary import tokenize_all
 
 if TYPE_CHECKING:
     from pycocotools.coco import COCO
@@ -70,8 +75,26 @@ class CocoSource(CaptionSource):
         if split == "test" and self.test_captions is None:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         path, images = self._files(split)
-        coco = read_coco(path, f"run {self._command()}")
-        return CaptionIndex.build(self.root, _entries(coco, path, images, self.allow_outside), origin=path)
+        with _opened(path, f"run {self._command()}"):
+            options = (str(path), images, self.allow_outside)
+            with _without_collection():
+                return cached_index(path, options, self.root, lambda: self._index(path, images))
+
+    def _index(self, path: Path, images: str) -> CaptionIndex:
+        captions = _captions(path)
+        for image_id, name in zip(captions.image_ids, captions.names, strict=True):
+            if not isinstance(name, str) or not name:
+                raise InputError(f"{path}: image {image_id} has no file")
+            if "/" in name or "\\" in name or "\0" in name or name == "..":
+                image_name(name, allow_outside=self.allow_outside, where=f"{path}: image {image_id}")
+        return CaptionIndex.pack(
+            self.root,
+            captions.image_ids,
+            [f"{images}/{name}" for name in captions.names],
+            captions.counts,
+            tokenize_all(captions.texts),
+            origin=path,
+        )
 
     def objects(self, split: str) -> CocoObjects | None:
         """Return the object masks of ``annotations/instances_*.json``; None where that file is missing."""
@@ -143,7 +166,8 @@ def read_coco(path: Path, remedy: str) -> COCO:
     from pycocotools.coco import COCO  # slow to import: brings matplotlib
 
     try:
-        dataset = json.loads(path.read_bytes())
+        with _opened(path, remedy):
+            dataset = json.loads(path.read_bytes())
         for key in ("images", "annotations"):
             if not isinstance(dataset.get(key), list):
                 raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
@@ -154,10 +178,6 @@ def read_coco(path: Path, remedy: str) -> COCO:
         coco.dataset = dataset
         with contextlib.redirect_stdout(io.StringIO()):
             coco.createIndex()
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; {remedy}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except InputError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -165,30 +185,74 @@ def read_coco(path: Path, remedy: str) -> COCO:
     return coco
 
 
-def _entries(coco: COCO, path: Path, images: str, allow_outside: bool) -> Iterator[ImageEntry]:
-    """Yield the images in the file's order.
+@contextlib.contextmanager
+def _opened(path: Path, remedy: str) -> Iterator[None]:
+    """Raise the InputError of a file that cannot be opened; ``remedy`` says what to do if it is missing."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing; {remedy}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let no garbage be collected: a million objects, none of them garbage, would be searched again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+class _Captions(NamedTuple):
+    """What a captions file says, in the file's order of images."""
+
+    image_ids: list[int]
+    names: list[Any]
+    counts: list[int]
+    texts: list[str]
+
+
+def _captions(path: Path) -> _Captions:
+    """Return the images of a captions file and their captions, one image after the other.
+
+    ``pycocotools`` would keep every annotation as an object and index it twice; a split has 592,000.
 
     Raises:
-        InputError: an image without a file name or with one elsewhere, an annotation without a caption, or a caption of
-            an unknown image.
+        InputError: it is not in COCO's layout, an annotation has no caption, or is of an unknown image.
     """
-    unknown = coco.imgToAnns.keys() - coco.imgs.keys()
-    if unknown:
-        image_id = min(unknown, key=str)
-        raise InputError(f"{path}: caption {coco.imgToAnns[image_id][0]['id']} is of image {image_id}, which it lacks")
-    for image in coco.dataset["images"]:
-        image_id, name = image["id"], image.get("file_name")
-        if not isinstance(image_id, int):
-            raise InputError(f"{path}: image ids must be whole numbers, got {image_id!r}")
-        if not isinstance(name, str) or not name:
-            raise InputError(f"{path}: image {image_id} has no file")
-        image_name(name, allow_outside=allow_outside, where=f"{path}: image {image_id}")
-        captions = [_caption(annotation, path) for annotation in coco.imgToAnns.get(image_id, ())]
-        yield ImageEntry(image_id, f"{images}/{name}", captions)
-
-
-def _caption(annotation: dict[str, Any], path: Path) -> str:
-    caption = annotation.get("caption")
-    if not isinstance(caption, str):
-        raise InputError(f"{path}: image {annotation['image_id']}: annotation {annotation['id']} has no caption")
-    return " ".join(tokenize(caption))
+    try:
+        dataset = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("images", "annotations"):
+            if not isinstance(dataset.get(key), list):
+                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
+        images, annotations = dataset["images"], dataset["annotations"]
+        image_ids = [image["id"] for image in images]
+        names = [image.get("file_name") for image in images]
+        owners = [annotation["image_id"] for annotation in annotations]
+        texts = [annotation.get("caption") for annotation in annotations]
+        row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+        rows = np.fromiter(map(row_of.get, owners, itertools.repeat(-1)), np.int64, len(owners))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {error})") from error
+    if (rows < 0).any():
+        image_id = min({owner for owner in owners if owner not in row_of}, key=str)
+        caption = annotations[owners.index(image_id)].get("id")
+        raise InputError(f"{path}: caption {caption} is of image {image_id}, which it lacks")
+    if not all(type(image_id) is int for image_id in image_ids):
+        wrong = next(image_id for image_id in image_ids if type(image_id) is not int)
+        raise InputError(f"{path}: image ids must be whole numbers, got {wrong!r}")
+    if not {*map(type, texts)} <= {str}:
+        number = next(number for number, text in enumerate(texts) if type(text) is not str)
+        annotation = annotations[number].get("id")
+        raise InputError(f"{path}: image {owners[number]}: annotation {annotation} has no caption")
+    del dataset, images, annotations, owners
+    order = np.argsort(rows, kind="stable").tolist()
+    counts = np.bincount(rows, minlength=len(image_ids)).tolist()
+    return _Captions(image_ids, names, counts, [texts[number] for number in order])

@@ -13,8 +13,10 @@ else.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import mmap
 import os
 import shutil
 import time
@@ -42,7 +44,8 @@ class FeatureCache:
     """Cached annotations of one split's images, read only.
 
     The file is mapped on first use in each process: only what is used is read, and a worker, forked or spawned, gets
-    the path rather than the data.
+    the path rather than the data. Images are drawn at random, so the system is told which ones come: left alone it
+    would wait for one after the other, and read megabytes ahead of each.
 
     Args:
         directory: the cache folder.
@@ -104,9 +107,22 @@ class FeatureCache:
         else:
             storage = torch.UntypedStorage._new_shared(2 * math.prod(shape), device="cpu")
             out = torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
+        self._announce(index)
         # In one thread, so that reading ahead does not take cores from training; "clip" writes without a buffer.
         np.take(self._array, index, axis=0, out=out.numpy(), mode="clip")
         return out
+
+    def _announce(self, index: NDArray[np.int64]) -> None:
+        """Let the system read these rows, all of them at once, if they are not in memory."""
+        if not len(index) or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        file: Any = self._array.base  # the memmap
+        size, mapped, begin = 2 * math.prod(self.shape[1:]), file._mmap, file.offset
+        breaks = (np.flatnonzero(np.diff(index) != 1) + 1).tolist()
+        for start, stop in itertools.pairwise([0, *breaks, len(index)]):  # neighbours as one
+            first = begin + int(index[start]) * size
+            page = first - first % mmap.PAGESIZE
+            _will_need(mapped, page, first + (stop - start) * size - page)
 
     @property
     def _array(self) -> NDArray[np.float16]:
@@ -121,6 +137,8 @@ class FeatureCache:
                     f"{self._file}: holds {array.dtype} {array.shape}, its header says float16 {self.shape}; "
                     "delete it and extract again"
                 )
+            if hasattr(mmap, "MADV_RANDOM"):
+                array._mmap.madvise(mmap.MADV_RANDOM)  # read nothing ahead
             self._mapped = np.asarray(array)
         return self._mapped
 
@@ -259,6 +277,10 @@ class FeatureWriter:
         header = {"format": _FORMAT, "fingerprint": self._fingerprint, "shape": list(self.shape), "done": self.done}
         write_json(_header(self.directory, self.split), header)
         self._saved = time.monotonic()
+
+
+def _will_need(mapped: mmap.mmap, start: int, size: int) -> None:
+    mapped.madvise(mmap.MADV_WILLNEED, start, size)
 
 
 def features_size(shape: tuple[int, int, int]) -> int:

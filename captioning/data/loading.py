@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import FeatureCache
 from captioning.data.records import CaptionIndex
+from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.vocabulary import Vocabulary
 
@@ -28,7 +31,9 @@ class CaptionDataset(Dataset[CaptionBatch]):
         index: the records of one split.
         vocabulary: for the ids.
         preprocessing: turns an image file into the encoder's input.
-        transform: the same with random changes, for training; by default ``preprocessing``.
+        transform: the same with random changes, for training; none by default.
+        seed: of these changes, which depend on it, the batch's place in training and the image alone: not on the
+            process or worker that loads it, nor on where a run was resumed.
         features: cached annotations, read instead of the images.
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
@@ -41,6 +46,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         preprocessing: Preprocessing,
         *,
         transform: TrainingTransform | None = None,
+        seed: int = 0,
         features: FeatureCache | None = None,
         by_image: bool = False,
         pinned: bool = False,
@@ -48,7 +54,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.index = index
         self.vocabulary = vocabulary
         self.preprocessing = preprocessing
-        self.transform = transform or preprocessing
+        self.transform = transform
+        self.seed = seed
         self.features = features
         self.feature_rows = None if features is None else features.find(index.paths)
         self.by_image = by_image
@@ -74,10 +81,17 @@ class CaptionDataset(Dataset[CaptionBatch]):
         if self.features is not None and self.feature_rows is not None:
             annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
         else:
-            images = torch.stack(
-                [self.transform(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]
-            )
+            place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
+            images = torch.stack([self._image(row, place) for row in rows.tolist()])
         return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
+
+    def _image(self, row: int, place: tuple[int, int]) -> Tensor:
+        """Return the input (3, height, width) of an image for the batch at ``place``."""
+        image = self.preprocessing.load(self.index.image_path(row))
+        if self.transform is None:
+            return self.preprocessing(image)
+        stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)
+        return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
 
 
 class CaptionLoader(DataLoader[CaptionBatch]):

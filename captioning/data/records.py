@@ -11,11 +11,12 @@ import itertools
 import logging
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+_TOGETHER = 1 << 14
 
 
 @dataclass
@@ -57,11 +59,20 @@ class PackedStrings:
         self.offsets = offsets
 
     @classmethod
-    def pack(cls, strings: Iterable[str]) -> PackedStrings:
-        packer = _Packer()
-        for string in strings:
-            packer.append(string)
-        return packer.packed()
+    def pack(cls, strings: Sequence[str]) -> PackedStrings:
+        blob = bytearray()
+        offsets = np.zeros(len(strings) + 1, np.int64)
+        for start in range(0, len(strings), _TOGETHER):
+            some = strings[start : start + _TOGETHER]
+            whole = "".join(some)
+            encoded = whole.encode("utf-8")
+            # In ASCII a character is a byte.
+            sizes = map(len, some if len(encoded) == len(whole) else (string.encode("utf-8") for string in some))
+            offsets[start + 1 : start + 1 + len(some)] = np.fromiter(sizes, np.int64, len(some))
+            blob += encoded
+        np.cumsum(offsets, out=offsets)
+        packed = torch.frombuffer(blob, dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
+        return cls(packed, torch.from_numpy(offsets))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -87,25 +98,6 @@ class PackedStrings:
         self.offsets.share_memory_()
 
 
-class _Packer:
-    """Collects strings for ``PackedStrings`` without holding on to the string objects."""
-
-    def __init__(self) -> None:
-        self.bytes = bytearray()
-        self.offsets = array("q", [0])
-
-    def append(self, string: str) -> None:
-        self.bytes += string.encode("utf-8")
-        self.offsets.append(len(self.bytes))
-
-    def packed(self) -> PackedStrings:
-        return PackedStrings(_tensor(self.bytes, torch.uint8), _tensor(self.offsets, torch.int64))
-
-
-def _tensor(buffer: bytearray | array, dtype: torch.dtype) -> Tensor:
-    return torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
-
-
 @dataclass
 class CaptionIndex:
     """One split of a data set: N images and their M captions.
@@ -119,6 +111,7 @@ class CaptionIndex:
         first_caption: (N+1,) int64; image ``i`` owns captions ``first_caption[i]:first_caption[i + 1]``.
         caption_image: (M,) int32, the row of the image that a caption describes.
         origin: the file that the captions were read from, for messages.
+        left_out: captions without a word, and images without captions, that the file has and the index has not.
     """
 
     root: Path
@@ -129,6 +122,7 @@ class CaptionIndex:
     first_caption: Tensor
     caption_image: Tensor
     origin: str = ""
+    left_out: tuple[int, int] = (0, 0)
 
     @classmethod
     def build(cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "") -> CaptionIndex:
@@ -143,45 +137,74 @@ class CaptionIndex:
         Raises:
             InputError: an image id appears twice, or no caption is left.
         """
-        name = str(origin) or str(root)
-        paths, captions = _Packer(), _Packer()
-        image_ids, lengths = array("q"), array("i")
-        first, caption_image = array("q", [0]), array("i")
-        seen: set[int] = set()
-        empty, bare = 0, 0
+        image_ids, paths, counts, captions = array("q"), [], array("q"), []
         for entry in entries:
-            if entry.image_id in seen:
-                raise InputError(f"{name}: image {entry.image_id} appears twice ({entry.path}); ids must be unique")
-            seen.add(entry.image_id)
-            before = len(lengths)
-            for caption in entry.captions:
-                words = caption.split()
-                if words:
-                    captions.append(" ".join(words))
-                    lengths.append(len(words))
-                    caption_image.append(len(image_ids))
-                else:
-                    empty += 1
-            if len(lengths) == before:
-                bare += 1
-                continue
             image_ids.append(entry.image_id)
             paths.append(entry.path)
-            first.append(len(lengths))
-        if not image_ids:
+            counts.append(len(entry.captions))
+            captions += [" ".join(caption.split()) for caption in entry.captions]
+        index = cls.pack(root, image_ids, paths, counts, captions, origin=origin)
+        index.warn_left_out()
+        return index
+
+    @classmethod
+    def pack(
+        cls,
+        root: str | Path,
+        image_ids: Sequence[int],
+        paths: Sequence[str],
+        counts: Sequence[int],
+        captions: Sequence[str],
+        *,
+        origin: str | Path = "",
+    ) -> CaptionIndex:
+        """``build`` from columns.
+
+        Args:
+            image_ids, paths: of every image.
+            counts: captions of every image.
+            captions: of one image after the other; the words of each joined by one space.
+        """
+        name = str(origin) or str(root)
+        if len(set(image_ids)) != len(image_ids):
+            twice, path = next(
+                (image_id, path)
+                for row, (image_id, path) in enumerate(zip(image_ids, paths, strict=True))
+                if image_id in image_ids[:row]
+            )
+            raise InputError(f"{name}: image {twice} appears twice ({path}); ids must be unique")
+        owners = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+        empty = captions.count("")
+        if empty:
+            has_words = np.fromiter(map(bool, captions), bool, len(captions))
+            owners, captions = owners[has_words], list(filter(None, captions))
+        kept = np.bincount(owners, minlength=len(paths)) if len(paths) else np.empty(0, np.int64)
+        ids = np.asarray(image_ids, dtype=np.int64)
+        bare = int((kept == 0).sum())
+        if bare:
+            rows = np.flatnonzero(kept)
+            owners = (np.cumsum(kept > 0) - 1)[owners]
+            ids, kept, paths = ids[rows], kept[rows], [paths[row] for row in rows.tolist()]
+        if not len(ids):
             raise InputError(f"{name}: holds no image with a caption")
-        if empty or bare:
-            logger.warning("%s: left out %d captions without a word and %d images without captions", name, empty, bare)
+        words = np.fromiter((caption.count(" ") + 1 for caption in captions), np.int32, len(captions))
         return cls(
             root=Path(root),
-            image_ids=_tensor(image_ids, torch.int64),
-            paths=paths.packed(),
-            captions=captions.packed(),
-            caption_lengths=_tensor(lengths, torch.int32),
-            first_caption=_tensor(first, torch.int64),
-            caption_image=_tensor(caption_image, torch.int32),
+            image_ids=torch.from_numpy(ids),
+            paths=PackedStrings.pack(paths),
+            captions=PackedStrings.pack(captions),
+            caption_lengths=torch.from_numpy(words),
+            first_caption=torch.from_numpy(np.r_[0, np.cumsum(kept)]),
+            caption_image=torch.from_numpy(owners.astype(np.int32)),
             origin=name,
+            left_out=(empty, bare),
         )
+
+    def warn_left_out(self) -> None:
+        """Say in the log what ``build`` left out."""
+        if any(self.left_out):
+            message = "%s: left out %d captions without a word and %d images without captions"
+            logger.warning(message, self.origin, *self.left_out)
 
     def __len__(self) -> int:
         return len(self.image_ids)

@@ -5,8 +5,7 @@ Both yield whole batches, as lists of numbers, and are given to ``DataLoader(sam
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +13,21 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from captioning.errors import InputError
+
+
+class Numbers(list[int]):
+    """The numbers of a batch's captions.
+
+    Attributes:
+        place: the batch's epoch and its number in it, the same on all ranks.
+    """
+
+    def __init__(self, numbers: Iterable[int], place: tuple[int, int]) -> None:
+        super().__init__(numbers)
+        self.place = place
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Numbers, (list(self), self.place)
 
 
 class CaptionBatchSampler(Sampler[list[int]]):
@@ -33,7 +47,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         lengths: (M,) words per caption, ``CaptionIndex.caption_lengths``.
         caption_image: (M,) image row of each caption, ``CaptionIndex.caption_image``.
         batch_size: captions per batch on each rank. With ``group="image"`` a target, met on average.
-        seed: the order is a function of ``seed`` and the epoch alone.
+        seed: the order is a function of ``seed``, the epoch and ``batch_size * world_size`` alone: the same captions
+            meet in a step whatever the number of ranks that they are dealt to.
         rank: this process, 0 .. world_size - 1.
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch: an encoder that is being
             trained then runs once per image and epoch instead of five times. Images are drawn regardless of caption
@@ -64,10 +79,9 @@ class CaptionBatchSampler(Sampler[list[int]]):
         if group == "image":
             self._group_images(images)
             self._units = len(self._unit_size)
-            self._per_batch = max(1, round(batch_size * len(self._unit_size) / len(images)))
         else:
             self._units = len(images)
-            self._per_batch = batch_size
+        self._per_step = self._units_a_step(batch_size, world_size)
         self._next = (0, 0)  # epoch and batch that the next pass begins with
         self.epoch = 0
         self.batches_done = 0
@@ -79,9 +93,14 @@ class CaptionBatchSampler(Sampler[list[int]]):
         self._unit_start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
         self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
 
+    def _units_a_step(self, batch_size: int, world_size: int) -> int:
+        if self.group == "length":
+            return batch_size * world_size
+        return max(world_size, round(batch_size * world_size * self._units / len(self._lengths)))
+
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
-        return -(-self._units // (self._per_batch * self.world_size))
+        return -(-self._units // self._per_step)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of caption numbers: every pass is an epoch, the first one starts at the position that was loaded.
@@ -95,7 +114,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
         units, starts, stops = self._plan(self.epoch)
         for step in range(self.batches_done, len(starts)):
             self.batches_done = step + 1
-            yield self._captions(units[starts[step] : stops[step]])
+            yield Numbers(self._captions(units[starts[step] : stops[step]]), place=(self.epoch, step))
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the epoch's units in order of length, and where in them each step begins and ends."""
@@ -103,7 +122,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
         units = random.permutation(self._units).astype(np.int32)
         if self.group == "length":
             units = units[np.argsort(self._lengths[units], kind="stable")]
-        sizes = np.full(len(self), self._per_batch * self.world_size)
+        sizes = np.full(len(self), self._per_step)
         short = random.integers(len(self))
         sizes[short] -= sizes.sum() - len(units)
         stops = np.cumsum(sizes)
@@ -138,14 +157,23 @@ class CaptionBatchSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass continue where ``state_dict`` was taken.
 
+        The number of ranks may be another one if ``batch_size * world_size`` is the same.
+
         Raises:
-            InputError: the position is in the middle of an epoch whose batches were cut differently.
+            InputError: the position is in the middle of an epoch whose steps were cut differently.
         """
-        epoch, done = state["epoch"], state["batches_done"]
-        differing = [name for name, value in self._layout().items() if state[name] != value]
+        epoch, done, layout = state["epoch"], state["batches_done"], self._layout()
+        differing = [name for name, value in layout.items() if state[name] != value]
+        step = state["batch_size"] * state["world_size"]
+        if self._units_a_step(state["batch_size"], state["world_size"]) == self._per_step:
+            differing = [name for name in differing if name not in ("batch_size", "world_size")]
         if done and differing:
-            changes = ", ".join(f"{name} {state[name]} -> {self._layout()[name]}" for name in differing)
-            raise InputError(f"cannot resume in the middle of epoch {epoch}: {changes}; use the old values")
+            changes = ", ".join(f"{name} {state[name]} -> {layout[name]}" for name in differing)
+            fits, rest = divmod(step, self.world_size)
+            remedy = "use the old values"
+            if differing == ["world_size"] and not rest:
+                remedy = f"with {self.world_size} processes, batch_size {fits} goes on at the same place"
+            raise InputError(f"cannot resume in the middle of epoch {epoch}: {changes}; {remedy}")
         self._next = (epoch, done)
         self.epoch, self.batches_done = epoch, done
 
@@ -160,33 +188,33 @@ class CaptionBatchSampler(Sampler[list[int]]):
 
 
 class ImageBatchSampler(Sampler[list[int]]):
-    """Evaluation order: every image exactly once over all ranks, without padding duplicates that would be scored twice.
+    """Evaluation order: the batches of one process, dealt out whole, so that all processes find what one would find.
 
-    A rank gets neighbouring images, which are read from a feature cache in file order. All ranks have the same number
-    of batches as long as each has at least as many images as batches; otherwise some have one fewer.
+    A rank gets neighbouring batches, which are read from a feature cache in file order, and every rank the same number
+    of them, because ranks wait for each other: where the batches run out, it gets the last one of all again. What is
+    gathered must count that once, by its rows.
 
     Args:
         num_images: rows of the split's ``CaptionIndex``.
-        batch_size: images per batch on each rank.
+        batch_size: images per batch.
     """
 
     def __init__(self, num_images: int, batch_size: int, *, rank: int = 0, world_size: int = 1) -> None:
         _check_layout(batch_size, rank, world_size)
-        shares = [num_images * r // world_size for r in range(world_size + 1)]
-        start, stop = shares[rank : rank + 2]
-        largest = max(b - a for a, b in itertools.pairwise(shares))
-        self._bounds = [*range(start, stop, batch_size), stop]
-        one_fewer = 0 < len(self) < -(-largest // batch_size)
-        if one_fewer and stop - self._bounds[-2] > 1:
-            self._bounds.insert(-1, stop - 1)  # a full last batch gives one image to a batch of its own
+        starts = range(0, num_images, batch_size)
+        share = -(-len(starts) // world_size)
+        self._batches = [
+            range(starts[number], min(starts[number] + batch_size, num_images))
+            for number in (min(n, len(starts) - 1) for n in range(rank * share, (rank + 1) * share))
+        ]
 
     def __len__(self) -> int:
-        return len(self._bounds) - 1
+        return len(self._batches)
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield lists of image rows."""
-        for start, stop in itertools.pairwise(self._bounds):
-            yield list(range(start, stop))
+        for batch in self._batches:
+            yield list(batch)
 
 
 def _check_layout(batch_size: int, rank: int, world_size: int) -> None:

@@ -163,26 +163,27 @@ class Preprocessing:
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """``Preprocessing`` with a random crop and, if asked for, mirroring.
-
-    Draws from the global torch generator, which a data loader seeds per worker and epoch.
-    """
+    """``Preprocessing`` with a random crop and, if asked for, mirroring."""
 
     preprocessing: Preprocessing
     random_crop: bool = True
     flip: float = 0.0
 
-    def __call__(self, image: Image.Image) -> Tensor:
-        """Return the training input, (3, height, width) float32."""
+    def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
+        """Return the training input, (3, height, width) float32.
+
+        Args:
+            random: what is drawn from; by default torch's global generator.
+        """
         crop = self.preprocessing.crop
         if crop is None or not self.random_crop:
             view = self.preprocessing.view(image)
         else:
             resized = self.preprocessing._resized(image)
-            left = int(torch.randint(resized.width - crop + 1, ()))
-            top = int(torch.randint(resized.height - crop + 1, ()))
+            left = int(torch.randint(resized.width - crop + 1, (), generator=random))
+            top = int(torch.randint(resized.height - crop + 1, (), generator=random))
             view = resized.crop((left, top, left + crop, top + crop))
-        if self.flip and float(torch.rand(())) < self.flip:
+        if self.flip and float(torch.rand((), generator=random)) < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return self.preprocessing.normalise(view)
 

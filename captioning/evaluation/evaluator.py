@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,26 +30,30 @@ class Evaluated:
 
     Attributes:
         images: by their row of the split.
-        sums: log-probabilities of the references in nats, summed over ``words`` words.
+        sums: of every batch, by the row of its first image: log-probabilities of its references in nats, and the number
+            of their "words". Kept apart, because a sum depends on the order of its terms in the last digits.
     """
 
     images: dict[int, CaptionedImage] = field(default_factory=dict)
-    sums: dict[str, float] = field(default_factory=dict)
-    words: int = 0
+    sums: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
-        """Return the parts of several processes as one."""
+        """Return the parts of several processes as one; a batch that several have evaluated counts once."""
         whole = cls()
         for part in parts:
             whole.images |= part.images
-            whole.words += part.words
-            for name, value in part.sums.items():
-                whole.add(name, value)
+            whole.sums |= part.sums
         return whole
 
-    def add(self, name: str, value: float) -> None:
-        self.sums[name] = self.sums.get(name, 0.0) + value
+    def _per_word(self) -> dict[str, float]:
+        """Return the log-probabilities in nats per word."""
+        totals: dict[str, float] = {}
+        for row in sorted(self.sums):
+            for name, value in self.sums[row].items():
+                totals[name] = totals.get(name, 0.0) + value
+        words = totals.pop("words", 0.0)
+        return {name: total / words for name, total in totals.items()}
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
         """Return the scores and the images in the order of the split; no scores where there is no image.
@@ -63,7 +69,7 @@ class Evaluated:
             return {}, []
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         scores = score_captions(hypotheses, references, java=java)
-        scores |= {name: total / self.words for name, total in self.sums.items()}
+        scores |= self._per_word()
         scores |= grounding_scores([hit for image in images for hit in image.hits])
         of_references = grounding_scores([hit for image in images for hit in image.reference_hits])
         scores |= {f"reference_{name}": value for name, value in of_references.items()}
@@ -81,6 +87,8 @@ class Evaluator:
         search: how captions are made.
         bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
             them out.
+        seed: of what is drawn for a batch, which depends on it and on the batch alone: neither on the batches before
+            nor on which process evaluates it. The global stream of random numbers is left as it was.
     """
 
     def __init__(
@@ -92,6 +100,7 @@ class Evaluator:
         *,
         search: BeamOptions,
         bound_samples: int = 0,
+        seed: int = 0,
     ) -> None:
         self.captioner = captioner
         self.vocabulary = vocabulary
@@ -100,27 +109,43 @@ class Evaluator:
         self.search = search
         attention = captioner.decoder.attention
         self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
+        self.seed = seed
         self.evaluated = Evaluated()
 
-    @torch.inference_mode()
+    @contextmanager
+    def _drawing_for(self, batch: CaptionBatch) -> Iterator[None]:
+        """Draw from a stream of the batch's own."""
+        device = batch.captions.device
+        stream = np.random.SeedSequence((self.seed, int(batch.rows[0]))).generate_state(1, np.uint64)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(int(stream[0]))
+            yield
+
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
+        with self._drawing_for(batch):
+            self._update(batch)
+
+    @torch.inference_mode()
+    def _update(self, batch: CaptionBatch) -> None:
         memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         reference_hits: dict[int, list[NounHit]] = {}
         reference_posterior_hits: dict[int, list[NounHit]] = {}
         if len(batch.captions):
             with self.captioner.decoder.attention.inferring("expected"):
                 output = self.captioner.teacher_force(batch, memory)
-            self.evaluated.words += len(output.targets)
-            self.evaluated.add("nll", -float(losses.token_log_probs(output.logits, output.targets).sum()))
+            sums = {
+                "words": len(output.targets),
+                "nll": -float(losses.token_log_probs(output.logits, output.targets).sum()),
+            }
             if self.bound_samples:
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
-                self.evaluated.add("bound", bounds.bound)
-                self.evaluated.add("iwae_bound", bounds.importance_weighted)
+                sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
+            self.evaluated.sums[int(batch.rows[0])] = sums
             reference_hits = self._reference_hits(batch, output.trace.alphas)
             if output.trace.posterior is not None:
                 reference_posterior_hits = self._reference_hits(batch, output.trace.posterior)
-        images, found = zip(*self.caption(batch, memory), strict=True)
+        images, found = zip(*self._caption(batch, memory), strict=True)
         rows = batch.rows.tolist()
         cells = [self.objects(row) for row in rows]
         forced = [[best] for best in found]
@@ -136,11 +161,18 @@ class Evaluator:
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
             )
 
-    @torch.inference_mode()
     def caption(self, batch: CaptionBatch, memory: Memory | None = None) -> list[tuple[CaptionedImage, Hypothesis]]:
-        """Return the best caption of every image of a batch: its record, without hits, and as the search found it."""
-        if memory is None:
-            memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        """Return the best caption of every image of a batch: its record, without hits, and as the search found it.
+
+        Args:
+            memory: of the batch's images, if they are encoded already.
+        """
+        with self._drawing_for(batch), torch.inference_mode():
+            if memory is None:
+                memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+            return self._caption(batch, memory)
+
+    def _caption(self, batch: CaptionBatch, memory: Memory) -> list[tuple[CaptionedImage, Hypothesis]]:
         found = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
         images = [
             CaptionedImage(

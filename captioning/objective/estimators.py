@@ -19,6 +19,7 @@ from torch import Tensor
 
 from captioning.component import Component
 from captioning.errors import InputError
+from captioning.objective.processes import summed
 
 
 class Signal(NamedTuple):
@@ -211,10 +212,7 @@ def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tupl
     An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are those of all processes,
     so that all of them go on with the same number.
     """
-    sums = torch.stack((total, count.to(total.dtype)))
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(sums)
-    total, count = sums
+    total, count = summed(torch.stack((total, count.to(total.dtype))))
     mean = total / count  # nan where nothing was drawn
     before = torch.where(average.isnan(), mean, average)
     return torch.where(count > 0, decay * before + (1 - decay) * mean, average), before.nan_to_num()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from captioning.kernels.cross_entropy import step_nll
+from captioning.objective.processes import Shares
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
@@ -83,12 +86,24 @@ def row_divergence(logits: Tensor, mask: Tensor, rows: int) -> Tensor:
     return torch.zeros(captions.shape, dtype=divergence.dtype, device=mask.device).masked_scatter(captions, divergence)
 
 
+class Weights(NamedTuple):
+    """What the terms of a ``Reduction`` are multiplied with, by its methods' names."""
+
+    nll: Tensor | float
+    penalty: Tensor | float
+    steps: Tensor | float
+
+
 class Reduction:
     """How the terms of the objective are averaged: **per word** or per caption, never a plain sum.
 
     So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
     bound L_s per word (Eq. 10-12).
     """
+
+    def weights(self, shares: Shares) -> Weights:
+        """Return what a process multiplies its terms with, so that their mean over processes is the whole batch's."""
+        return Weights(nll=shares.words, penalty=shares.captions, steps=shares.words)
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
@@ -111,6 +126,9 @@ class ArcticReduction(Reduction):
     are plain sums, so their weight grows with the batch size.
     """
 
+    def weights(self, shares: Shares) -> Weights:
+        return Weights(nll=shares.captions, penalty=shares.processes, steps=shares.processes)
+
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
 
@@ -120,3 +138,20 @@ class ArcticReduction(Reduction):
 
     def steps(self, values: Tensor, mask: Tensor) -> Tensor:
         return values.sum()
+
+
+class SharedReduction(Reduction):
+    """A reduction in one of several processes, each of which has a part of the batch."""
+
+    def __init__(self, whole: Reduction, shares: Shares) -> None:
+        self._whole = whole
+        self._weights = whole.weights(shares)
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        return self._weights.nll * self._whole.nll(logits, targets, mask, label_smoothing=label_smoothing)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        return self._weights.penalty * self._whole.penalty(alphas, mask, drawn=drawn)
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        return self._weights.steps * self._whole.steps(values, mask)

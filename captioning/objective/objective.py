@@ -15,6 +15,7 @@ from captioning.errors import InputError
 from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.estimators import Estimator, ExpectedContext, MovingAverage, Signal
+from captioning.objective.processes import Shares, summed
 from captioning.output import Output
 
 
@@ -77,7 +78,8 @@ class Objective(nn.Module):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor], DecoderOutput]:
         """Return what to differentiate, the terms it is made of by name, detached, and the decoder's output.
 
-        The term "loss" leaves REINFORCE out: that term's gradient has a meaning, its value has none.
+        The term "loss" leaves REINFORCE out: that term's gradient has a meaning, its value has none. Where several
+        processes train, loss and terms are to be averaged over them, which gives those of their batches as one.
         """
         # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
         samples = self.rows_per_caption
@@ -86,25 +88,28 @@ class Objective(nn.Module):
         drawn = output.selection_log_probs
         images = batch.image_index.repeat_interleave(samples)  # (N,), of the output's rows
         mask = None if memory.mask is None else memory.mask[images]
-        nll = self.reduction.nll(output.logits, output.targets, output.mask, label_smoothing=self.label_smoothing)
-        penalty = self.reduction.penalty(output.trace.alphas, mask, drawn=drawn is not None)
+        reduction = self.reduction
+        if (shares := Shares.of(output.mask)) is not None:
+            reduction = losses.SharedReduction(reduction, shares)
+        nll = reduction.nll(output.logits, output.targets, output.mask, label_smoothing=self.label_smoothing)
+        penalty = reduction.penalty(output.trace.alphas, mask, drawn=drawn is not None)
         loss = nll + self.attention_penalty * penalty  # Eq. 14
         if drawn is not None:
-            entropy = self.reduction.steps(losses.step_entropy(output.trace.alphas), output.mask)
+            entropy = reduction.steps(losses.step_entropy(output.trace.alphas), output.mask)
             loss = loss - self.entropy_weight * entropy  # lambda_e d H[s]
         parts = {"nll": nll, "attention_penalty": penalty}
         if self.r_drop:
             divergence = losses.row_divergence(output.logits, output.mask, samples)
-            parts["r_drop"] = self.reduction.steps(divergence, output.mask[::samples])
+            parts["r_drop"] = reduction.steps(divergence, output.mask[::samples])
             loss = loss + self.r_drop * parts["r_drop"]
         if output.drawn is not None:
-            parts["divergence"] = self.reduction.steps(output.drawn.divergence, output.mask)
+            parts["divergence"] = reduction.steps(output.drawn.divergence, output.mask)
             loss = loss + parts["divergence"]
         terms = {name: part.detach() for name, part in ({"loss": loss} | parts).items()}
         if self.estimator is not None and (output.drawn is not None or captioner.decoder.attention.draws):
             signal, log_probs = self._credit(captioner, batch, memory, output)
             # lambda_r (log p(y | s, a) - b) d log p(s | a)
-            loss = loss - self.reward_weight * self.reduction.steps(signal.advantages * log_probs, output.mask)
+            loss = loss - self.reward_weight * reduction.steps(signal.advantages * log_probs, output.mask)
             terms |= _means(signal)
         return loss, terms, output
 
@@ -140,18 +145,13 @@ class Objective(nn.Module):
 
 
 def _means(signal: Signal) -> dict[str, Tensor]:
-    """Return means over the steps whose location was drawn, in nats; nan in a batch without any."""
+    """Return means over the steps of all processes whose location was drawn, in nats; nan in a batch without any."""
     count = signal.drawn.sum()
-
-    def mean(values: Tensor) -> Tensor:
-        return (values * signal.drawn).sum() / count
-
-    advantage = mean(signal.advantages)
-    return {
-        "reward": mean(signal.returns),
-        "baseline": mean(signal.baseline),
-        "advantage_std": mean((signal.advantages - advantage) ** 2).sqrt(),
-    }
+    sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
+    *totals, count = summed(torch.stack([*sums, count]))
+    reward, baseline, advantage = (total / count for total in totals)
+    squares = summed(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
+    return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}
 
 
 class Bounds(NamedTuple):

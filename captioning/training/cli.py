@@ -16,7 +16,8 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
@@ -25,11 +26,16 @@ from captioning.errors import InputError
 from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
+from captioning.training.batch_norm import BatchNormSync
 from captioning.training.callbacks import AtomicCheckpointIO, LogLines
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
+from captioning.training.preemption import STOPPED, Preemption
 from captioning.training.wandb_run import WandbRun
+
+_FOLDER = "CAPTIONING_RUN_FOLDER"
+"""Environment variable by which the first process of a run tells the others where it writes."""
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:
@@ -54,6 +60,11 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             parser_kwargs={"parser_mode": CONFIG_FORMAT},
             args=with_run_config(args),
         )
+    except SIGTERMException:
+        if not _rank():
+            print("stopped on request; the run resumes at the next batch with --ckpt_path last", file=sys.stderr)
+        # Of the processes that the first one has started, a code other than 0 would have it killed while it ends.
+        raise SystemExit(0 if _rank() else STOPPED) from None
     except MisconfigurationException as error:  # options of the trainer that contradict each other
         raise InputError(" ".join(str(error).split())) from error
 
@@ -65,6 +76,7 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen encoder
     warnings.filterwarnings("ignore", message=".*does not have many workers")
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
+    warnings.filterwarnings("ignore", message=r"It is recommended to use .*sync_dist=True")  # all have them
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in str(record.msg))
 
 
@@ -137,6 +149,8 @@ class CaptioningCLI(LightningCLI):
             folder = RunFolder.of(checkpoint)
             if folder is not None and (config.name is None or not fitting):
                 self.run_dir = folder.path
+        elif _rank() and _FOLDER in os.environ:
+            self.run_dir = Path(os.environ[_FOLDER])
         elif RunFolder(self.run_dir).checkpoints.exists():
             self.run_dir = _free_name(self.run_dir)
         if config.get("weights_only") is None:
@@ -146,8 +160,10 @@ class CaptioningCLI(LightningCLI):
         config.trainer.default_root_dir = str(self.run_dir)
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
         if fitting:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            print(f"run folder: {self.run_dir}", flush=True)
+            if not _rank():
+                os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
+                self.run_dir.mkdir(parents=True, exist_ok=True)
+                print(f"run folder: {self.run_dir}", flush=True)
             if not checkpoint:
                 RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
             group = _config_name(config.get("config"))
@@ -164,8 +180,9 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
-        self.trainer_defaults = {"callbacks": [LogLines()]}
-        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+        self.trainer_defaults = {"callbacks": [LogLines(), Preemption()]}
+        plugins = [AtomicCheckpointIO(), BatchNormSync()]
+        return super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
@@ -178,7 +195,7 @@ class CaptioningCLI(LightningCLI):
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
-        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None:
+        if isinstance(best, ModelCheckpoint) and best.best_model_score is not None and self.trainer.is_global_zero:
             print(f"best checkpoint: {best.best_model_path} ({best.monitor} {float(best.best_model_score):.2f})")
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbRun):
@@ -186,6 +203,11 @@ class CaptioningCLI(LightningCLI):
         wandb_folder = self.run_dir / "wandb"
         if any(wandb_folder.glob("offline-run-*")):
             print(f"wandb ran offline; to upload: wandb sync {wandb_folder}/offline-run-*")
+
+
+def _rank() -> int:
+    """Return which process this is, before there is a trainer that knows it."""
+    return getattr(rank_zero_only, "rank", 0)
 
 
 def _seed(seed: int | bool) -> int:

@@ -194,6 +194,7 @@ class CaptionDataModule(pl.LightningDataModule):
             self.vocabulary,
             self.encoder.preprocessing,
             transform=transform,
+            seed=self.seed,
             features=features,
             by_image=by_image,
             pinned=torch.cuda.is_available(),

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
@@ -27,6 +28,7 @@ from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
+from captioning.objective.processes import summed
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary
 
@@ -162,9 +164,27 @@ class CaptioningModule(pl.LightningModule):
         statistics = attention_statistics(output.trace, output.mask)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (terms | statistics | schedule).items():
+        for name, value in (self._over_processes(terms | statistics) | schedule).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         return loss
+
+    def _over_processes(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the means over all processes; of the terms of the loss these are the whole batch's."""
+        if self.trainer.world_size == 1:
+            return values
+        means = summed(torch.stack([value.float() for value in values.values()])) / self.trainer.world_size
+        return dict(zip(values, means, strict=True))
+
+    def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
+        """Where several processes train, let each draw from a stream of its own.
+
+        A stream is a function of the seed, the process and the batches trained on: a resumed run finds its place
+        without the states of all processes, which a checkpoint that one of them saves in an emergency cannot have.
+        """
+        if self.trainer.world_size > 1:
+            total: Any = self.trainer.fit_loop.epoch_loop.batch_progress.total
+            place = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
+            torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
 
     def on_train_epoch_end(self) -> None:
         if not isinstance(self.attention, UniformAttention) and (cause := self._watch.cause()) is not None:
@@ -264,6 +284,7 @@ class CaptioningModule(pl.LightningModule):
             self.data.objects,
             search=self.search,
             bound_samples=bound_samples,
+            seed=self.data.seed,
         )
 
     def _gathered(self) -> Evaluated:

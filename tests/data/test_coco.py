@@ -1,8 +1,11 @@
+import dataclasses
 import json
 import logging
+import os
 
 import numpy as np
 import pytest
+import torch
 
 from captioning.data.coco import CocoSource
 from captioning.errors import InputError
@@ -130,6 +133,73 @@ def test_image_ids_must_be_numbers(root):
     source = changed(root, images=[{"id": "a", "file_name": "a.jpg"}], annotations=[])
     with pytest.raises(InputError, match=r"captions_train2017\.json: image ids must be whole numbers, got 'a'"):
         source.index("train")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Files of any size are cached, in a folder of their own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("captioning.data.index_cache.SMALLEST", 0)
+    return tmp_path / "cache/captioning"
+
+
+def assert_equal(index, other):
+    for field in dataclasses.fields(index):
+        mine, theirs = getattr(index, field.name), getattr(other, field.name)
+        if isinstance(mine, torch.Tensor):
+            assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype, field.name
+        else:
+            assert list(mine) == list(theirs) if hasattr(mine, "offsets") else mine == theirs, field.name
+
+
+def test_a_cached_index_is_the_one_that_was_read(root, cache, caplog, monkeypatch):
+    source = changed(root, annotations=[*CAPTIONS, {"id": 4, "image_id": 9, "caption": " .\n"}])
+    read = source.index("train")
+    assert len(list(cache.iterdir())) == 1 and read.left_out == (1, 0)
+    monkeypatch.setattr("captioning.data.coco.json.loads", None)  # the file is not parsed again
+    caplog.clear()
+    again = source.index("train").share_memory()
+    assert_equal(again, read)
+    assert again.take(1).references(0) == ["soup is n't cold"]
+    assert "left out 1 captions without a word" in caplog.text
+
+
+def test_an_edited_file_is_read_again_even_if_its_time_and_size_are_the_old_ones(root, cache):
+    path = root / "annotations/captions_train2017.json"
+    CocoSource(str(root)).index("train")
+    before = path.stat()
+    path.write_text(path.read_text().replace("Soup", "Soap"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    assert CocoSource(str(root)).index("train").references(0) == ["soap is n't cold"]
+
+
+def test_what_an_option_refuses_is_not_taken_from_the_cache(root, cache):
+    outside = [IMAGES[0], {**IMAGES[1], "file_name": "../x.jpg"}]
+    changed(root, images=outside)
+    CocoSource(str(root), allow_outside=True).index("train")
+    with pytest.raises(InputError, match="lies outside the folder of the images"):
+        CocoSource(str(root)).index("train")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", None])
+def test_a_damaged_cache_is_made_again(root, cache, caplog, content):
+    read = CocoSource(str(root)).index("train")
+    (file,) = cache.iterdir()
+    whole = file.read_bytes()
+    flipped = bytearray(whole)
+    place = whole.index(b"giraffe")
+    flipped[place] ^= 1
+    file.write_bytes(bytes(flipped) if content is None else content)
+    assert_equal(CocoSource(str(root)).index("train"), read)
+    assert "damaged" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_a_cache_that_cannot_be_written_is_done_without(root, cache):
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder would be")
+    assert len(CocoSource(str(root)).index("train")) == 2
 
 
 def test_objects_carry_their_category_and_their_pixels(root):

@@ -182,6 +182,18 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
     assert all(torch.equal(after[row], image) for row, image in before.items())
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(shapes, encoder):
+    def images(skip: int = 0, **options) -> list[torch.Tensor]:
+        loader = make_data(shapes, encoder, random_crop=True, flip=0.5, **options).train_dataloader()
+        loader.load_state_dict(loader.sampler.state_dict(skip))
+        return [batch.images for batch in loader]
+
+    whole, resumed, worked = images(), images(skip=2), images(num_workers=1)
+    assert all(torch.equal(*pair) for pair in zip(whole, worked, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(whole[2:], resumed, strict=True))
+
+
 @pytest.mark.parametrize("option", [{"random_crop": True}, {"flip": 0.5}])
 def test_cached_features_cannot_vary(shapes, encoder, features, option):
     data = make_data(shapes, encoder, features=str(features), **option)

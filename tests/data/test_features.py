@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import multiprocessing
 import pickle
 import shutil
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+import captioning.data.features
 from captioning.data.features import FeatureCache, FeatureWriter, features_size
 from captioning.errors import InputError
 
@@ -75,6 +77,26 @@ def test_rows_are_views_of_the_file(cache):
     features = FeatureCache(cache, "train", FINGERPRINT)
     assert features.rows(2).data_ptr() - features.rows(0).data_ptr() == 2 * 2 * ROWS * COLS * D
     assert features.rows(1).untyped_storage().nbytes() == N * 2 * ROWS * COLS * D
+
+
+def test_the_system_is_told_which_rows_come_and_of_no_others(tmp_path, monkeypatch):
+    """Half a page a row: no more than the pages that they lie in, neighbours as one."""
+    size, dim = mmap.PAGESIZE // 2, mmap.PAGESIZE // 4
+    with writer(tmp_path, shape=(1, dim)) as out:
+        out.write(torch.zeros(N, 1, dim))
+    features, told = FeatureCache(tmp_path, "train", FINGERPRINT), []
+    will_need = captioning.data.features._will_need
+
+    def noted(mapped, start, length):
+        told.append((start, start + length))
+        will_need(mapped, start, length)
+
+    monkeypatch.setattr("captioning.data.features._will_need", noted)
+    features.gather([2, 3, 4, 0, 6])
+    begin = (tmp_path / "train.npy").stat().st_size - N * size
+    expected = [(begin + a * size, begin + b * size) for a, b in ((2, 5), (0, 1), (6, 7))]
+    assert told == [(a - a % mmap.PAGESIZE, b) for a, b in expected]
+    assert features.gather([]).shape == (0, 1, dim)
 
 
 def test_the_file_is_an_ordinary_numpy_array_of_the_announced_size(cache):

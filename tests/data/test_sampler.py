@@ -136,7 +136,8 @@ def test_a_position_at_the_end_of_an_epoch_continues_with_the_next():
     [
         ({"batch_size": 8}, "batch_size 16 -> 8"),
         ({"seed": 4}, "seed 3 -> 4"),
-        ({"world_size": 2}, "world_size 1 -> 2"),
+        ({"world_size": 2}, "world_size 1 -> 2; with 2 processes, batch_size 8 goes on at the same place"),
+        ({"world_size": 3}, "world_size 1 -> 3; use the old values"),
         ({"group": "image"}, "group length -> image"),
     ],
 )
@@ -147,6 +148,29 @@ def test_a_position_in_the_middle_of_another_layout_is_refused_by_name(change, m
     with pytest.raises(InputError, match=f"middle of epoch 0: {message}"):
         sampler(data, **change).load_state_dict(old.state_dict())
     sampler(data, **change).load_state_dict(old.state_dict(batches_done=0))  # between epochs nothing is lost
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_run_goes_on_with_more_ranks_at_the_same_place_with_the_same_captions_in_each_step(group, world_size):
+    data = captions(100)
+    old = sampler(data, group=group, batch_size=32)
+    whole = list(old)
+    ranks = [
+        sampler(data, group=group, batch_size=32 // world_size, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    for rank in ranks:
+        rank.load_state_dict(old.state_dict(batches_done=5))
+    steps = list(zip(*ranks, strict=True))
+    assert len(steps) == len(whole) - 5
+    repeated = 0
+    for dealt, expected in zip(steps, whole[5:], strict=True):
+        assert {batch.place for batch in dealt} == {expected.place}
+        together = list(chain.from_iterable(dealt))
+        assert set(together) == set(expected)
+        repeated += len(together) > len(expected)
+    assert repeated <= 1  # the short step, where it has fewer than one for each rank
 
 
 class Echo(Dataset):
@@ -207,12 +231,15 @@ def test_a_coco_sized_epoch_is_planned_in_a_fraction_of_a_second():
 
 @pytest.mark.parametrize("num_images", [0, 1, 7, 20, 21])
 @pytest.mark.parametrize("batch_size", [1, 3, 5])
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_evaluation_sees_every_image_once_over_all_ranks(num_images, batch_size, world_size):
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_evaluation_deals_out_the_batches_of_one_process_and_repeats_the_last_where_they_run_out(
+    num_images, batch_size, world_size
+):
+    whole = list(ImageBatchSampler(num_images, batch_size))
+    assert list(chain.from_iterable(whole)) == list(range(num_images))
+    assert all(len(batch) == batch_size for batch in whole[:-1])
     ranks = [ImageBatchSampler(num_images, batch_size, rank=rank, world_size=world_size) for rank in range(world_size)]
-    batches = [list(rank) for rank in ranks]
-    assert list(chain.from_iterable(chain.from_iterable(batches))) == list(range(num_images))
-    assert all(0 < len(batch) <= batch_size for batch in chain.from_iterable(batches))
-    assert [len(rank) for rank in ranks] == [len(rank) for rank in batches]
-    counts = {len(rank) for rank in ranks}
-    assert len(counts) == 1 or num_images < world_size * max(counts)
+    assert {len(rank) for rank in ranks} == {-(-len(whole) // world_size)}
+    dealt = [batch for rank in ranks for batch in rank]
+    assert dealt[: len(whole)] == whole
+    assert all(batch == whole[-1] for batch in dealt[len(whole) :])

@@ -1,0 +1,92 @@
+"""The index of a large annotation file, kept in the user's cache folder under the hash of what it was made from.
+
+Nothing is cached beside the data: a file there could come from somebody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from captioning.data.records import CaptionIndex, PackedStrings
+
+logger = logging.getLogger(__name__)
+
+SMALLEST = 16 << 20
+"""Bytes; a smaller file is read in less than a second without a cache."""
+_FORMAT = 1
+_TENSORS = ("image_ids", "caption_lengths", "first_caption", "caption_image")
+_STRINGS = ("paths", "captions")
+
+
+def cached_index(
+    file: Path, options: tuple[object, ...], root: Path, build: Callable[[], CaptionIndex]
+) -> CaptionIndex:
+    """Return ``build()``, or what an earlier call with the same options returned for a file of the same content.
+
+    Args:
+        file: of the annotations; all of it is hashed, so that no edit is missed.
+        options: whatever else the index depends on, its root excepted.
+        root: the index's.
+    """
+    if file.stat().st_size < SMALLEST:
+        index = build()
+    else:
+        key = hashlib.sha256(repr((_FORMAT, version("nltk"), options)).encode())  # nltk: of the tokeniser
+        with file.open("rb") as content:
+            for part in iter(lambda: content.read(1 << 20), b""):
+                key.update(part)
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
+        path = folder / f"index-{key.hexdigest()[:32]}.npz"
+        found = _read(path, root)
+        index = build() if found is None else found
+        if found is None:
+            _write(path, index)
+    index.warn_left_out()
+    return index
+
+
+def _read(path: Path, root: Path) -> CaptionIndex | None:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in stored.files}
+            origin = str(found.pop("origin"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        logger.warning("%s: damaged (%s), made again", path, error)
+        return None
+    arrays = {name: torch.from_numpy(array) for name, array in found.items()}
+    strings = {name: PackedStrings(arrays.pop(f"{name}.blob"), arrays.pop(f"{name}.offsets")) for name in _STRINGS}
+    left_out: Tensor = arrays.pop("left_out")
+    empty, bare = left_out.tolist()
+    return CaptionIndex(root=root, origin=origin, left_out=(empty, bare), **strings, **arrays)  # type: ignore[arg-type]
+
+
+def _write(path: Path, index: CaptionIndex) -> None:
+    arrays = {name: getattr(index, name).numpy() for name in _TENSORS}
+    for name in _STRINGS:
+        strings = getattr(index, name)
+        arrays |= {f"{name}.blob": strings.blob.numpy(), f"{name}.offsets": strings.offsets.numpy()}
+    arrays |= {"left_out": np.array(index.left_out), "origin": np.array(index.origin)}
+    # Several processes of a run do this at once, and one that cannot write goes on without.
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, part = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+            os.replace(part, path)
+        except OSError:
+            os.unlink(part)

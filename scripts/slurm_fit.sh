@@ -1,0 +1,25 @@
+#!/bin/bash
+# Train under SLURM: one process per GPU; a job that is stopped is requeued, and resumes at the next batch.
+#
+#   sbatch --nodes 1 --gres gpu:8 --ntasks-per-node 8 scripts/slurm_fit.sh NAME --config CONFIG.yaml
+#
+#SBATCH --job-name captioning
+#SBATCH --time 24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode append
+#SBATCH --signal TERM@300
+# The signal comes 300 s before the end of the time; a pre-empted job gets it at once. A validation in progress is
+# finished first: if it takes longer than that, the run goes on from the last checkpoint that was saved.
+
+name=$1
+shift
+resume=()
+if [ -f "runs/$name/checkpoints/last.ckpt" ]; then
+    resume=(--ckpt_path last)
+fi
+${LAUNCH:-srun} "${PYTHON:-python}" -m captioning fit --name "$name" "$@" "${resume[@]}"
+code=$?
+if [ "$code" -eq 143 ] && [ -n "$SLURM_JOB_ID" ]; then # stopped on request, with everything saved
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

@@ -98,7 +98,10 @@ class Output(Component):
 
     @abstractmethod
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        """Return the logits (N, V) of one step of N = B * R rows, the rows of an image adjacent."""
+        """Return the logits (N, V) of one step of a search of N = B * R rows, the rows of an image adjacent.
+
+        They are at least float32, whatever the rest of the model computes in; see ``precise_words``.
+        """
 
 
 class DeepOutput(Output):
@@ -107,11 +110,14 @@ class DeepOutput(Output):
     def forward(
         self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
-        return Words(self.step(layers, steps, memory))
+        return Words(layers.words(self._hidden(layers, steps)))
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        return precise_words(layers, self._hidden(layers, steps))
+
+    def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
         hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
-        return layers.words(layers.dropout(hidden))
+        return layers.dropout(hidden)
 
 
 class MarginalOutput(Output):
@@ -172,7 +178,7 @@ class MarginalOutput(Output):
     def forward(
         self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
-        S = self._without_image(layers, steps)
+        S = layers.words(self._without_image(layers, steps))
         A, W = self._factors(layers, memory)
         blocks = self._blocks(memory)
         weights = _summed(steps.alphas, blocks)  # (M, C)
@@ -196,7 +202,7 @@ class MarginalOutput(Output):
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
         located = memory.located or self.prepare(layers, memory)
-        S = self._without_image(layers, steps)
+        S = precise_words(layers, self._without_image(layers, steps))
         log_w = _log_weights(_summed(steps.alphas, self._blocks(memory)), steps.gate)
         if self.top_k is not None:
             images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))
@@ -207,8 +213,8 @@ class MarginalOutput(Output):
         return mixture_step(S, located, log_w)
 
     def _without_image(self, layers: Layers, steps: Steps) -> Tensor:
-        """Return the logits of a step that looks nowhere, (M, V)."""
-        return layers.words(layers.dropout(steps.embedded + layers.hidden(layers.dropout(steps.h))))
+        """Return the hidden layer of a step that looks nowhere, (M, E)."""
+        return layers.dropout(steps.embedded + layers.hidden(layers.dropout(steps.h)))
 
     def _factors(self, layers: Layers, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return A (B, C, r) and W (V, r), whose products are what the components add to those logits."""
@@ -229,6 +235,18 @@ class MarginalOutput(Output):
         across = -(-columns // self.block[1])
         row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
         return ((row // self.block[0]).unsqueeze(1) * across + column // self.block[1]).flatten()
+
+
+def precise_words(layers: Layers, hidden: Tensor) -> Tensor:
+    """Return L_o of the hidden layer (N, E), (N, V), in at least float32, also where autocast is on.
+
+    A search compares words. bfloat16 has 8 significant bits: among thousands of words the best two logits are often the
+    same number, and which of them comes first is then the search's accident, not the model's choice.
+    """
+    precise = torch.promote_types(hidden.dtype, torch.float32)
+    weight, bias = layers.words.weight.to(precise), layers.words.bias.to(precise)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.to(precise), weight, bias)
 
 
 def _summed(alphas: Tensor, blocks: Tensor | None) -> Tensor:

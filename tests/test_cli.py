@@ -50,13 +50,20 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
-def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workdir):
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--model.search.max_length", "2"])
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        (["--checkpoint.monitor", "val/nll"], 2),  # mode max: the first is the worst by NLL
+        (["--model.search.max_length", "2"], 6),  # two words match no 4-gram: BLEU-4 stays 0, and the NLL decides
+    ],
+)
+def test_last_checkpoint_is_of_the_last_epoch_the_best_of_the_best_one(workdir, options, best):
+    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", *options])
     steps = {
         name: torch.load(f"runs/tiny/checkpoints/{name}.ckpt", weights_only=True)["global_step"]
         for name in ("best", "last")
     }
-    assert steps == {"best": 2, "last": 6}  # two words match no 4-gram: BLEU-4 stays 0
+    assert steps == {"best": best, "last": 6}
 
 
 def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):

@@ -81,6 +81,7 @@ class Evaluator:
         search: how captions are made.
         bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
             them out.
+        keep: images at the beginning of the split whose hypotheses ``kept`` has, by row; those of ``update`` alone.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Evaluator:
         *,
         search: BeamOptions,
         bound_samples: int = 0,
+        keep: int = 0,
     ) -> None:
         self.captioner = captioner
         self.vocabulary = vocabulary
@@ -100,6 +102,8 @@ class Evaluator:
         self.search = search
         attention = captioner.decoder.attention
         self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
+        self.keep = keep
+        self.kept: dict[int, tuple[CaptionedImage, Hypothesis]] = {}
         self.evaluated = Evaluated()
 
     @torch.inference_mode()
@@ -122,6 +126,8 @@ class Evaluator:
                 reference_posterior_hits = self._reference_hits(batch, output.trace.posterior)
         images, found = zip(*self.caption(batch, memory), strict=True)
         rows = batch.rows.tolist()
+        captioned = zip(images, found, strict=True)
+        self.kept |= {row: each for row, each in zip(rows, captioned, strict=True) if row < self.keep}
         cells = [self.objects(row) for row in rows]
         forced = [[best] for best in found]
         if any(cells):

@@ -25,7 +25,7 @@ from captioning.errors import InputError
 from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.training.callbacks import AtomicCheckpointIO, LogLines
+from captioning.training.callbacks import AtomicCheckpointIO, BestCheckpoint, LogLines, LogTest
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
@@ -87,6 +87,8 @@ class CaptioningCLI(LightningCLI):
     """One folder per run: config, checkpoints, metrics, samples and the logger's files are all in RUNS/NAME."""
 
     run_dir: Path
+    wandb_run: WandbRun | None = None
+    """What a test is logged to."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
@@ -94,7 +96,7 @@ class CaptioningCLI(LightningCLI):
         parser.add_argument(
             "--results", type=str | None, default=None, help="Where validate and test write; default: the run's folder."
         )
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
         parser.set_defaults(
@@ -155,6 +157,9 @@ class CaptioningCLI(LightningCLI):
         else:
             if config.results:
                 config.trainer.default_root_dir = config.results
+            elif self.subcommand == "test" and config.trainer.logger is not False:
+                folder = RunFolder.of(checkpoint)
+                self.wandb_run = None if folder is None else WandbRun.of_folder(folder)
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
     def instantiate_classes(self) -> None:
@@ -164,7 +169,7 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
-        self.trainer_defaults = {"callbacks": [LogLines()]}
+        self.trainer_defaults = {"callbacks": [LogLines(), *([LogTest(self.wandb_run)] if self.wandb_run else [])]}
         return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
 
     def after_instantiate_classes(self) -> None:
@@ -183,9 +188,16 @@ class CaptioningCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.finish()
-        wandb_folder = self.run_dir / "wandb"
-        if any(wandb_folder.glob("offline-run-*")):
-            print(f"wandb ran offline; to upload: wandb sync {wandb_folder}/offline-run-*")
+        _say_how_to_upload(self.run_dir)
+
+    def after_test(self) -> None:
+        if self.wandb_run is not None:
+            _say_how_to_upload(self.run_dir)
+
+
+def _say_how_to_upload(run_dir: Path) -> None:
+    if any((run_dir / "wandb").glob("offline-run-*")):
+        print(f"wandb ran offline; to upload: wandb sync {run_dir}/wandb/offline-run-*")
 
 
 def _seed(seed: int | bool) -> int:

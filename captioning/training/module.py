@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -115,6 +115,10 @@ class CaptioningModule(pl.LightningModule):
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
+        self.keep_hypotheses = 0
+        """How many of the first images of a split ``kept_samples`` returns after its evaluation."""
+        self.loaded_step = 0
+        """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._data: CaptionDataModule | None = None
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
@@ -241,8 +245,19 @@ class CaptioningModule(pl.LightningModule):
         self.eval()
         found = self._make_evaluator().caption(batch)
         self.train(training)
-        views = [self.data.view(row) for row in batch.rows.tolist()]
-        return [Sample(*each, view) for each, view in zip(found, views, strict=True) if view is not None]
+        return self._samples(zip(batch.rows.tolist(), found, strict=True))
+
+    def kept_samples(self) -> list[Sample]:
+        """Return the first images of the last evaluation with their attention, as far as this process evaluated them.
+
+        Their captions are the ones that were scored. Those without an image file are left out.
+        """
+        return self._samples([] if self._evaluator is None else sorted(self._evaluator.kept.items()))
+
+    def _samples(self, captioned: Iterable[tuple[int, tuple[CaptionedImage, Hypothesis]]]) -> list[Sample]:
+        """Return the samples of rows of the evaluated split."""
+        with_views = ((found, self.data.view(row)) for row, found in captioned)
+        return [Sample(*found, view) for found, view in with_views if view is not None]
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None
@@ -254,6 +269,7 @@ class CaptioningModule(pl.LightningModule):
             self.data.objects,
             search=self.search,
             bound_samples=bound_samples,
+            keep=self.keep_hypotheses,
         )
 
     def _gathered(self) -> Evaluated:
@@ -306,6 +322,7 @@ class CaptioningModule(pl.LightningModule):
                 "use the data settings the checkpoint was trained with"
             )
         self._random_state = checkpoint.get("random_state")
+        self.loaded_step = checkpoint.get("global_step", 0)
 
     def on_train_start(self) -> None:
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers

@@ -199,10 +199,14 @@ def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tupl
     An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are those of all processes,
     so that all of them go on with the same number.
     """
-    sums = torch.stack((total, count.to(total.dtype)))
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(sums)
-    total, count = sums
+    total, count = over_processes(torch.stack((total, count.to(total.dtype))))
     mean = total / count  # nan where nothing was drawn
     before = torch.where(average.isnan(), mean, average)
     return torch.where(count > 0, decay * before + (1 - decay) * mean, average), before.nan_to_num()
+
+
+def over_processes(values: Tensor) -> Tensor:
+    """Return the sum of every process' values, which it may overwrite; the values themselves of a single process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(values)
+    return values

@@ -29,6 +29,7 @@ from captioning.training.callbacks import AtomicCheckpointIO, BestCheckpoint, Lo
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
+from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
 
 
@@ -89,12 +90,20 @@ class CaptioningCLI(LightningCLI):
     run_dir: Path
     wandb_run: WandbRun | None = None
     """What a test is logged to."""
+    start: Start | None = None
+    """What training begins with."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
         parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
         parser.add_argument(
             "--results", type=str | None, default=None, help="Where validate and test write; default: the run's folder."
+        )
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            default=None,
+            help="fit: begin with the weights of this checkpoint, and a new optimizer. Resuming, --ckpt_path, wins.",
         )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
@@ -147,6 +156,10 @@ class CaptioningCLI(LightningCLI):
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
+        if fitting and config.get("init_from") and not checkpoint:
+            if not Path(config.init_from).is_file():
+                raise InputError(f"--init_from {config.init_from}: no such checkpoint")
+            self.start = Start.read(config.init_from)
         if fitting:
             self.run_dir.mkdir(parents=True, exist_ok=True)
             print(f"run folder: {self.run_dir}", flush=True)
@@ -155,6 +168,8 @@ class CaptioningCLI(LightningCLI):
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
+            # An evaluation saves no checkpoint: which callbacks did is nothing to warn about.
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             if config.results:
                 config.trainer.default_root_dir = config.results
             elif self.subcommand == "test" and config.trainer.logger is not False:
@@ -164,7 +179,7 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
-        with without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
+        with without_weights() if resumed or self.start else contextlib.nullcontext():  # the checkpoint brings them
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -177,6 +192,7 @@ class CaptioningCLI(LightningCLI):
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_fit(self) -> None:
+        self.model.start = self.start
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | _labels(self.config_dump))

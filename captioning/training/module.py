@@ -22,12 +22,15 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
+from captioning.evaluation.rewards import CaptionReward
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
+from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.start import Start, check_vocabulary
 from captioning.vocabulary import Vocabulary
 
 
@@ -66,6 +69,8 @@ class CaptioningModule(pl.LightningModule):
             with, beside the NLL; 0 leaves them out.
         compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
             CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
+        self_critical: train by the reward of drawn captions instead, a second stage; nothing else of the objective is
+            then used.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class CaptioningModule(pl.LightningModule):
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
         compile: Literal["default", "reduce-overhead"] | None = None,
+        self_critical: SelfCriticalTraining | None = None,
     ) -> None:
         super().__init__()
         # Recorded before build(), which is called when the vocabulary is known.
@@ -106,6 +112,9 @@ class CaptioningModule(pl.LightningModule):
             rows_per_caption=rows_per_caption,
             r_drop=r_drop,
         )
+        if self_critical is not None:
+            self_critical.check(decoder.attention)
+        self.self_critical = self_critical
         self.search = search
         self.bound_samples = bound_samples
         self._compile_mode = compile
@@ -115,6 +124,8 @@ class CaptioningModule(pl.LightningModule):
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
+        self.start: Start | None = None
+        """What the captioner begins with when it is assembled."""
         self.keep_hypotheses = 0
         """How many of the first images of a split ``kept_samples`` returns after its evaluation."""
         self.loaded_step = 0
@@ -122,6 +133,7 @@ class CaptioningModule(pl.LightningModule):
         self._data: CaptionDataModule | None = None
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
+        self._sequence_objective: SequenceObjective | None = None
 
     @property
     def encoder(self) -> Encoder:
@@ -148,19 +160,32 @@ class CaptioningModule(pl.LightningModule):
             self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
-        """Build the captioner for ``vocabulary`` and return it."""
+        """Build the captioner for ``vocabulary`` and return it.
+
+        Raises:
+            InputError: it is to begin with weights of another vocabulary, or of another model.
+        """
         self.vocabulary = vocabulary
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
+        if self.start is not None:
+            self.start.load_into(self.captioner, vocabulary)
+            self.start = None
         if self._compile_mode is not None:
             self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
 
     # Training
 
+    def on_fit_start(self) -> None:
+        if self.self_critical is not None:
+            assert self.vocabulary is not None
+            reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
+            self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)
+
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
         schedule = self.attention.schedule()
-        loss, terms, output = self.objective(self.captioner, batch)
+        loss, terms, output = (self._sequence_objective or self.objective)(self.captioner, batch)
         statistics = attention_statistics(output.trace, output.mask)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
@@ -316,11 +341,7 @@ class CaptioningModule(pl.LightningModule):
         words = checkpoint.get("captioning", {}).get("vocabulary")
         if words is None:
             raise InputError("the checkpoint was not written by this project: it has no vocabulary")
-        if tuple(words) != self.vocabulary.words:
-            raise InputError(
-                f"the checkpoint's vocabulary ({len(words)} words) is not the data's ({len(self.vocabulary.words)}); "
-                "use the data settings the checkpoint was trained with"
-            )
+        check_vocabulary("the checkpoint's", words, self.vocabulary)
         self._random_state = checkpoint.get("random_state")
         self.loaded_step = checkpoint.get("global_step", 0)
 

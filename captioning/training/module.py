@@ -112,8 +112,6 @@ class CaptioningModule(pl.LightningModule):
             rows_per_caption=rows_per_caption,
             r_drop=r_drop,
         )
-        if self_critical is not None:
-            self_critical.check(decoder.attention)
         self.self_critical = self_critical
         self.search = search
         self.bound_samples = bound_samples
@@ -179,6 +177,7 @@ class CaptioningModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         if self.self_critical is not None:
             assert self.vocabulary is not None
+            self.self_critical.check(self.attention)
             reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
             self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)
 

@@ -21,6 +21,7 @@ options of every command:
   --name NAME         the run's name; its folder is RUNS/NAME
   --runs RUNS         folder of all runs (default: runs)
   --ckpt_path FILE    the checkpoint to evaluate, or to resume from with fit; best and last name the run's own
+  --init_from FILE    fit: begin with the weights of a checkpoint, and a new optimizer (a second stage)
   --import MODULE     import a module of your own whose classes the config or the run names; it is looked for in the
                       working directory and the first config's folder
   --print_config      print the full configuration and stop
@@ -32,6 +33,8 @@ examples:
   captioning fit --config configs/shapes_soft.yaml --config configs/overlays/debug.yaml
   captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)
+  captioning fit --config configs/shapes_soft.yaml --config configs/overlays/self_critical.yaml \\
+      --init_from runs/shapes_soft/checkpoints/best.ckpt --name shapes_soft_scst
 
 Every option, with its meaning and default: captioning fit --help
 """

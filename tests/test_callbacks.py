@@ -12,18 +12,23 @@ import pytest
 import torch
 import wandb
 from PIL import Image
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.evaluation.records import CaptionedImage
+from captioning.run_folder import RunFolder
 from captioning.training import WandbRun
+from captioning.training.callbacks import BestCheckpoint
 
 
 class FakeRun:
     """Records what is logged."""
 
     id, entity, project, name, step, disabled = "abc", "me", "captioning", "tiny", 12, False
+    group, job_type, tags = "shapes", "train", ("soft",)
 
     def __init__(self) -> None:
         self.logged: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
         self.artifacts: list[tuple[Any, list[str]]] = []
 
     def log(self, content: dict[str, Any], step: int | None = None) -> None:
@@ -121,11 +126,66 @@ def test_where_the_run_is_kept_stands_in_its_folder(tmp_path):
         "entity": "me",
         "project": "captioning",
         "name": "tiny",
+        "group": "shapes",
+        "job_type": "train",
+        "tags": ["soft"],
         "step": 12,
     }
+    again = WandbRun.of_folder(RunFolder(tmp_path))
+    assert again is not None
+    options = {name: again._wandb_init[name] for name in ("entity", "project", "name", "group", "job_type", "tags")}
+    assert options == {
+        "entity": "me", "project": "captioning", "name": "tiny", "group": "shapes", "job_type": "train",
+        "tags": ["soft"],
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", ["", "{", None])
+def test_a_folder_without_a_run_has_none_to_go_on_with(tmp_path):
+    assert WandbRun.of_folder(RunFolder(tmp_path)) is None
+
+
+def test_a_test_is_scores_a_row_per_image_and_an_overlay_each(tmp_path):
+    Image.new("RGB", (5, 4), "red").save(tmp_path / "a.png")
+    images = [
+        CaptionedImage(image_id=31, caption="a dog", log_prob=-1.5, finished=True, references=["a dog", "two dogs"]),
+        CaptionedImage(image_id=32, caption="cats", log_prob=-2.5, finished=False, references=["a bird"]),
+    ]
+    logger, run = make_logger(tmp_path)
+    logger.log_test(
+        {"test/bleu4": 12.5},
+        images,
+        [("a dog", tmp_path / "a.png")],
+        conditions={"test/beam_size": 3, "test/split": "val"},
+        step=40,
+    )
+    entries = {next(iter(set(entry) - {"trainer/global_step"})): entry for entry in run.logged}
+    assert entries.keys() == {"test/sample_1", "test/captions", "test/bleu4"}
+    assert {entry["trainer/global_step"] for entry in run.logged} == {40}
+    assert entries["test/bleu4"]["test/bleu4"] == 12.5
+    assert run.summary == {"test/beam_size": 3, "test/split": "val"}
+    table = entries["test/captions"]["test/captions"]
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.data]
+    assert [(row["image_id"], row["caption"], row["finished"]) for row in rows] == [
+        (31, "a dog", True),
+        (32, "cats", False),
+    ]
+    assert rows[0]["references"] == "a dog\ntwo dogs"
+    assert rows[0]["bleu1"] == 100 and rows[0]["cider_d"] > 0 and rows[1]["bleu1"] == rows[1]["cider_d"] == 0
+
+
+def test_wandb_that_fails_costs_no_test(tmp_path, monkeypatch):
+    logger, run = make_logger(tmp_path)
+
+    def fail(*args, **options):
+        raise wandb.errors.CommError("no such project")
+
+    monkeypatch.setattr(run, "log", fail)
+    image = CaptionedImage(image_id=31, caption="a dog", references=["a dog"])
+    with pytest.warns(UserWarning, match="the test is not logged .no such project"):
+        logger.log_test({"test/bleu4": 1.0}, [image], [], conditions={}, step=1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"id": 3, "step": 1}', '{"id": "a"}', None])
 def test_a_damaged_note_of_the_run_is_as_good_as_none(tmp_path, text):
     if text is not None:
         (tmp_path / "wandb_run.json").write_text(text)
@@ -142,3 +202,43 @@ def test_disabled_wandb_leaves_nothing_behind(tmp_path, monkeypatch):
     logger.finish()
     wandb.teardown()  # it remembers the mode, which belongs to this test alone
     assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+
+
+class Validations:
+    """A trainer that says what a validation found; nothing is saved."""
+
+    def __init__(self) -> None:
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.strategy = SimpleNamespace(reduce_boolean_decision=bool)
+
+
+def validate(callback: BestCheckpoint, bleu4: float, nll: float) -> bool:
+    """Return whether a checkpoint is saved after a validation with these scores."""
+    trainer = Validations()
+    current = torch.tensor(bleu4)
+    trainer.callback_metrics |= {"val/bleu4": current, "val/nll": torch.tensor(nll)}
+    better = callback.check_monitor_top_k(trainer, current)
+    if better:  # what Lightning then does
+        callback.best_k_models = {"best.ckpt": current}
+        callback.kth_best_model_path, callback.best_model_score = "best.ckpt", current
+    return better
+
+
+def test_of_equally_good_checkpoints_the_one_of_the_lowest_nll_is_kept(tmp_path):
+    best = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    assert [validate(best, 0.0, nll) for nll in (4.0, 3.0, 3.5, 2.5)] == [True, True, False, True]
+    assert validate(best, 1.0, 5.0)  # BLEU comes first
+    assert not validate(best, 1.0, 5.0) and not validate(best, 0.5, 1.0) and not validate(best, float("nan"), 1.0)
+    resumed = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
+    resumed.load_state_dict(best.state_dict())
+    assert not validate(resumed, 1.0, 5.5) and validate(resumed, 1.0, 4.5)
+
+
+def test_best_checkpoints_of_earlier_versions_resume(tmp_path):
+    """They kept Lightning's own state under its own name, without an NLL."""
+    options = {"monitor": "val/bleu4", "mode": "max"}
+    earlier, best = ModelCheckpoint(tmp_path, **options), BestCheckpoint(tmp_path, **options)
+    assert best.state_key == earlier.state_key
+    earlier.best_model_score = torch.tensor(0.0)
+    best.load_state_dict(earlier.state_dict())
+    assert best.best_model_score == 0.0

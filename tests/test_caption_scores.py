@@ -11,9 +11,10 @@ import pytest
 
 from captioning.errors import InputError
 from captioning.evaluation import scores
-from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.bleu import bleu_counts, corpus_bleu
 from captioning.evaluation.cider import CiderD, DocumentFrequencies, cider_d
 from captioning.evaluation.java import JavaError
+from captioning.evaluation.ngrams import ReferenceNGrams, bleu_counts_of
 from captioning.evaluation.resampling import differences, intervals
 from captioning.evaluation.rouge import longest_common_subsequence, rouge_l
 
@@ -172,6 +173,15 @@ def test_a_file_without_document_frequencies_is_refused(tmp_path, content, messa
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     with pytest.raises(InputError, match="cannot be read"):
         DocumentFrequencies.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bleu_of_prepared_references_has_the_same_counts(seed):
+    hypotheses, references = make_corpus(seed)
+    sets = np.array([*range(len(references)), 4, 4, 0])
+    hypotheses = [*hypotheses, hypotheses[0], [], list("abcd")]
+    expected = bleu_counts(hypotheses, [references[i] for i in sets])
+    assert (bleu_counts_of(ReferenceNGrams(references), hypotheses, sets) == expected).all()
 
 
 @pytest.mark.parametrize("score", [rouge_l, cider_d])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -50,13 +51,20 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
     assert not Path("runs/tiny-3").exists()
 
 
-def test_last_checkpoint_is_of_the_last_epoch_also_when_the_best_is_older(workdir):
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--model.search.max_length", "2"])
+@pytest.mark.parametrize(
+    ("options", "best"),
+    [
+        (["--checkpoint.monitor", "val/nll"], 2),  # mode max: the first is the worst by NLL
+        (["--model.search.max_length", "2"], 6),  # two words match no 4-gram: BLEU-4 stays 0, and the NLL decides
+    ],
+)
+def test_last_checkpoint_is_of_the_last_epoch_the_best_of_the_best_one(workdir, options, best):
+    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", *options])
     steps = {
         name: torch.load(f"runs/tiny/checkpoints/{name}.ckpt", weights_only=True)["global_step"]
         for name in ("best", "last")
     }
-    assert steps == {"best": 2, "last": 6}  # two words match no 4-gram: BLEU-4 stays 0
+    assert steps == {"best": best, "last": 6}
 
 
 def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
@@ -176,3 +184,57 @@ def test_config_of_the_checkpoints_run_is_added_when_none_is_named(workdir):
     assert json.loads(settings)["data"]["batch_size"] == 10
     named = ["test", "--config", "other.yaml", *args[1:]]
     assert with_run_config(named) == named
+
+
+def weights(checkpoint: str) -> dict[str, torch.Tensor]:
+    return torch.load(checkpoint, weights_only=True)["state_dict"]
+
+
+def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without_it(workdir):
+    main(["fit", "--config", "tiny.yaml"])
+    first = "runs/tiny/checkpoints/best.ckpt"
+    second = {
+        "model": {"self_critical": {"samples": 3, "bleu4": 0.5}, "optimizer": {"class_path": "torch.optim.SGD"}},
+        "data": {"group": "image"},
+        "checkpoint": {"monitor": "val/cider_d"},
+    }
+    Path("reward.yaml").write_text(yaml.safe_dump(second))
+    stage = ["fit", "--config", "tiny.yaml", "--config", "reward.yaml", "--name", "second"]
+    main([*stage, "--init_from", first, "--model.optimizer.init_args.lr", "0"])  # nothing is learned
+    before, after = weights(first), weights("runs/second/checkpoints/last.ckpt")
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    checkpoint = torch.load("runs/second/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 2 and "momentum" in checkpoint["optimizer_states"][0]["param_groups"][0]
+    assert yaml.safe_load(Path("runs/second/config.yaml").read_text())["init_from"] == first
+    with next(Path("runs/second/metrics").glob("*/metrics.csv")).open() as file:
+        assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= set(next(csv.reader(file)))
+    Path(first).unlink()
+    resume = ["--ckpt_path", "runs/second/checkpoints/last.ckpt", "--trainer.max_epochs", "2"]
+    main(["fit", *resume])  # from the run's own settings
+    main(["fit", "--config", "runs/second/config.yaml", *resume, "--trainer.max_epochs", "3"])
+    assert torch.load("runs/second/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+    main(["test", "--ckpt_path", "runs/second/checkpoints/last.ckpt"])
+    assert "test/cider_d" in json.loads(Path("runs/second/test_metrics.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--init_from", "none.ckpt"], "--init_from none.ckpt: no such checkpoint"),
+        (["--init_from", "tiny.yaml"], "tiny.yaml: not a checkpoint of this project"),
+        (
+            ["--init_from", "first.ckpt", "--data.max_words", "5"],
+            "first.ckpt: its vocabulary .* is not the data's .5.",
+        ),
+        (
+            ["--init_from", "first.ckpt", "--model.decoder.init_args.hidden_dim", "9"],
+            "first.ckpt: its weights do not fit the model of the config",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(workdir, options, message):
+    if not Path("first.ckpt").exists() and "first.ckpt" in options:
+        main(["fit", "--config", "tiny.yaml"])
+        Path("runs/tiny/checkpoints/best.ckpt").rename("first.ckpt")
+    with pytest.raises(InputError, match=message):
+        main(["fit", "--config", "tiny.yaml", *options])

@@ -35,13 +35,13 @@ FLOORS: list[dict[str, str]] = [
     {"model": "attention data decoder decoding encoders"},
     {
         "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
-        "objective": "attention component data decoder errors kernels model output trace",
+        "objective": "attention component data decoder decoding errors kernels model output trace vocabulary",
     },
     {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
-        "training": "attention component configs data decoder decoding encoders errors evaluation files model "
-        "objective provenance run_folder views vocabulary",
+        "training": "attention component configs data decoder decoding encoders errors evaluation files inference "
+        "model objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import wandb
 import yaml
 from helpers_runs import tiny_config
@@ -52,7 +53,7 @@ def leet(*args: str) -> str:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
-    """A run of two epochs, the same resumed for a third, and a fork of it."""
+    """A run of two epochs, the same resumed for a third, its best checkpoint tested, and a fork of it."""
     folder = tmp_path_factory.mktemp("wandb")
     config = tiny_config(folder / "shapes", val=3, test=1) | {"seed_everything": 7}
     logger = {"project": "colours", "group": "shapes", "tags": ["soft", "tiny"], "log_model": True}
@@ -71,12 +72,16 @@ def runs(tmp_path_factory) -> Iterator[dict[str, Run]]:
         last = "runs/tiny/checkpoints/last.ckpt"
         main(["fit", "--config", "tiny.yaml"])
         main(["fit", "--ckpt_path", last, "--trainer.max_epochs", str(RESUMED_EPOCHS)])
+        main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"])
+        main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--trainer.logger", "false"])
+        main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--results", "elsewhere"])
         with pytest.warns(UserWarning, match="The dirpath has changed"):
             main(["fit", "--config", "tiny.yaml", "--name", "fork", "--ckpt_path", last, "--trainer.max_epochs", "3"])
         assert "WANDB_DATA_DIR" not in os.environ
-        first, resumed = sorted(Path("runs/tiny/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime)
-        (fork,) = Path("runs/fork/wandb").glob("offline-run-*")
-        yield {"first": Run(first.resolve()), "resumed": Run(resumed.resolve()), "fork": Run(fork.resolve())}
+        folders = sorted(Path("runs/tiny/wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime)
+        folders += Path("runs/fork/wandb").glob("offline-run-*")
+        names = ("first", "resumed", "tested", "fork")
+        yield {name: Run(folder.resolve()) for name, folder in zip(names, folders, strict=True)}
 
 
 def run_folder(run: Run) -> Path:
@@ -148,7 +153,7 @@ def table_rows(run: Run) -> list[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def test_images_of_the_tables_are_staged_in_the_runs_folder(runs):
-    for run in runs.values():
+    for run in (runs["first"], runs["resumed"], runs["fork"]):
         for artifact, _ in table_rows(run):
             files = {entry["path"]: Path(entry["local_path"]) for entry in artifact["manifest"]["contents"]}
             images = [path for name, path in files.items() if name.endswith(".png")]
@@ -196,3 +201,44 @@ def test_a_run_forked_into_another_folder_is_another_run(runs):
     assert runs["fork"].end["run_id"] != runs["first"].end["run_id"]
     (record,) = runs["fork"].of("run")
     assert record["display_name"] == "fork"
+
+
+def test_a_test_goes_to_the_run_of_its_checkpoint_offline_too(runs):
+    tested = runs["tested"]
+    assert tested.end["run_id"] == runs["first"].end["run_id"]
+    (record,) = tested.of("run")
+    assert record["resume"] is True
+    names = ("project", "run_group", "job_type", "display_name", "tags")
+    (before,) = runs["first"].of("run")
+    assert [record[name] for name in names] == [before[name] for name in names]
+    steps = [[int(entry["step"]["num"]) for entry in runs[name].of("history")] for name in ("resumed", "tested")]
+    assert max(steps[0]) < min(steps[1])
+    written = json.loads((run_folder(tested) / "test_metrics.json").read_text())
+    step = torch.load(run_folder(tested) / "checkpoints/best.ckpt", weights_only=True)["global_step"]
+    for name, value in written.items():
+        if name != "search":
+            assert tested.history(name) == [(step, pytest.approx(value))]
+    summary = tested.end["summary"]
+    assert (
+        summary["test/split"] == "test" and summary["test/beam_size"] == 1 and summary["test/inference"] == "expected"
+    )
+
+
+def test_a_tested_run_has_a_table_of_all_images_and_overlays_of_the_first(runs):
+    tested = runs["tested"]
+    ((_, table),) = table_rows(tested)
+    captions = json.loads((run_folder(tested) / "test_captions.json").read_text())
+    assert [row[:2] for row in table["data"]] == [[image["image_id"], image["caption"]] for image in captions]
+    (figure,) = (tested.folder / "files/media/images/test").glob("sample_*.png")  # the split has one image
+    with Image.open(figure) as image:
+        assert min(image.size) > 100
+
+
+def test_a_tested_run_is_still_read_with_its_settings_and_without_the_time_of_the_test(runs):
+    from captioning.comparison.wandb_runs import _read_log, find_run
+
+    folder = run_folder(runs["first"])
+    found = find_run(str(folder))
+    assert found.settings["data"]["batch_size"] == 10 and found.wandb is not None
+    assert len(found.wandb.offline) == 3
+    assert _read_log(runs["tested"].file).seconds == 0 < _read_log(runs["first"].file).seconds

@@ -66,7 +66,7 @@ def _read_offline(files: list[Path], source: str) -> Run:
     place = parts[-1].place
     run = read_run(folder) if linked else Run("", source)
     run.name, run.source = place["name"] or place["id"], source
-    run.settings = run.settings or parts[-1].settings
+    run.settings = run.settings or {name: value for part in parts for name, value in part.settings.items()}
     run.curves = _curves([entry for part in parts for entry in part.history])
     run.seconds = sum(part.seconds for part in parts) or None
     run.wandb = WandbPlace(place["entity"], place["project"], place["id"], tuple(file.parent for file in files))
@@ -102,7 +102,8 @@ def _read_log(file: Path) -> _Log:
             settings |= record["config"].get("update", {})
     settings.pop("_wandb", None)
     history = [record["history"]["item"] for record in records if record["type"] == "history"]
-    seconds = max((float(entry.get("_runtime", 0)) for entry in history), default=0.0)
+    trained = [entry for entry in history if any(key.startswith(("train/", "val/")) for key in entry)]  # not tests
+    seconds = max((float(entry.get("_runtime", 0)) for entry in trained), default=0.0)
     return _Log({name: run.get(field, "") for name, field in names.items()}, settings, history, seconds)
 
 

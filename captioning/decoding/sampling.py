@@ -20,7 +20,11 @@ def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length
         max_length: steps. A caption that has not ended by then is cut off after this many words.
         min_length: words before <end> may come.
     """
-    return _roll_out(step, state, lambda log_probs, rows: log_probs.argmax(dim=-1), max_length, min_length)
+
+    def best(log_probs: Tensor, rows: Tensor) -> Tensor:
+        return log_probs.topk(1, dim=-1).indices.squeeze(-1)  # of equal words, the one that a beam of one takes
+
+    return _roll_out(step, state, best, max_length, min_length)
 
 
 def sample(

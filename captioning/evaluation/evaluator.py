@@ -89,6 +89,7 @@ class Evaluator:
             them out.
         seed: of what is drawn for a batch, which depends on it and on the batch alone: neither on the batches before
             nor on which process evaluates it. The global stream of random numbers is left as it was.
+        keep: images at the beginning of the split whose hypotheses ``kept`` has, by row; those of ``update`` alone.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Evaluator:
         search: BeamOptions,
         bound_samples: int = 0,
         seed: int = 0,
+        keep: int = 0,
     ) -> None:
         self.captioner = captioner
         self.vocabulary = vocabulary
@@ -110,6 +112,8 @@ class Evaluator:
         attention = captioner.decoder.attention
         self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
         self.seed = seed
+        self.keep = keep
+        self.kept: dict[int, tuple[CaptionedImage, Hypothesis]] = {}
         self.evaluated = Evaluated()
 
     @contextmanager
@@ -149,10 +153,12 @@ class Evaluator:
         rows = batch.rows.tolist()
         cells = [self.objects(row) for row in rows]
         forced = [[best] for best in found]
-        if any(cells):
+        if any(cells) or any(row < self.keep for row in rows):
             forced = self.captioner.with_posterior(memory, forced)
         for row, image, (best,), objects in zip(rows, images, forced, cells, strict=True):
             words, trace = self.vocabulary.decode(best.ids), best.trace
+            if row < self.keep:
+                self.kept[row] = image, best
             self.evaluated.images[row] = dataclasses.replace(
                 image,
                 hits=noun_hits(words, trace.alphas.numpy(), objects),

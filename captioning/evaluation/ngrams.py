@@ -1,4 +1,7 @@
-"""The n-grams of reference sets, numbered and counted once, so that thousands of captions are compared fast."""
+"""The n-grams of reference sets, numbered and counted once, so that thousands of captions are compared with them fast.
+
+What CIDEr-D and BLEU share, in arrays: a training step that rewards 320 sampled captions has milliseconds for it.
+"""
 
 from __future__ import annotations
 
@@ -133,6 +136,26 @@ class ReferenceNGrams:
             of = np.repeat(at, occurrences)
             found.append(Matches(row, ngrams, times, of, order.references[entries], order.times[entries]))
         return found
+
+
+def bleu_counts_of(index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints) -> Ints:
+    """Return ``bleu.bleu_counts`` (hypotheses, 10) against reference sets that are indexed already."""
+    sets = np.asarray(sets, dtype=np.int64)
+    counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
+    lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
+    for n, match in enumerate(index.matches(hypotheses, sets)):
+        most = np.zeros(len(match.row), dtype=np.int64)
+        np.maximum.at(most, match.of, match.reference_times)
+        np.add.at(counts[:, n], match.row, np.minimum(match.times, most))
+        counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
+    references = index.lengths[sets]  # (M, references)
+    # The closest length, the shorter of two equally close ones; -1 is no reference.
+    distance = np.where(
+        references < 0, _BASE, 2 * np.abs(references - lengths[:, None]) + (references > lengths[:, None])
+    )
+    counts[:, -2] = lengths
+    counts[:, -1] = np.take_along_axis(references, distance.argmin(axis=1, keepdims=True), axis=1)[:, 0]
+    return counts
 
 
 def _numbered(

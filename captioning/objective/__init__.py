@@ -11,6 +11,7 @@ from captioning.objective.estimators import (
 )
 from captioning.objective.losses import ArcticReduction, Reduction
 from captioning.objective.objective import Objective
+from captioning.objective.self_critical import SelfCriticalTraining
 
 __all__ = [
     "ArcticReduction",
@@ -23,4 +24,5 @@ __all__ = [
     "Reduction",
     "RewardToGo",
     "SelfCritical",
+    "SelfCriticalTraining",
 ]

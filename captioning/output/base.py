@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory
@@ -108,4 +109,19 @@ class Output(Component):
 
     @abstractmethod
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        """Return the logits (N, V) of one step of N = B * R rows, the rows of an image adjacent."""
+        """Return the logits (N, V) of one step of a search of N = B * R rows, the rows of an image adjacent.
+
+        They are at least float32, whatever the rest of the model computes in; see ``precise_words``.
+        """
+
+
+def precise_words(layers: Layers, hidden: Tensor) -> Tensor:
+    """Return L_o of the hidden layer (N, E), (N, V), in at least float32, also where autocast is on.
+
+    A search compares words. bfloat16 has 8 significant bits: among thousands of words the best two logits are often the
+    same number, and which of them comes first is then the search's accident, not the model's choice.
+    """
+    precise = torch.promote_types(hidden.dtype, torch.float32)
+    weight, bias = layers.words.weight.to(precise), layers.words.bias.to(precise)
+    with torch.autocast(hidden.device.type, enabled=False):
+        return nn.functional.linear(hidden.to(precise), weight, bias)

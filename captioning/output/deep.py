@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from captioning.attention import Memory
-from captioning.output.base import Layers, Output, Steps, Words
+from captioning.output.base import Layers, Output, Steps, Words, precise_words
 
 
 class DeepOutput(Output):
@@ -14,8 +14,11 @@ class DeepOutput(Output):
     def forward(
         self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
-        return Words(self.step(layers, steps, memory))
+        return Words(layers.words(self._hidden(layers, steps)))
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        return precise_words(layers, self._hidden(layers, steps))
+
+    def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
         hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
-        return layers.words(layers.dropout(hidden))
+        return layers.dropout(hidden)

@@ -1,4 +1,4 @@
-"""Callbacks: sample captions, unfreezing, throughput, log lines; and checkpoints that are written atomically."""
+"""Callbacks: the best checkpoint, sample captions, tests in wandb, unfreezing, throughput, log lines; atomic saves."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError
 from captioning.files import replacing
-from captioning.training.module import CaptioningModule
+from captioning.training.module import CaptioningModule, Sample
 from captioning.training.wandb_run import WandbRun
 
 
@@ -55,6 +56,36 @@ def _lies_in(folder: str, file: Any) -> bool:
     return isinstance(file, str) and os.path.dirname(os.path.realpath(file)) == folder
 
 
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps the best checkpoint by the monitored score, and of equally good ones that of the lowest ``val/nll``.
+
+    BLEU-4 of few or early captions is 0 at one validation after the other; Lightning would keep the first of them.
+    """
+
+    _nll = float("inf")  # of the checkpoint that is kept
+
+    @property
+    def state_key(self) -> str:
+        """Of the class that earlier versions used, so that their runs resume, too."""
+        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
+
+    def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
+        nll = float(trainer.callback_metrics.get("val/nll", float("inf")))
+        better = super().check_monitor_top_k(trainer, current)
+        if not better and current is not None and self.save_top_k == 1:
+            better = bool(current == self.best_model_score) and nll < self._nll  # both are the same on all processes
+        if better:
+            self._nll = nll
+        return better
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"nll": self._nll}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._nll = state_dict.get("nll", self._nll)
+
+
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
@@ -70,29 +101,73 @@ class CaptionSamples(Callback):
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero or not self.images:
             return
-        from captioning.views.overlays import attention_figure  # matplotlib is slow to import
-
         assert isinstance(pl_module, CaptioningModule)
-        encoder, samples = pl_module.encoder, pl_module.caption_samples(self.images)
-        folder = Path(trainer.default_root_dir) / "samples"
-        paths = []
-        for sample in samples:
-            figure = attention_figure(
-                encoder.preprocessing.view(sample.photo),
-                sample.image.words,
-                sample.found.trace,
-                encoder.cells,
-                photo=sample.photo,
-                region=encoder.preprocessing.region(sample.photo.size),
-            )
-            path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
-            with replacing(path) as part:
-                figure.savefig(part, dpi=80, format="png")
-            paths.append(path)
+        samples = pl_module.caption_samples(self.images)
+        names = [f"{sample.image.image_id}_{trainer.current_epoch:03d}.png" for sample in samples]
+        paths = _save_figures(pl_module, samples, names)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 images = [sample.image for sample in samples]
                 logger.log_samples(images, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+
+
+class LogTest(Callback):
+    """Logs a test to the wandb run that the training of its checkpoint was logged to.
+
+    Scores, a table with every image, and attention overlays of the first ones, which are also written to ``samples/``.
+
+    Args:
+        run: of the folder that the checkpoint lies in.
+        images: how many overlays.
+    """
+
+    def __init__(self, run: WandbRun, images: int = 4) -> None:
+        self.run = run
+        self.images = images
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        pl_module.keep_hypotheses = self.images
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        if not trainer.is_global_zero or not pl_module.results:
+            return
+        samples = pl_module.kept_samples()
+        names = [f"{sample.image.image_id}_test.png" for sample in samples]
+        paths = _save_figures(pl_module, samples, names)
+        scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        conditions = {"split": pl_module.data.test_split} | vars(pl_module.search)
+        conditions["inference"] = pl_module.attention.inference
+        self.run.log_test(
+            scores,
+            pl_module.results,
+            [(sample.image.caption, path) for sample, path in zip(samples, paths, strict=True)],
+            conditions={f"test/{name}": value for name, value in conditions.items()},
+            step=pl_module.loaded_step,
+        )
+        self.run.finish()
+
+
+def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[str]) -> list[Path]:
+    """Write the attention overlay of every sample to a file of its name in ``samples/``, and return the files."""
+    from captioning.views.overlays import attention_figure  # matplotlib is slow to import
+
+    preprocessing = module.encoder.preprocessing
+    folder, paths = Path(module.trainer.default_root_dir) / "samples", []
+    for sample, name in zip(samples, names, strict=True):
+        figure = attention_figure(
+            preprocessing.view(sample.photo),
+            sample.image.words,
+            sample.found.trace,
+            module.encoder.cells,
+            photo=sample.photo,
+            region=preprocessing.region(sample.photo.size),
+        )
+        with replacing(folder / name) as part:
+            figure.savefig(part, dpi=80, format="png")
+        paths.append(folder / name)
+    return paths
 
 
 class LogLines(Callback):

@@ -27,11 +27,12 @@ from captioning.files import write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import AtomicCheckpointIO, LogLines
+from captioning.training.callbacks import AtomicCheckpointIO, BestCheckpoint, LogLines, LogTest
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
 from captioning.training.preemption import STOPPED, Preemption
+from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"
@@ -99,6 +100,10 @@ class CaptioningCLI(LightningCLI):
     """One folder per run: config, checkpoints, metrics, samples and the logger's files are all in RUNS/NAME."""
 
     run_dir: Path
+    wandb_run: WandbRun | None = None
+    """What a test is logged to."""
+    start: Start | None = None
+    """What training begins with."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
@@ -106,7 +111,13 @@ class CaptioningCLI(LightningCLI):
         parser.add_argument(
             "--results", type=str | None, default=None, help="Where validate and test write; default: the run's folder."
         )
-        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.add_argument(
+            "--init_from",
+            type=str | None,
+            default=None,
+            help="fit: begin with the weights of this checkpoint, and a new optimizer. Resuming, --ckpt_path, wins.",
+        )
+        parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
         parser.set_defaults(
@@ -159,6 +170,10 @@ class CaptioningCLI(LightningCLI):
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
+        if fitting and config.get("init_from") and not checkpoint:
+            if not Path(config.init_from).is_file():
+                raise InputError(f"--init_from {config.init_from}: no such checkpoint")
+            self.start = Start.read(config.init_from)
         if fitting:
             if not _rank():
                 os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
@@ -169,18 +184,24 @@ class CaptioningCLI(LightningCLI):
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
+            # An evaluation saves no checkpoint: which callbacks did is nothing to warn about.
+            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             if config.results:
                 config.trainer.default_root_dir = config.results
+            elif self.subcommand == "test" and config.trainer.logger is not False:
+                folder = RunFolder.of(checkpoint)
+                self.wandb_run = None if folder is None else WandbRun.of_folder(folder)
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
-        with without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
+        with without_weights() if resumed or self.start else contextlib.nullcontext():  # the checkpoint brings them
             super().instantiate_classes()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
-        self.trainer_defaults = {"callbacks": [LogLines(), Preemption()]}
+        log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
+        self.trainer_defaults = {"callbacks": [LogLines(), Preemption(), *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         return super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
 
@@ -189,6 +210,7 @@ class CaptioningCLI(LightningCLI):
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_fit(self) -> None:
+        self.model.start = self.start
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
@@ -200,9 +222,16 @@ class CaptioningCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.finish()
-        wandb_folder = self.run_dir / "wandb"
-        if any(wandb_folder.glob("offline-run-*")):
-            print(f"wandb ran offline; to upload: wandb sync {wandb_folder}/offline-run-*")
+        _say_how_to_upload(self.run_dir)
+
+    def after_test(self) -> None:
+        if self.wandb_run is not None:
+            _say_how_to_upload(self.run_dir)
+
+
+def _say_how_to_upload(run_dir: Path) -> None:
+    if any((run_dir / "wandb").glob("offline-run-*")):
+        print(f"wandb ran offline; to upload: wandb sync {run_dir}/wandb/offline-run-*")
 
 
 def _rank() -> int:

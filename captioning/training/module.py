@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,13 +23,16 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
+from captioning.evaluation.rewards import CaptionReward
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
 from captioning.objective.processes import summed
+from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.start import Start, check_vocabulary
 from captioning.vocabulary import Vocabulary
 
 
@@ -69,6 +72,8 @@ class CaptioningModule(pl.LightningModule):
             with, beside the NLL; 0 leaves them out.
         compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
             CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
+        self_critical: train by the reward of drawn captions instead, a second stage; nothing else of the objective is
+            then used.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class CaptioningModule(pl.LightningModule):
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
         compile: Literal["default", "reduce-overhead"] | None = None,
+        self_critical: SelfCriticalTraining | None = None,
     ) -> None:
         super().__init__()
         # Recorded before build(), which is called when the vocabulary is known.
@@ -110,6 +116,7 @@ class CaptioningModule(pl.LightningModule):
             rows_per_caption=rows_per_caption,
             r_drop=r_drop,
         )
+        self.self_critical = self_critical
         self.search = search
         self.bound_samples = bound_samples
         self._compile_mode = compile
@@ -119,9 +126,16 @@ class CaptioningModule(pl.LightningModule):
         self.settings: dict[str, Any] = {}
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
+        self.start: Start | None = None
+        """What the captioner begins with when it is assembled."""
+        self.keep_hypotheses = 0
+        """How many of the first images of a split ``kept_samples`` returns after its evaluation."""
+        self.loaded_step = 0
+        """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._data: CaptionDataModule | None = None
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
+        self._sequence_objective: SequenceObjective | None = None
 
     @property
     def encoder(self) -> Encoder:
@@ -148,19 +162,33 @@ class CaptioningModule(pl.LightningModule):
             self.assemble(self.data.vocabulary)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
-        """Build the captioner for ``vocabulary`` and return it."""
+        """Build the captioner for ``vocabulary`` and return it.
+
+        Raises:
+            InputError: it is to begin with weights of another vocabulary, or of another model.
+        """
         self.vocabulary = vocabulary
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
+        if self.start is not None:
+            self.start.load_into(self.captioner, vocabulary)
+            self.start = None
         if self._compile_mode is not None:
             self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
 
     # Training
 
+    def on_fit_start(self) -> None:
+        if self.self_critical is not None:
+            assert self.vocabulary is not None
+            self.self_critical.check(self.attention)
+            reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
+            self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)
+
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
         schedule = self.attention.schedule()
-        loss, terms, output = self.objective(self.captioner, batch)
+        loss, terms, output = (self._sequence_objective or self.objective)(self.captioner, batch)
         statistics = attention_statistics(output.trace, output.mask)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
@@ -267,12 +295,21 @@ class CaptioningModule(pl.LightningModule):
         captioned = self._make_evaluator().caption(batch, memory)
         found = self.captioner.with_posterior(memory, [[best] for _, best in captioned])
         self.train(training)
-        photos = [self.data.photo(row) for row in batch.rows.tolist()]
-        return [
-            Sample(image, best, photo)
-            for (image, _), (best,), photo in zip(captioned, found, photos, strict=True)
-            if photo is not None
-        ]
+        return self._samples(
+            (row, (image, best)) for row, (image, _), (best,) in zip(batch.rows.tolist(), captioned, found, strict=True)
+        )
+
+    def kept_samples(self) -> list[Sample]:
+        """Return the first images of the last evaluation with their attention, as far as this process evaluated them.
+
+        Their captions are the ones that were scored. Those without an image file are left out.
+        """
+        return self._samples([] if self._evaluator is None else sorted(self._evaluator.kept.items()))
+
+    def _samples(self, captioned: Iterable[tuple[int, tuple[CaptionedImage, Hypothesis]]]) -> list[Sample]:
+        """Return the samples of rows of the evaluated split."""
+        with_photos = ((found, self.data.photo(row)) for row, found in captioned)
+        return [Sample(*found, photo) for found, photo in with_photos if photo is not None]
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None
@@ -285,6 +322,7 @@ class CaptioningModule(pl.LightningModule):
             search=self.search,
             bound_samples=bound_samples,
             seed=self.data.seed,
+            keep=self.keep_hypotheses,
         )
 
     def _gathered(self) -> Evaluated:
@@ -331,12 +369,9 @@ class CaptioningModule(pl.LightningModule):
         words = checkpoint.get("captioning", {}).get("vocabulary")
         if words is None:
             raise InputError("the checkpoint was not written by this project: it has no vocabulary")
-        if tuple(words) != self.vocabulary.words:
-            raise InputError(
-                f"the checkpoint's vocabulary ({len(words)} words) is not the data's ({len(self.vocabulary.words)}); "
-                "use the data settings the checkpoint was trained with"
-            )
+        check_vocabulary("the checkpoint's", words, self.vocabulary)
         self._random_state = checkpoint.get("random_state")
+        self.loaded_step = checkpoint.get("global_step", 0)
 
     def on_train_start(self) -> None:
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers

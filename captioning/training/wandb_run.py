@@ -1,19 +1,21 @@
-"""A training run in wandb: its summary, samples and checkpoints, continued when training is resumed."""
+"""A training run in wandb: its summary, samples, checkpoints and tests, continued when training is resumed."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
-from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
 
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
+from captioning.evaluation.cider import cider_d
 from captioning.evaluation.records import CaptionedImage
 from captioning.files import write_json
 from captioning.run_folder import RunFolder
@@ -28,15 +30,17 @@ _BEST = {
     "val/attention_correctness": "max",
 }
 
+_NAMES = ("entity", "project", "name", "group", "job_type")  # of a run; what a note about it may name
+
 
 class WandbRun(WandbLogger):
     """Lightning's wandb logger with what users otherwise set up by hand; the command line uses it instead of that one.
 
-    The summary keeps the best of every validation score. When training is resumed in the run's folder, the run
-    keeps its id (``wandb_run.json``), offline too. Files staged for upload are kept in the run's folder, where a later
-    ``wandb sync`` finds them. With ``log_model`` the best and the last checkpoint become versions of one artifact with
-    the aliases "best" and "last": at the end of the run, or, if it is "all", every time one is written. Lightning's
-    own logger calls the last one "best" too, and refuses the option offline.
+    The summary keeps the best of every validation score. When training is resumed in the run's folder, or one of its
+    checkpoints is tested, the run keeps its id (``wandb_run.json``), offline too. Files staged for upload are kept in
+    the run's folder, where a later ``wandb sync`` finds them. With ``log_model`` the best and the last checkpoint
+    become versions of one artifact with the aliases "best" and "last": at the end of the run, or, if it is "all", every
+    time one is written. Lightning's own logger calls the last one "best" too, and refuses the option offline.
 
     Args:
         log_model: False, True or "all".
@@ -51,6 +55,16 @@ class WandbRun(WandbLogger):
         # The command line passes every option, None where it is not set, and so undoes Lightning's default.
         self._wandb_init["resume"] = self._wandb_init.get("resume") or "allow"
         self._wandb_init.pop("anonymous", None)  # wandb warns about any value of it
+
+    @classmethod
+    def of_folder(cls, folder: RunFolder) -> WandbRun | None:
+        """Return the run that the training in a folder was logged to, to go on with; None if it was to none."""
+        note = _read_note(folder)
+        if not note:
+            return None
+        names = {name: note[name] for name in _NAMES if isinstance(note.get(name), str)}
+        tags = [tag for tag in note.get("tags", ()) if isinstance(tag, str)]
+        return cls(save_dir=str(folder.path), tags=tags, **names)
 
     @property
     @rank_zero_experiment
@@ -82,16 +96,13 @@ class WandbRun(WandbLogger):
         return str((self._folder.path / "wandb" / "data").resolve())
 
     def _read(self) -> dict[str, Any]:
-        try:
-            return json.loads(self._folder.wandb_run.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return _read_note(self._folder)
 
     def _write(self) -> None:
         run = self._experiment
         if run is not None and not run.disabled:
-            content = {"id": run.id, "entity": run.entity, "project": run.project, "name": run.name, "step": run.step}
-            write_json(self._folder.wandb_run, content)
+            content = {name: getattr(run, name) for name in ("id", *_NAMES)}
+            write_json(self._folder.wandb_run, content | {"tags": list(run.tags or ()), "step": run.step})
 
     @rank_zero_only
     def save_file(self, path: Path, name: str) -> None:
@@ -120,6 +131,46 @@ class WandbRun(WandbLogger):
             picture = wandb.Image(str(path))
             rows.append([epoch, image.image_id, picture, image.caption, references, *scores, image.log_prob])
         self.log_table("val/samples", columns=columns, data=rows, step=step)
+
+    @rank_zero_only
+    def log_test(
+        self,
+        scores: Mapping[str, float],
+        images: Sequence[CaptionedImage],
+        overlays: Sequence[tuple[str, Path]],
+        *,
+        conditions: Mapping[str, str | float],
+        step: int,
+    ) -> None:
+        """Log a test of one of the run's checkpoints. Where wandb fails, one line says so: the scores are on disk.
+
+        Args:
+            scores: by their names in the logs, ``test/bleu4`` ..
+            images: all of the split; a row of the table ``test/captions`` each, with sentence BLEU and CIDEr-D.
+            overlays: captions and files of some images.
+            conditions: what the scores depend on, for the run's summary.
+            step: of the optimizer, that the checkpoint was saved at.
+        """
+        import wandb
+
+        hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
+        bleu, cider = bleu_counts(hypotheses, references), 100 * cider_d(hypotheses, references)
+        columns = ["image_id", "caption", "references", "bleu1", "bleu4", "cider_d", "log_prob", "finished"]
+        parts = zip(images, sentence_bleu(bleu, 1), sentence_bleu(bleu, 4), cider, strict=True)
+        rows = [
+            [image.image_id, image.caption, "\n".join(image.references)]
+            + [round(float(score), 2) for score in scores_of_image]
+            + [image.log_prob, image.finished]
+            for image, *scores_of_image in parts
+        ]
+        try:
+            for number, (caption, path) in enumerate(overlays, 1):
+                self.log_image(f"test/sample_{number}", [str(path)], caption=[caption], step=step)
+            self.log_table("test/captions", columns=columns, data=rows, step=step)
+            self.log_metrics(dict(scores), step=step)
+            self.experiment.summary.update(dict(conditions))
+        except (wandb.Error, OSError) as error:
+            rank_zero_warn(f"wandb: the test is not logged ({' '.join(str(error).split())[:160]})")
 
     def after_save_checkpoint(self, checkpoint_callback: ModelCheckpoint) -> None:
         self._write()
@@ -164,3 +215,13 @@ class WandbRun(WandbLogger):
             self._experiment = None
             if os.environ.get("WANDB_DATA_DIR") == self._staging:
                 del os.environ["WANDB_DATA_DIR"]
+
+
+def _read_note(folder: RunFolder) -> dict[str, Any]:
+    """Return what ``wandb_run.json`` says of a folder's run; {} where there is none, or it is damaged."""
+    try:
+        note = json.loads(folder.wandb_run.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    named = isinstance(note, dict) and isinstance(note.get("id"), str) and isinstance(note.get("step"), int)
+    return note if named else {}

@@ -1,0 +1,67 @@
+"""Scores of single captions as rewards of training: many at once, against references that are prepared once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from captioning.data.records import CaptionIndex
+from captioning.decoding import Hypothesis
+from captioning.errors import InputError
+from captioning.evaluation.bleu import sentence_bleu
+from captioning.evaluation.cider import CiderD, DocumentFrequencies
+from captioning.evaluation.ngrams import bleu_counts_of
+from captioning.objective import SelfCriticalTraining
+from captioning.vocabulary import END, SPECIALS, Vocabulary
+
+END_WORD = SPECIALS[END]
+
+
+def words_with_end(index: CaptionIndex) -> list[list[list[str]]]:
+    """Return the references of every image of a split as word lists, the end of each as a word."""
+    return [[[*caption.split(), END_WORD] for caption in index.references(row)] for row in range(len(index))]
+
+
+class CaptionReward:
+    """The reward of ``SelfCriticalTraining``: a weighted sum of CIDEr-D and sentence BLEU-4.
+
+    The end of a caption counts as a word, in captions and references alike. Otherwise captions learn to break off, "a
+    man riding a wave on a", which costs them nothing and gains n-grams.
+
+    Args:
+        options: the weights, and the document frequencies.
+        index: of the training split.
+        vocabulary: of the captions' ids.
+
+    Raises:
+        InputError: document frequencies that cannot be read, or were counted without the ends of captions.
+    """
+
+    def __init__(self, options: SelfCriticalTraining, index: CaptionIndex, vocabulary: Vocabulary) -> None:
+        self.options = options
+        self.vocabulary = vocabulary
+        frequencies = None
+        if options.frequencies is not None:
+            frequencies = DocumentFrequencies.load(Path(options.frequencies))
+            if END_WORD not in frequencies.counts:
+                raise InputError(
+                    f"self_critical.frequencies: {options.frequencies} does not count the ends of captions, "
+                    f"{END_WORD}; count them with scripts/document_frequencies.py, or leave it out"
+                )
+        self._cider = CiderD(words_with_end(index), frequencies=frequencies)
+
+    def __call__(self, rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
+        """Return the reward of every caption, (N,) float32.
+
+        Args:
+            rows: N rows of the training split.
+            captions: of these images.
+        """
+        hypotheses = [self.vocabulary.decode(found.ids) + [END_WORD] * found.finished for found in captions]
+        reward = self.options.cider_d * self._cider.scores(hypotheses, rows)
+        if self.options.bleu4:
+            reward += self.options.bleu4 * sentence_bleu(bleu_counts_of(self._cider.index, hypotheses, rows)) / 100
+        return torch.from_numpy(reward).float()

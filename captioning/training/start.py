@@ -1,0 +1,52 @@
+"""A run that begins with the weights of another run's checkpoint; and the words that such weights belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from captioning.errors import InputError
+from captioning.inference import load
+from captioning.model import Captioner
+from captioning.vocabulary import Vocabulary
+
+
+class Start(NamedTuple):
+    """The captioner's weights in a checkpoint, and the vocabulary that they are of."""
+
+    path: str
+    weights: dict[str, Tensor]
+    vocabulary: Vocabulary
+
+    @classmethod
+    def read(cls, path: str | Path) -> Start:
+        """Raises:
+        InputError: it is no checkpoint of this project, or damaged. No code in it is run.
+        """
+        found = load(path)
+        return cls(str(path), found.captioner.state_dict(), found.vocabulary)
+
+    def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
+        """Raises:
+        InputError: the weights are of another vocabulary or of another model.
+        """
+        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        try:
+            captioner.load_state_dict(self.weights)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
+
+
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+    """Raises:
+    InputError: ``words`` of a checkpoint are not those of the data.
+    """
+    if tuple(words) != vocabulary.words:
+        raise InputError(
+            f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}); "
+            "use the data settings the checkpoint was trained with"
+        )

@@ -1,0 +1,95 @@
+"""Searches compare words in float32, whatever the model computes in: no two best words, one caption for one model."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, SoftAttention
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, Step, beam_search, greedy
+from captioning.encoders import ConvEncoder
+from captioning.model import Captioner
+from captioning.output import MarginalOutput
+from captioning.trace import AttentionTrace
+from captioning.vocabulary import UNK
+
+B, L, D, V, T = 40, 4, 5, 6000, 8
+WEIGHTS = {"bf16-true": torch.bfloat16}
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+PRECISIONS = ["32-true", *AUTOCAST, *WEIGHTS]
+
+
+@contextlib.contextmanager
+def precision(name: str):
+    with torch.inference_mode(), torch.autocast("cpu", AUTOCAST.get(name), enabled=name in AUTOCAST):
+        yield
+
+
+def make_captioner(name: str, output: MarginalOutput | None = None) -> Captioner:
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(6)), embedding_dim=16, hidden_dim=12, output=output)
+    captioner = Captioner(ConvEncoder((D,), (4,), image_size=8), decoder, vocabulary_size=V)
+    torch.nn.init.normal_(decoder.context_to_output.weight, std=0.5)
+    torch.nn.init.normal_(decoder.embedding.weight, std=0.5)
+    torch.nn.init.constant_(decoder.output.bias, 8.0)  # changes no probability, and leaves few bits for the rest
+    return captioner.eval().to(WEIGHTS.get(name, torch.float32))
+
+
+def annotations(name: str) -> torch.Tensor:
+    return torch.randn(B, L, D).to(WEIGHTS.get(name, torch.float32))
+
+
+@pytest.mark.parametrize("output", [None, MarginalOutput, lambda: MarginalOutput(top_k=2)])
+@pytest.mark.parametrize("name", PRECISIONS)
+def test_beam_of_one_equals_greedy_in_every_precision(name, output):
+    captioner = make_captioner(name, output and output())
+    with precision(name):
+        memory = captioner.encode(annotations=annotations(name))
+        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        first = greedy(step, state, max_length=T)
+        beams = captioner.search(memory, BeamOptions(beam_size=1, max_length=T))
+    assert [h.ids for h in first] == [beam[0].ids for beam in beams]
+    assert len({tuple(h.ids) for h in first}) > B // 2  # the captions do differ
+
+
+def ties(logits: torch.Tensor) -> float:
+    """Return the share of rows whose best two words, of those that may come, are the same number."""
+    best, second = logits[:, UNK + 1 :].topk(2).values.unbind(-1)
+    return float((best == second).float().mean())
+
+
+@pytest.mark.parametrize("name", ["bf16-mixed", "bf16-true"])
+def test_words_tie_in_bfloat16_but_not_in_a_search(name):
+    captioner = make_captioner(name)
+    captions, lengths = pad_captions(torch.randint(UNK + 1, V, (B, T)).tolist())
+    each = torch.arange(B)
+    batch = CaptionBatch(captions, lengths, each, each, each, annotations=annotations(name))
+    with precision(name):
+        memory = captioner.encode(annotations=batch.annotations)
+        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
+        searched = []
+        for words in captions[:, :-1].T:
+            out = step(words, state)
+            searched.append(out.log_probs)
+            state = out.state
+        forced = captioner.teacher_force(batch, memory).logits
+    assert forced.dtype == torch.bfloat16
+    assert ties(forced) > 0.2
+    assert searched[0].dtype == torch.float32
+    assert ties(torch.cat(searched)) == 0
+
+
+def test_equal_words_are_chosen_alike_by_greedy_and_beam():
+    """Two words may tie in float32, too, if the model has the same numbers for them."""
+
+    def step(tokens, state):
+        nothing = torch.zeros(len(tokens), 1)
+        log_probs = torch.zeros(len(tokens), 50).log_softmax(-1)
+        return Step(log_probs, state, AttentionTrace(nothing, nothing[:, 0], nothing[:, 0].long()))
+
+    first = greedy(step, (torch.zeros(3, 1),), max_length=4)
+    beams = beam_search(step, (torch.zeros(3, 1),), beam_size=1, max_length=4)
+    assert [h.ids for h in first] == [beam[0].ids for beam in beams]

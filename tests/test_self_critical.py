@@ -1,0 +1,374 @@
+"""Self-critical training: its gradient against the sum over all captions, its reward, processes, and whole runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import yaml
+from helpers import load_script, trace_of
+from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor
+
+from captioning import decoding
+from captioning.attention import (
+    AdditiveScore,
+    AnnotationLSTM,
+    CoverageScore,
+    GumbelAttention,
+    HardAttention,
+    LocalScore,
+    MultiHeadAttention,
+    NTMScore,
+    ScaledDotScore,
+    SoftAttention,
+)
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.records import CaptionIndex, ImageEntry
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, Hypothesis
+from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
+from captioning.evaluation.bleu import bleu_counts, sentence_bleu
+from captioning.evaluation.cider import DocumentFrequencies, cider_d
+from captioning.evaluation.rewards import CaptionReward
+from captioning.model import Captioner
+from captioning.objective import LeaveOneOut, SelfCriticalTraining
+from captioning.objective.self_critical import SequenceObjective
+from captioning.output import MarginalOutput
+from captioning.training import CaptioningModule
+from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
+
+GRID, D, V, T = (2, 3), 5, 6, 3
+L = GRID[0] * GRID[1]
+WORDS = range(UNK + 1, V)  # two
+SEARCH = BeamOptions(max_length=T, min_length=1)
+
+CASES: dict[str, Callable[[], dict]] = {
+    "soft": lambda: {"attention": SoftAttention(AdditiveScore(4), dropout=0.3)},
+    "hard, expected": lambda: {"attention": HardAttention(AdditiveScore(4))},
+    "hard, argmax": lambda: {"attention": HardAttention(AdditiveScore(4), inference="argmax")},
+    "gumbel": lambda: {"attention": GumbelAttention(AdditiveScore(4))},
+    "heads": lambda: {"attention": MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)},
+    "local": lambda: {"attention": SoftAttention(LocalScore(AdditiveScore(4)))},
+    "coverage": lambda: {"attention": SoftAttention(CoverageScore(4))},
+    "ntm": lambda: {"attention": SoftAttention(NTMScore(4))},
+    "read first": lambda: {
+        "attention": SoftAttention(AdditiveScore(4)),
+        "annotation_lstm": AnnotationLSTM(3),
+        "standardize_annotations": True,
+    },
+    "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},
+    "marginal, rank and top 2": lambda: {
+        "attention": SoftAttention(AdditiveScore(4)),
+        "output": MarginalOutput(top_k=2, rank=3),
+    },
+}
+
+
+def make_captioner(case: str = "soft", *, std: float = 0.6) -> Captioner:
+    """A captioner that is being trained, with dropout, in double precision."""
+    decoder = AttentionDecoder(embedding_dim=4, hidden_dim=5, dropout=0.5, **CASES[case]())
+    encoder = ConvEncoder((D,), (4,), image_size=16)
+    encoder.grid_size = GRID
+    captioner = Captioner(encoder, decoder, vocabulary_size=V)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=std)
+    return captioner.double().train()
+
+
+def make_batch(images: int = 1) -> CaptionBatch:
+    captions, lengths = pad_captions([[4]] * images)
+    each = torch.arange(images)
+    annotations = torch.randn(images, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(8))
+    return CaptionBatch(captions, lengths, each, each, each, annotations=annotations)
+
+
+EVERY = [
+    *(([*ids], True) for n in range(1, T) for ids in itertools.product(WORDS, repeat=n)),
+    *(([*ids], False) for ids in itertools.product(WORDS, repeat=T)),
+]
+"""All captions: those that end, and those of T words that are cut off."""
+REWARDS = dict(zip([tuple(ids) for ids, _ in EVERY], [3.0, 0.5, 1.0, 4.0, 0.0, 2.5, 1.5, *range(7)], strict=True))
+
+
+def hypothesis(ids: list[int], finished: bool) -> Hypothesis:
+    return Hypothesis(ids, [], 0.0, finished, trace_of([[1.0]]))
+
+
+def reward(rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
+    """Every image likes its captions a little more than the one before."""
+    return torch.tensor([REWARDS[tuple(c.ids)] + row for row, c in zip(rows, captions, strict=True)]).double()
+
+
+def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
+    """p(w | a) of every caption of the first image, with its gradient; the decoder's logits, one caption at a time."""
+    captioner.eval()
+    memory = captioner.encode(annotations=batch.annotations[:1])
+    found = []
+    for ids, finished in EVERY:
+        logits = captioner.decoder(*pad_captions([ids]), memory).logits
+        log_p = torch.zeros((), dtype=torch.double)
+        for t, word in enumerate([*ids, *([END] if finished else [])]):
+            allowed = [*WORDS, *([END] if t >= SEARCH.min_length else [])]
+            log_p = log_p + logits[t, word] - logits[t, allowed].logsumexp(0)
+        found.append(log_p.exp())
+    captioner.train()
+    return torch.stack(found)
+
+
+def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
+    parameters = [parameter for parameter in captioner.parameters() if parameter.requires_grad]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return torch.cat(
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "options"),
+    [(case, {"samples": 2}) for case in CASES]
+    + [("soft", {"samples": 1, "baseline": "greedy"}), ("marginal", {"samples": 2, "baseline": "greedy"})],
+)
+def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, monkeypatch):
+    """The sum over all tuples of samples, each with its probability, against the sum over all captions."""
+    captioner, batch = make_captioner(case), make_batch()
+    objective = SequenceObjective(SelfCriticalTraining(**options), SEARCH, reward)
+    p = probabilities(captioner, batch)
+    torch.testing.assert_close(p.sum(), torch.ones((), dtype=torch.double))
+    exact = gradient(captioner, -(p * torch.tensor(list(REWARDS.values()), dtype=torch.double)).sum())
+    expected = torch.zeros_like(exact)
+    for chosen in itertools.product(range(len(EVERY)), repeat=options["samples"]):
+        drawn = [hypothesis(*EVERY[number]) for number in chosen]
+        monkeypatch.setattr(decoding, "sample", lambda *_, drawn=drawn, **__: drawn)
+        loss = objective(captioner, batch)[0]
+        expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
+        assert captioner.training and captioner.decoder.dropout.training
+    assert exact.abs().max() > 0.01
+    torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", ["soft", "hard, argmax", "marginal"])
+def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
+    captioner, batch = make_captioner(case), make_batch()
+    draws = 6000
+    objective = SequenceObjective(SelfCriticalTraining(samples=draws), SEARCH, reward)
+    captioner.eval()
+    drawn, rewards, baseline = objective.draw(captioner, captioner.encode(annotations=batch.annotations), [0])
+    p = probabilities(captioner, batch).detach()
+    numbers = {tuple(ids): number for number, (ids, _) in enumerate(EVERY)}
+    counts = torch.bincount(torch.tensor([numbers[tuple(c.ids)] for c in drawn]), minlength=len(EVERY))
+    deviation = (draws * p * (1 - p)).sqrt()
+    assert ((counts - draws * p).abs() < 4.5 * deviation + 1).all()
+    torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (draws - 1))
+
+
+def test_what_is_logged_is_the_mean_over_captions(monkeypatch):
+    captioner, batch = make_captioner(), make_batch(images=2)
+    drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
+    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
+    _, terms, output = SequenceObjective(SelfCriticalTraining(samples=2), SEARCH, reward)(captioner, batch)
+    rewards = [float(r) for r in reward([0, 0, 1, 1], drawn)]
+    others = [rewards[1], rewards[0], rewards[3], rewards[2]]
+    differences = [a - b for a, b in zip(rewards, others, strict=True)]
+    assert {name: float(value) for name, value in terms.items()} == pytest.approx(
+        {
+            "loss": -sum(rewards) / 4,
+            "reward": sum(rewards) / 4,
+            "baseline": sum(others) / 4,
+            "advantage_std": math.sqrt(sum(d**2 for d in differences) / 4),
+            "caption_length": sum(len(c.ids) for c in drawn) / 4,
+        }
+    )
+    assert output.mask.sum(1).tolist() == [len(c.ids) + c.finished for c in drawn]
+    assert not {PAD, START, UNK} & set(output.targets.tolist())
+
+
+# Processes
+
+THREE = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2, 11, 5)]  # two captions of each of three images
+
+
+def run_share(rank: int, folder: str) -> None:
+    """The first process has two of the three images."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    images = slice(0, 2) if rank == 0 else slice(2, 3)
+    torch.save(share_of(images), f"{folder}/{rank}")
+    torch.distributed.destroy_process_group()
+
+
+def share_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
+    torch.manual_seed(4)
+    captioner, whole = make_captioner(), make_batch(images=3)
+    drawn = THREE[2 * images.start : 2 * images.stop]
+    one_each = {name: value[images] for name, value in vars(whole).items() if value is not None}
+    one_each["image_index"] = torch.arange(len(one_each["rows"]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decoding, "sample", lambda *_, **__: drawn)
+        objective = SequenceObjective(SelfCriticalTraining(samples=2), SEARCH, reward)
+        loss, terms, _ = objective(captioner, CaptionBatch(**one_each))
+    return gradient(captioner, loss), terms
+
+
+@pytest.mark.slow
+def test_processes_with_unequal_shares_have_the_gradient_of_all_captions(tmp_path):
+    torch.multiprocessing.spawn(run_share, (str(tmp_path),), nprocs=2)
+    expected, terms = share_of(slice(0, 3))
+    parts = [torch.load(tmp_path / str(rank)) for rank in range(2)]
+    torch.testing.assert_close((parts[0][0] + parts[1][0]) / 2, expected)  # what DDP makes of them
+    for _, logged in parts:
+        torch.testing.assert_close(logged, terms)
+
+
+# The reward
+
+CAPTIONS = [["a dog runs", "a big dog runs on grass"], ["two cats sleep"], ["a cat sleeps on a mat", "one cat"]]
+
+
+def make_index() -> CaptionIndex:
+    return CaptionIndex.build(".", [ImageEntry(n, f"{n}.jpg", captions) for n, captions in enumerate(CAPTIONS)])
+
+
+VOCABULARY = Vocabulary("a dog runs big on grass two cats sleep cat sleeps mat one".split())
+
+
+def said(text: str, *, finished: bool = True) -> Hypothesis:
+    return hypothesis(VOCABULARY.encode(text.split()), finished)
+
+
+def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
+    rows = [0, 2, 2, 1, 0]
+    captions = [said("a dog runs"), said("a cat sleeps on a", finished=False), said("one cat"), said(""), said("a dog")]
+    options = SelfCriticalTraining(cider_d=0.5, bleu4=2.0)
+    found = CaptionReward(options, make_index(), VOCABULARY)(rows, captions)
+    references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
+    words = [VOCABULARY.decode(c.ids) + ["<end>"] * c.finished for c in captions]
+    for row, hypothesis_words, value in zip(rows, words, found.tolist(), strict=True):
+        others = [[hypothesis_words] if n == row else [["x"]] for n in range(len(references))]
+        cider = cider_d([of[0] for of in others], references)[row]
+        bleu = float(sentence_bleu(bleu_counts([hypothesis_words], [references[row]]))[0]) / 100
+        assert value == pytest.approx(0.5 * cider + 2 * bleu, rel=1e-6)
+
+
+def test_a_caption_that_breaks_off_earns_less_than_one_that_ends():
+    rewarded = CaptionReward(SelfCriticalTraining(), make_index(), VOCABULARY)
+    whole, broken = rewarded([0, 0], [said("a dog runs"), said("a dog runs", finished=False)]).tolist()
+    assert whole > broken > 0
+
+
+def test_document_frequencies_come_from_a_file_that_counts_the_ends(tmp_path):
+    path = tmp_path / "frequencies.json"
+    of_corpus = [[[*"a dog runs".split(), "<end>"]]] * 3 + [[["cats", "<end>"]]] * 4
+    DocumentFrequencies.of(of_corpus).save(path)
+    options = SelfCriticalTraining(frequencies=str(path))
+    (found,) = CaptionReward(options, make_index(), VOCABULARY)([0], [said("a big dog")]).tolist()
+    references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
+    hypotheses = [["a", "big", "dog", "<end>"], ["x"], ["x"]]
+    frequencies = DocumentFrequencies.of(of_corpus)
+    assert found == pytest.approx(cider_d(hypotheses, references, frequencies=frequencies)[0], rel=1e-6)
+    DocumentFrequencies.of([[["a", "dog"]]] * 2).save(path)
+    with pytest.raises(InputError, match=r"frequencies.json does not count the ends of captions, <end>"):
+        CaptionReward(options, make_index(), VOCABULARY)
+
+
+def test_the_script_counts_what_training_counts_by_itself(shapes, tmp_path, capsys):
+    path = tmp_path / "frequencies.json"
+    source = {
+        "class_path": "captioning.data.ShapesSource",
+        "init_args": {"root": str(shapes.root), "image_size": 48} | shapes.images,
+    }
+    (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": {"source": source}}))
+    load_script("document_frequencies").main(["--config", str(tmp_path / "data.yaml"), "--output", str(path)])
+    assert "of 12 images" in capsys.readouterr().out
+    index = shapes.index("train")
+    vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
+    captions = [hypothesis(vocabulary.encode(index.references(row)[0].split()), True) for row in (0, 1)]
+    own, given = (
+        CaptionReward(SelfCriticalTraining(frequencies=name), index, vocabulary)([0, 1], captions)
+        for name in (None, str(path))
+    )
+    assert own.sum() > 0
+    torch.testing.assert_close(own, given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples": 1}, "samples: leave_one_out needs at least 2, got 1"),
+        ({"samples": 0, "baseline": "greedy"}, "samples: greedy needs at least 1, got 0"),
+        ({"baseline": "mean"}, "baseline must be leave_one_out or greedy, got 'mean'"),
+        ({"cider_d": 0.0}, "not all 0, got cider_d 0.0, bleu4 0.0"),
+        ({"bleu4": -1.0}, "at least 0 and not all 0, got cider_d 1.0, bleu4 -1.0"),
+        ({"cider_d": float("nan")}, "got cider_d nan"),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        SelfCriticalTraining(**options)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    return make_shapes(tmp_path_factory.mktemp("data"), train=12, val=3, test=3)
+
+
+def second_stage(attention=None, **options) -> CaptioningModule:
+    estimator = LeaveOneOut(2) if isinstance(attention, HardAttention) else None
+    reward = SelfCriticalTraining(**{"samples": 4} | options)
+    search = BeamOptions(beam_size=1, max_length=8)
+    return make_module(attention, estimator=estimator, self_critical=reward, search=search, lr=0.02)
+
+
+@pytest.mark.parametrize("options", [{}, {"baseline": "greedy", "bleu4": 0.5}])
+def test_a_few_steps_raise_the_reward(shapes, tmp_path, options):
+    class Rewards(Callback):
+        def __init__(self) -> None:
+            self.seen: list[float] = []
+
+        def on_train_batch_end(self, trainer, module, *_) -> None:
+            self.seen.append(float(trainer.callback_metrics["train/reward"]))
+
+    rewards = Rewards()
+    trainer = make_trainer(tmp_path, max_steps=60, max_epochs=-1, limit_val_batches=0, callbacks=[rewards])
+    run_stage(trainer.fit, second_stage(samples=8, **options), make_data(shapes, group="image", batch_size=60))
+    assert len(rewards.seen) == 60
+    first, last = sum(rewards.seen[:10]) / 10, sum(rewards.seen[-10:]) / 10
+    assert last > 1.2 * first > 0
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("attention", [SoftAttention, HardAttention])
+def test_a_run_is_the_same_under_a_seed_and_when_it_is_resumed(shapes, tmp_path, attention, precision):
+    def fit(folder: str, epochs: int, seed: int = 3, **options) -> tuple[CaptioningModule, dict[str, float]]:
+        module = second_stage(attention(AdditiveScore(5)))
+        torch.manual_seed(seed)
+        trainer = make_trainer(tmp_path / folder, max_epochs=epochs, precision=precision)
+        run_stage(trainer.fit, module, make_data(shapes, group="image", batch_size=20), **options)
+        trainer.save_checkpoint(tmp_path / f"{folder}.ckpt")
+        return module, {name: float(value) for name, value in trainer.logged_metrics.items()}
+
+    whole, logged = fit("whole", 2)
+    assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= logged.keys()
+    assert logged["train/loss"] == -logged["train/reward"]
+    fit("half", 1)
+    rest, _ = fit("rest", 2, seed=99, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
+    other, _ = fit("other", 2, seed=4)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, rest.state_dict()[name]), name
+    assert not torch.equal(whole.captioner.decoder.output.weight, other.captioner.decoder.output.weight)
+
+
+def test_attention_that_draws_while_captions_are_drawn_is_refused_in_training_alone(shapes, tmp_path):
+    module = second_stage(HardAttention(AdditiveScore(4), inference="sample"))
+    with pytest.raises(InputError, match="inference expected or argmax"):
+        run_stage(make_trainer(tmp_path).fit, module, make_data(shapes))
+    run_stage(make_trainer(tmp_path).test, module, make_data(shapes), verbose=False)
+    assert len(module.results) == 3

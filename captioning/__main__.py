@@ -23,6 +23,7 @@ options of every command:
   --ckpt_path FILE    the checkpoint to evaluate, or to resume from with fit; best and last name the run's own
   --import MODULE     import a module of your own whose classes the config or the run names; it is looked for in the
                       working directory and the first config's folder
+  --debug             show the traceback of an error
   --print_config      print the full configuration and stop
   --model.* --data.* --trainer.* --checkpoint.* --early_stopping.*
                       any setting of the YAML, such as --trainer.max_epochs 3

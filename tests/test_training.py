@@ -17,7 +17,8 @@ from pytorch_lightning.plugins import MixedPrecision
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
-from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
+from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 

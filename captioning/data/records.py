@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+MAX_WORDS = 500
+"""Of a caption: memory and time of a batch grow with its longest, and one far longer than the others is a mistake."""
 
 
 @dataclass
@@ -95,7 +97,10 @@ class _Packer:
         self.offsets = array("q", [0])
 
     def append(self, string: str) -> None:
-        self.bytes += string.encode("utf-8")
+        try:
+            self.bytes += string.encode("utf-8")
+        except UnicodeEncodeError:  # JSON can hold half of a pair of surrogates
+            raise InputError(f"{string!a:.80} is no text that UTF-8 can hold; mend or leave out the entry") from None
         self.offsets.append(len(self.bytes))
 
     def packed(self) -> PackedStrings:
@@ -141,7 +146,7 @@ class CaptionIndex:
             origin: the file that the entries come from, for messages.
 
         Raises:
-            InputError: an image id appears twice, or no caption is left.
+            InputError: an image id appears twice or is out of range, a caption is too long or no text, or none is left.
         """
         name = str(origin) or str(root)
         paths, captions = _Packer(), _Packer()
@@ -152,10 +157,17 @@ class CaptionIndex:
         for entry in entries:
             if entry.image_id in seen:
                 raise InputError(f"{name}: image {entry.image_id} appears twice ({entry.path}); ids must be unique")
+            if not 0 <= entry.image_id < 2**63:
+                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {entry.image_id} ({entry.path})")
             seen.add(entry.image_id)
             before = len(lengths)
             for caption in entry.captions:
                 words = caption.split()
+                if len(words) > MAX_WORDS:
+                    raise InputError(
+                        f"{name}: image {entry.image_id} has a caption of {len(words):,} words, more than {MAX_WORDS}; "
+                        "cut it or leave it out"
+                    )
                 if words:
                     captions.append(" ".join(words))
                     lengths.append(len(words))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captioning.attention.base import Attention, Memory
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import DecoderOutput
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.estimators import Estimator, MovingAverage, Signal
@@ -47,8 +47,10 @@ class Objective(nn.Module):
             raise InputError(f"reward_weight: has no effect with {type(attention).__name__}; leave it out")
         if entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {type(attention).__name__}; leave it out")
-        if rows_per_caption < 1:
-            raise InputError(f"rows_per_caption must be at least 1, got {rows_per_caption}")
+        check_range(0, attention_penalty=attention_penalty, entropy_weight=entropy_weight, r_drop=r_drop)
+        check_range(0, 0.99, label_smoothing=label_smoothing)
+        check_range(-math.inf, reward_weight=reward_weight)
+        check_range(1, rows_per_caption=rows_per_caption)
         if rows_per_caption > 1 and attention.needs_estimator:
             raise InputError("rows_per_caption: hard attention's rows are its estimator's `samples`; leave it out")
         self.estimator = MovingAverage() if estimator is None and attention.needs_estimator else estimator
@@ -58,8 +60,6 @@ class Objective(nn.Module):
         self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
         self.rows_per_caption = rows_per_caption if self.estimator is None else self.estimator.samples
-        if r_drop < 0:
-            raise InputError(f"r_drop must be at least 0, got {r_drop}")
         if r_drop and self.rows_per_caption < 2:
             where = "`rows_per_caption: 2`" if self.estimator is None else "an estimator with `samples: 2`"
             raise InputError(f"r_drop: compares rows of the same caption, of which there is one; set {where}")

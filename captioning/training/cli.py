@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
+import itertools
 import json
 import logging
 import os
@@ -14,20 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
+from captioning.data.loading import processors
 from captioning.encoders.base import without_weights
-from captioning.errors import InputError
-from captioning.files import write_text
+from captioning.errors import DEBUG, InputError, check_range, one_line
+from captioning.evaluation.evaluator import score_names
+from captioning.files import errors_named, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
-from captioning.training.callbacks import AtomicCheckpointIO, LogLines
+from captioning.training.callbacks import LogLines
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.divergence import StopOnDivergence
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
+from captioning.training.interruption import ends_after_the_step
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
@@ -38,24 +47,28 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     Raises:
         InputError: something in the command line, a config or the data cannot be used.
     """
-    args, modules = _split_imports(sys.argv[1:] if args is None else args)
-    configs = [Path(config).parent for config in _values(args, "--config", "-c")]
-    import_modules(modules, [Path(), *configs[:1]])
+    args, modules = _split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
+    configs = [Path(config) for config in _values(args, "--config", "-c")]
+    import_modules(modules, [Path(), *(config.parent for config in configs[:1])])
+    for config in configs:
+        if not config.exists() or config.is_file():  # a pipe can be read once
+            read_config(config, "--config")
     wandb_offline_without_account()
     _quieten()
     try:
-        return CaptioningCLI(
-            CaptioningModule,
-            CaptionDataModule,
-            seed_everything_default=1,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            auto_configure_optimizers=False,  # the module takes its own
-            parser_kwargs={"parser_mode": CONFIG_FORMAT},
-            args=with_run_config(args),
-        )
-    except MisconfigurationException as error:  # options of the trainer that contradict each other
-        raise InputError(" ".join(str(error).split())) from error
+        with ends_after_the_step():
+            return CaptioningCLI(
+                CaptioningModule,
+                CaptionDataModule,
+                seed_everything_default=1,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                auto_configure_optimizers=False,  # the module takes its own
+                parser_kwargs={"parser_mode": CONFIG_FORMAT, "exit_on_error": False},
+                args=with_run_config(args),
+            )
+    except (MisconfigurationException, argparse.ArgumentError) as error:  # options that contradict each other
+        raise InputError(one_line(error, 400)) from error
 
 
 def _quieten() -> None:
@@ -69,11 +82,17 @@ def _quieten() -> None:
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the full config in the run's folder when a run is trained; evaluations leave it as it is."""
+    """Saves the full config in the run's folder when training starts; evaluations leave it as it is.
+
+    So does a resumed run that fails before, because its settings do not fit the checkpoint.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+        pass
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.save_config(trainer, pl_module, "fit")
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         path = RunFolder(Path(trainer.default_root_dir)).config
@@ -87,6 +106,15 @@ class CaptioningCLI(LightningCLI):
     """One folder per run: config, checkpoints, metrics, samples and the logger's files are all in RUNS/NAME."""
 
     run_dir: Path
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with contextlib.ExitStack() as self._held:  # the claim on the run's folder
+            super().__init__(*args, **options)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        seed = (self.config.get(self.config.get("subcommand", "")) or self.config).get("seed_everything")
+        check_range(0, 2**32 - 1, seed_everything=None if isinstance(seed, bool) else seed)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
@@ -137,8 +165,12 @@ class CaptioningCLI(LightningCLI):
             folder = RunFolder.of(checkpoint)
             if folder is not None and (config.name is None or not fitting):
                 self.run_dir = folder.path
-        elif RunFolder(self.run_dir).checkpoints.exists():
-            self.run_dir = _free_name(self.run_dir)
+            elif fitting and not _same(folder, self.run_dir) and RunFolder(self.run_dir).is_trained():
+                raise InputError(f"--name {self.run_dir.name}: {self.run_dir} holds another run; give another name")
+        if fitting:
+            _refuse_more_processes_than_processors(config.trainer)
+            if _is_first_process():
+                self.run_dir = self._claim(self.run_dir, resumed=bool(checkpoint))
         if config.get("weights_only") is None:
             config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
         config.name = self.run_dir.name
@@ -146,9 +178,7 @@ class CaptioningCLI(LightningCLI):
         config.trainer.default_root_dir = str(self.run_dir)
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
         if fitting:
-            self.run_dir.mkdir(parents=True, exist_ok=True)
-            print(f"run folder: {self.run_dir}", flush=True)
-            if not checkpoint:
+            if _is_first_process() and not checkpoint:
                 RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
@@ -157,6 +187,28 @@ class CaptioningCLI(LightningCLI):
                 config.trainer.default_root_dir = config.results
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
+    def _claim(self, folder: Path, *, resumed: bool) -> Path:
+        """Return the run's folder, held for this process alone: of a new run the first that is free, NAME, NAME-2 ..
+
+        Raises:
+            InputError: the resumed run's is held by another process, or no folder can be made.
+        """
+        with errors_named(folder, "--name"):
+            for number in itertools.count(1):
+                candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+                if not resumed and RunFolder(candidate).is_trained():
+                    continue
+                claim = RunFolder(candidate).claim()
+                if claim is not None and (resumed or not RunFolder(candidate).is_trained()):
+                    self._held.enter_context(claim)
+                    print(f"run folder: {candidate}", flush=True)
+                    return candidate
+                if claim is not None:
+                    claim.release()
+                elif resumed:
+                    raise InputError(f"{folder}: another `captioning fit` is at work in this folder; wait for its end")
+        raise AssertionError
+
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
         with without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
@@ -164,14 +216,20 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
-        self.trainer_defaults = {"callbacks": [LogLines()]}
-        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+        self.trainer_defaults = {"callbacks": [LogLines(), StopOnDivergence()]}
+        try:
+            return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:  # a strategy, precision .. that there is not
+            raise InputError(f"trainer: {one_line(error)}") from error
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_fit(self) -> None:
+        _refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
@@ -200,11 +258,37 @@ def _config_name(paths: Any) -> str | None:
     return Path(str(getattr(first, "relative", first))).stem
 
 
-def _free_name(folder: Path) -> Path:
-    number = 2
-    while folder.with_name(f"{folder.name}-{number}").exists():
-        number += 1
-    return folder.with_name(f"{folder.name}-{number}")
+def _is_first_process() -> bool:
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+def _same(folder: RunFolder | None, path: Path) -> bool:
+    return folder is not None and folder.path.resolve() == path.resolve()
+
+
+def _refuse_more_processes_than_processors(trainer: Any) -> None:
+    """Refuse a number of CPU processes that would bring the machine down before any of them works."""
+    on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
+    devices = str(trainer.devices)
+    limit = max(8, processors())
+    if on_cpu and devices.isdigit() and int(devices) > limit:
+        raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
+
+
+def _refuse_unknown_monitors(trainer: pl.Trainer) -> None:
+    """Refuse to watch a score that no validation gives, which would show after the first epoch."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(
+        type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
+    ):
+        return  # one of the user's may log more
+    known = [f"val/{name}" for name in sorted(score_names())]
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and monitor not in known and not monitor.startswith("train/"):
+            near = difflib.get_close_matches(monitor, known, 3, 0.3)
+            option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
+            raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
 
 
 def _labels(settings: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,16 @@ from captioning.run_folder import RunFolder
 CHECKPOINT_FORMAT = 1
 """Counts up whenever a checkpoint's ``["captioning"]`` entry changes so that an older program cannot read it."""
 
+_OF_TRAINING = {
+    "epoch": int,
+    "global_step": int,
+    "loops": dict,
+    "callbacks": dict,
+    "optimizer_states": list,
+    "lr_schedulers": list,
+    "random_state": dict,
+}
+
 
 def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = True) -> dict[str, Any]:
     """Return what `captioning fit` saved, on the CPU. No code in the file is run.
@@ -34,7 +44,7 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     Raises:
         InputError: the file is missing, damaged, of another project or of a newer version of this one.
     """
-    _refuse_other_files(path)
+    refuse_other_files(path)
     try:
         with zipfile.ZipFile(path) as archive:
             checksums = _checksums(archive)
@@ -44,6 +54,8 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
             f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data, and opening it "
             "could run code; if you made it yourself, `captioning` takes --weights_only false"
         ) from error
+    except zipfile.BadZipFile as error:
+        raise InputError(f"{path}: damaged: its content is not what was written; {_remedy(path)}") from error
     except Exception as error:  # what PyTorch raises on a damaged file is up to where the damage is
         raise InputError(f"{path}: not a checkpoint, or a damaged one ({one_line(error, 120)})") from error
     content = checkpoint.get("captioning") if isinstance(checkpoint, dict) else None
@@ -56,6 +68,10 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
         raise InputError(
             f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
         )
+    if training:
+        for name, kind in _OF_TRAINING.items():
+            if name in checkpoint and not isinstance(checkpoint[name], kind):
+                raise InputError(f"{path}: its {name} is no {kind.__name__}; it was edited, use another one")
     if checksums:
         _compare(path, checkpoint if training else checkpoint["state_dict"], checksums)
     return checkpoint
@@ -80,7 +96,12 @@ def read_back(path: Path) -> None:
         raise InputError(f"what was read back is not what was written ({damaged}); is the disk sound?")
 
 
-def _refuse_other_files(path: Path) -> None:
+def refuse_other_files(path: Path) -> None:
+    """Look at a file's kind and its first bytes, before anything else is done with it.
+
+    Raises:
+        InputError: it is no file, or none that PyTorch wrote.
+    """
     if path.is_dir():
         inside = RunFolder(path).checkpoint("best")
         hint = f"give {inside}" if inside.is_file() else "give a .ckpt file in it"
@@ -124,9 +145,12 @@ def _compare(path: Path, content: Any, checksums: frozenset[tuple[int, int]]) ->
         seen.add(storage.data_ptr())
         raw = torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
         if (zlib.crc32(raw.numpy().data), storage.nbytes()) not in checksums:
-            others = [path.with_name(name) for name in ("last.ckpt", "best.ckpt")]
-            hint = next((f", or use {other}" for other in others if other != path and other.is_file()), "")
-            raise InputError(f"{path}: damaged: {name} is not what was written; copy it again{hint}")
+            raise InputError(f"{path}: damaged: {name} is not what was written; {_remedy(path)}")
+
+
+def _remedy(path: Path) -> str:
+    others = [path.with_name(name) for name in ("last.ckpt", "best.ckpt")]
+    return "copy it again" + next((f", or use {other}" for other in others if other != path and other.is_file()), "")
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

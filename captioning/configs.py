@@ -17,21 +17,32 @@ from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loade
 from captioning.component import Component, current_path, known_class, public_path
 from captioning.errors import InputError, one_line
 
-_MAX_NODES = 100_000
+_MAX_NODES, _MAX_DEPTH = 100_000, 100
 
 
 def load_config(text: str) -> Any:
     """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found.
 
     Raises:
-        YAMLError: it is no YAML, is nested too deeply, or its aliases stand for more than ``_MAX_NODES`` values.
+        YAMLError: it is no YAML, is nested too deeply, or its aliases stand for too many values.
     """
     try:
+        if len(text) > _MAX_DEPTH:
+            _refuse_deep(text)
         if "&" in text and "*" in text:
             _count_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {})
         return _with_current_paths(get_loader("yaml")(text))
-    except RecursionError as error:
+    except RecursionError as error:  # a short text in an option
         raise yaml.YAMLError("nested too deeply") from error
+
+
+def _refuse_deep(text: str) -> None:
+    """Look at the events alone, which takes no recursion: the parser in C ends the process where its stack ends."""
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise yaml.YAMLError("nested too deeply")
 
 
 def _count_nodes(node: yaml.Node | None, counts: dict[int, int]) -> int:

@@ -29,8 +29,8 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
     """
     for name, value in values.items():
         if value is not None and not (math.isfinite(value) and low <= value <= high):
-            above = f"at least {low:g}" if low > -math.inf else "finite"
-            text = above if high == math.inf else f"in {low:g} .. {high:g}"
+            above = f"at least {low}" if low > -math.inf else "finite"
+            text = above if high == math.inf else f"in {low} .. {high}"
             raise InputError(f"{name} must be {text}, got {value}")
 
 

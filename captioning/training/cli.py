@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import itertools
 import json
 import logging
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+import yaml
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
@@ -24,15 +23,14 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
-from captioning.data.loading import processors
 from captioning.encoders.base import without_weights
 from captioning.errors import DEBUG, InputError, check_range, one_line
-from captioning.evaluation.evaluator import score_names
 from captioning.files import errors_named, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.callbacks import LogLines
 from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.checks import refuse_impossible, refuse_missing, refuse_unknown_monitors, while_restoring
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
@@ -67,8 +65,13 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
                 parser_kwargs={"parser_mode": CONFIG_FORMAT, "exit_on_error": False},
                 args=with_run_config(args),
             )
-    except (MisconfigurationException, argparse.ArgumentError) as error:  # options that contradict each other
+    except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
         raise InputError(one_line(error, 400)) from error
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        if isinstance(error, InputError) or not while_restoring(error):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"the checkpoint does not fit this model, optimizer and trainer ({reason})") from error
 
 
 def _quieten() -> None:
@@ -158,17 +161,14 @@ class CaptioningCLI(LightningCLI):
         if not fitting and not checkpoint:
             checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint("best"))
         if checkpoint:
-            if not Path(checkpoint).is_file():
-                raise InputError(
-                    f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first"
-                )
+            refuse_missing(checkpoint)
             folder = RunFolder.of(checkpoint)
             if folder is not None and (config.name is None or not fitting):
                 self.run_dir = folder.path
             elif fitting and not _same(folder, self.run_dir) and RunFolder(self.run_dir).is_trained():
-                raise InputError(f"--name {self.run_dir.name}: {self.run_dir} holds another run; give another name")
+                raise InputError(f"{self.run_dir}: holds another run than {checkpoint} is of; give another --name")
         if fitting:
-            _refuse_more_processes_than_processors(config.trainer)
+            refuse_impossible(config)
             if _is_first_process():
                 self.run_dir = self._claim(self.run_dir, resumed=bool(checkpoint))
         if config.get("weights_only") is None:
@@ -229,7 +229,7 @@ class CaptioningCLI(LightningCLI):
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_fit(self) -> None:
-        _refuse_unknown_monitors(self.trainer)
+        refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
@@ -264,31 +264,6 @@ def _is_first_process() -> bool:
 
 def _same(folder: RunFolder | None, path: Path) -> bool:
     return folder is not None and folder.path.resolve() == path.resolve()
-
-
-def _refuse_more_processes_than_processors(trainer: Any) -> None:
-    """Refuse a number of CPU processes that would bring the machine down before any of them works."""
-    on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
-    devices = str(trainer.devices)
-    limit = max(8, processors())
-    if on_cpu and devices.isdigit() and int(devices) > limit:
-        raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
-
-
-def _refuse_unknown_monitors(trainer: pl.Trainer) -> None:
-    """Refuse to watch a score that no validation gives, which would show after the first epoch."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(
-        type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
-    ):
-        return  # one of the user's may log more
-    known = [f"val/{name}" for name in sorted(score_names())]
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if monitor is not None and monitor not in known and not monitor.startswith("train/"):
-            near = difflib.get_close_matches(monitor, known, 3, 0.3)
-            option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
-            raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
 
 
 def _labels(settings: dict[str, Any]) -> dict[str, Any]:
@@ -345,6 +320,8 @@ def with_run_config(args: list[str]) -> list[str]:
     if _values(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
     for checkpoint in _values(args, "--ckpt_path"):
+        if checkpoint not in ("best", "last"):
+            refuse_missing(checkpoint)
         folder = RunFolder.of(checkpoint)
         if folder is not None and folder.config.is_file():
             select = resume_settings if args[0] == "fit" else evaluation_settings

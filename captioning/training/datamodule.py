@@ -280,7 +280,13 @@ class CaptionDataModule(pl.LightningDataModule):
         return {} if self._train_loader is None else self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let ``train_dataloader`` continue where ``state_dict`` was taken."""
+        """Let ``train_dataloader`` continue where ``state_dict`` was taken.
+
+        Raises:
+            InputError: it is no such position.
+        """
+        if state_dict and not all(type(state_dict.get(name)) is int for name in ("epoch", "batches_done")):
+            raise InputError("the checkpoint's position in the training data is damaged; use another one")
         self._resume_from = state_dict or None
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:

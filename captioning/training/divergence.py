@@ -1,9 +1,11 @@
-"""Training that has diverged is ended at that step, before its weights replace a checkpoint."""
+"""Training that has diverged is ended at that step; nothing that is worth less replaces a checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -12,31 +14,35 @@ from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError
+from captioning.model import Captioner
+from captioning.training.module import CaptioningModule
 
 EVERY = 32
-"""Steps between two looks at the losses on a GPU: looking at one waits for the device."""
+"""Steps between two looks on a GPU: looking waits for the device."""
 
 _REMEDY = "try a lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
 
 
 class Diverged(InputError):
-    """The loss or the weights are not finite. Names the batch and its images."""
+    """The loss, the gradient or the weights are not finite. Names the batch and its images."""
 
 
-class _Step(NamedTuple):
-    """A loss that was computed.
+@dataclass
+class _Step:
+    """What a step computed, not looked at yet.
 
     Attributes:
-        number: optimizer step, from 1.
+        number: of the optimizer step, from 1.
         batch: number in its epoch, from 1.
         image_ids: (B,).
-        finite: () bool; both are on the loss's device.
+        loss, gradient: () bool, whether they are finite; as the other tensors, on the device of the loss.
     """
 
     number: int
     batch: int
     image_ids: Tensor
-    finite: Tensor
+    loss: Tensor
+    gradient: Tensor
 
     def __str__(self) -> str:
         ids, shown = self.image_ids.tolist(), 8
@@ -45,18 +51,18 @@ class _Step(NamedTuple):
 
 
 class StopOnDivergence(Callback):
-    """Raises ``Diverged`` where a loss or a weight is not finite; checkpoints are left as they are.
+    """Raises ``Diverged`` where a loss, a gradient or a weight is not finite; checkpoints are left as they are.
 
-    On a CPU a loss is looked at when it is computed, before it changes a weight. On a GPU that would wait for the
-    device in every step: losses are looked at together, every ``EVERY`` steps, and the message still names the step
-    that was the first. Weights are looked at before each validation and each save, so that none that is not finite is
-    ever validated or saved.
+    On a CPU they are looked at in their step, before the gradient changes a weight. On a GPU that would wait for the
+    device in every step: they are looked at together, every ``EVERY`` steps, and the message still names the step that
+    was the first. Weights are looked at before each validation and each save, so that none that is not finite is ever
+    validated or saved. Nor does a run that ends before its first step replace what it was to go on from.
     """
 
     def __init__(self) -> None:
         self._unseen: list[_Step] = []
-        self._before: _Step | None = None  # the step before those
         self._batch: tuple[CaptionBatch, int] | None = None
+        self._trained = False
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: CaptionBatch, batch_idx: int
@@ -64,61 +70,86 @@ class StopOnDivergence(Callback):
         self._batch = batch, batch_idx
 
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Tensor) -> None:
-        if self._batch is None:
-            return
+        assert self._batch is not None
         batch, number = self._batch
-        on_cpu = loss.device.type == "cpu"
-        self._unseen.append(_Step(trainer.global_step + 1, number + 1, batch.image_ids, loss.detach().isfinite()))
-        if on_cpu and not self._unseen[-1].finite:
-            self._explain(self._unseen[-1], batch, pl_module)
-        if on_cpu or len(self._unseen) >= EVERY:
-            self._look_at_losses()
+        finite = loss.detach().isfinite()
+        self._unseen.append(
+            _Step(trainer.global_step + 1, number + 1, batch.image_ids, finite, torch.ones_like(finite))
+        )
+        if loss.device.type == "cpu":
+            if not finite and batch.annotations is not None and not all_finite([batch.annotations]):
+                raise Diverged(f"cached features are not finite at {self._unseen[-1]}; extract them again")
+            self._look()
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        if not self._batch or getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return  # a gradient scaler leaves out a step whose float16 gradient overflows, and goes on
+        gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
+        finite = torch.nn.utils.get_total_norm(gradients, math.inf).isfinite()
+        if finite.device.type == "cpu":
+            if not finite:
+                raise Diverged(f"training has diverged: the gradient is not finite at {self._last}; {_REMEDY}")
+        elif self._unseen:
+            self._unseen[-1].gradient = finite
+            if len(self._unseen) >= EVERY:
+                self._look()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
+    ) -> None:
+        self._trained = True
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._look_at_losses()
-        self._look_at_weights(pl_module.state_dict().values())
+        self._look()
+        _refuse_weights(_captioner(pl_module).state_dict().values())
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _refuse_weights(_captioner(pl_module).state_dict().values())
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _refuse_weights(_captioner(pl_module).state_dict().values())
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._look_at_losses()
-        self._look_at_weights(checkpoint["state_dict"].values())
+        self._look()
+        # An estimator's averages are NaN until they are known; what captions images never is.
+        weights = checkpoint["state_dict"].items()
+        _refuse_weights(tensor for name, tensor in weights if name.startswith("captioner."))
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        if isinstance(exception, Diverged):
+        if isinstance(exception, Diverged) or not self._trained:
             for callback in trainer.checkpoint_callbacks:
                 if isinstance(callback, ModelCheckpoint):
                     callback.save_on_exception = False
 
-    def _look_at_losses(self) -> None:
-        """Look at the losses that were not looked at; waits for the device."""
+    def _look(self) -> None:
+        """Look at the steps that were not looked at; waits for the device."""
         if not self._unseen:
             return
-        finite = torch.stack([step.finite for step in self._unseen]).tolist()
-        for step, good in zip(self._unseen, finite, strict=True):
-            if not good:
-                raise Diverged(f"training has diverged: the loss is not finite at {step}; {_REMEDY}")
-        self._before = self._unseen[-1]
+        flags = torch.stack([torch.stack([step.loss, step.gradient]) for step in self._unseen]).tolist()
+        for step, (loss, gradient) in zip(self._unseen, flags, strict=True):
+            if not (loss and gradient):
+                what = "gradient" if loss else "loss"
+                raise Diverged(f"training has diverged: the {what} is not finite at {step}; {_REMEDY}")
+        self._last = self._unseen[-1]
         self._unseen.clear()
 
-    def _explain(self, step: _Step, batch: CaptionBatch, pl_module: pl.LightningModule) -> None:
-        """Raise where the loss is not finite for another reason than what was computed from this batch."""
-        if batch.annotations is not None and not all_finite([batch.annotations]):
-            raise Diverged(f"cached features are not finite at {step}; extract them again")
-        if not all_finite(pl_module.state_dict().values()):
-            self._look_at_weights(pl_module.state_dict().values())
 
-    def _look_at_weights(self, weights: Iterable[Any]) -> None:
-        if not all_finite(weights):
-            reason = "the weights are not finite"
-            if self._before is not None:
-                reason = f"the gradient is not finite at {self._before}"
-            raise Diverged(f"training has diverged: {reason}; {_REMEDY}")
+def _refuse_weights(weights: Iterable[Tensor]) -> None:
+    if not all_finite(weights):
+        raise Diverged(f"training has diverged: the weights are not finite; {_REMEDY}")
 
 
-def all_finite(tensors: Iterable[Any]) -> bool:
+def _captioner(module: pl.LightningModule) -> Captioner:
+    assert isinstance(module, CaptioningModule) and module.captioner is not None
+    return module.captioner
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether every floating-point tensor is finite; waits for the device once."""
-    floats = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.is_floating_point()]
+    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     # The largest magnitude is NaN or infinite exactly where some element is; a sum might overflow.
-    largest = [tensor.detach().abs().amax().float() for tensor in floats if tensor.numel()]
-    return not largest or bool(torch.stack(largest).isfinite().all())
+    return not floats or bool(torch.nn.utils.get_total_norm(floats, math.inf).isfinite())

@@ -311,6 +311,8 @@ class CaptioningModule(pl.LightningModule):
                 "use the data settings the checkpoint was trained with"
             )
         self._refuse_other_sizes(checkpoint["state_dict"])
+        if self.trainer.state.fn == "fit" and not {"optimizer_states", "loops"} <= checkpoint.keys():
+            raise InputError("the checkpoint holds the model alone; training cannot go on from it")
         self._random_state = checkpoint.get("random_state")
 
     def _refuse_other_sizes(self, weights: Mapping[str, Any]) -> None:

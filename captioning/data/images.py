@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +48,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, without end
             raise InputError(f"{path}: is no regular file; give an image file")
-        with warnings.catch_warnings(), Image.open(path) as image:
-            warnings.simplefilter("ignore")  # of Pillow, about damaged EXIF; its limit of pixels is a lower one here
+        with _quiet(), Image.open(path) as image:
             if minimum_side is not None and image.format == "JPEG":
                 scale = minimum_side / min(image.size)
                 image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
@@ -85,10 +86,17 @@ def upright(image: Image.Image) -> Image.Image:
     return image if transpose is None else image.transpose(transpose)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow's warnings, about damaged EXIF and about sizes, for which there is a limit here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
+
+
 def _orientation(image: Image.Image) -> int:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged header costs the orientation, not the image
         return 1

@@ -24,6 +24,7 @@ options of every command:
   --init_from FILE    fit: begin with the weights of a checkpoint, and a new optimizer (a second stage)
   --import MODULE     import a module of your own whose classes the config or the run names; it is looked for in the
                       working directory and the first config's folder
+  --debug             show the traceback of an error
   --print_config      print the full configuration and stop
   --model.* --data.* --trainer.* --checkpoint.* --early_stopping.*
                       any setting of the YAML, such as --trainer.max_epochs 3

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
@@ -30,6 +30,18 @@ _MOVED = {
     "captioning.losses": "captioning.objective",
     "captioning.schedules": "captioning.training",
 }
+
+
+_MAX_SIZE = 65_536
+
+
+def check_size(**values: int | None) -> None:
+    """Refuse a layer without a unit, or with so many that memory would end without a name; None is not set.
+
+    Raises:
+        InputError: names it.
+    """
+    check_range(1, _MAX_SIZE, **values)
 
 
 class _RecordsInitArgs(ABCMeta):

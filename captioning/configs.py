@@ -15,12 +15,46 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 
 from captioning.component import Component, current_path, known_class, public_path
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
+
+_MAX_NODES, _MAX_DEPTH = 100_000, 100
 
 
 def load_config(text: str) -> Any:
-    """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found."""
-    return _with_current_paths(get_loader("yaml")(text))
+    """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found.
+
+    Raises:
+        YAMLError: it is no YAML, is nested too deeply, or its aliases stand for too many values.
+    """
+    try:
+        if len(text) > _MAX_DEPTH:
+            _refuse_deep(text)
+        if "&" in text and "*" in text:
+            _count_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {})
+        return _with_current_paths(get_loader("yaml")(text))
+    except RecursionError as error:  # a short text in an option
+        raise yaml.YAMLError("nested too deeply") from error
+
+
+def _refuse_deep(text: str) -> None:
+    """Look at the events alone, which takes no recursion: the parser in C ends the process where its stack ends."""
+    depth = 0
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MAX_DEPTH:
+            raise yaml.YAMLError("nested too deeply")
+
+
+def _count_nodes(node: yaml.Node | None, counts: dict[int, int]) -> int:
+    """Return how many values a node stands for with its aliases written out; each node is counted once."""
+    if id(node) not in counts:
+        counts[id(node)] = _MAX_NODES + 1  # of a node inside itself
+        inside = node.value if isinstance(node, yaml.CollectionNode) else []
+        children = [child for item in inside for child in (item if isinstance(item, tuple) else (item,))]
+        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children)
+    if counts[id(node)] > _MAX_NODES:
+        raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES:,} values")
+    return counts[id(node)]
 
 
 def _with_current_paths(value: Any) -> Any:
@@ -52,8 +86,8 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
         content = load_config(path.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise InputError(f"{named}: cannot be read ({error.strerror})") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{named}: not a YAML file ({' '.join(str(error).split())[:120]})") from error
+    except (ValueError, OverflowError, yaml.YAMLError) as error:  # ValueError: no UTF-8, no such date ..
+        raise InputError(f"{named}: not a YAML file ({one_line(error, 120)})") from error
     if not isinstance(content, dict):
         raise InputError(f"{named}: not a configuration, which is a mapping of settings")
     return content

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLSTM, Attention, Memory
 from captioning.attention.base import expected_context, for_rows
-from captioning.component import Component
+from captioning.component import Component, check_size
+from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.lstm import lstm_cell
@@ -95,7 +96,7 @@ class AttentionDecoder(Component):
         output: how words follow from what was looked at; the paper's deep output by default.
 
     Raises:
-        InputError: an output that makes no sense with the attention.
+        InputError: a size or probability out of range, or an output that makes no sense with the attention.
     """
 
     def __init__(
@@ -112,6 +113,9 @@ class AttentionDecoder(Component):
         output: Output | None = None,
     ) -> None:
         super().__init__()
+        check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
+        check_range(1, 64, init_layers=init_layers)
+        check_range(0, 0.99, dropout=dropout)
         self.attention = attention
         self.embedding_dim = embedding_dim
         self.hidden_dim = hidden_dim

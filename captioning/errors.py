@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import functools
+import math
+import os
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from typing import ParamSpec
 
 P = ParamSpec("P")
 
+DEBUG = "--debug"
+"""Of every command: show where an error came from."""
+
 
 class InputError(ValueError):
     """A file, option or value that cannot be used. The message is one line: what, where, and what to do."""
+
+
+def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
+    """Refuse a number outside low .. high, or NaN or infinite; None is a value that is not set.
+
+    Raises:
+        InputError: names it.
+    """
+    for name, value in values.items():
+        if value is not None and not (math.isfinite(value) and low <= value <= high):
+            above = f"at least {low}" if low > -math.inf else "finite"
+            text = above if high == math.inf else f"in {low} .. {high}"
+            raise InputError(f"{name} must be {text}, got {value}")
 
 
 # C0 and C1 controls, line and paragraph separators, and what turns the direction of writing.
@@ -24,21 +43,50 @@ def printable(text: object) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """Return the message of another library's error on one line, cut after ``limit`` characters."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError`` is printed as one line on stderr and ends with exit code 2.
 
-    Ctrl-C ends with exit code 130 and a word instead of a traceback.
+    So are errors of the operating system, such as a full disk, and a want of memory. Ctrl-C ends with exit code 130, an
+    output that nobody reads any more with 141, as other programs do. ``--debug`` anywhere on the command line shows the
+    traceback first. Other errors are faults of this package: they keep their traceback.
     """
 
     @functools.wraps(main)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
+        debug = DEBUG in sys.argv[1:]
+        sys.argv[1:] = [arg for arg in sys.argv[1:] if arg != DEBUG]
         try:
             main(*args, **kwargs)
-        except InputError as error:
-            print(f"error: {printable(error)}", file=sys.stderr)
-            raise SystemExit(2) from None
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise SystemExit(130) from None
+        except BrokenPipeError:
+            # Python flushes stdout once more at exit, which would raise again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(141) from None
+        except Exception as error:
+            line = _of_the_user(error)
+            if line is None:
+                raise
+            if debug:
+                traceback.print_exc()
+            print(f"error: {printable(line)}", file=sys.stderr)
+            raise SystemExit(2) from None
 
     return wrapped
+
+
+def _of_the_user(error: Exception) -> str | None:
+    """Return what the user is told of an error; None for a fault of the program."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the second is torch's
+        return f"out of memory ({one_line(error)}); lower batch_size or eval_batch_size, or give smaller images"
+    return None

@@ -11,8 +11,6 @@ import dataclasses
 import functools
 import itertools
 import os
-import pickle
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,18 +19,19 @@ from pathlib import Path
 from typing import Any, Literal, overload
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 
 from captioning import decoding
 from captioning.attention import Memory
 from captioning.caption import Alternative, Caption, Photo
-from captioning.data.transforms import Preprocessing, load_image
+from captioning.checkpoint import read_checkpoint
+from captioning.data.images import load_image, rgb, upright
+from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
-from captioning.errors import InputError
-from captioning.model import CHECKPOINT_FORMAT, Captioner
-from captioning.run_folder import RunFolder
+from captioning.errors import InputError, check_range, one_line
+from captioning.model import Captioner
 from captioning.vocabulary import Vocabulary
 
 ImageSource = str | os.PathLike[str] | Image.Image
@@ -53,7 +52,7 @@ class DecodingOptions(BeamOptions):
             draws from torch's global generator.
 
     Raises:
-        InputError: an unknown method, or an option of "sample" with another method.
+        InputError: an unknown method, an option out of its range, or one of "sample" with another method.
     """
 
     method: Literal["beam", "greedy", "sample"] = "beam"
@@ -64,6 +63,11 @@ class DecodingOptions(BeamOptions):
     seed: int | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(1e-6, 1e6, temperature=self.temperature)
+        check_range(1, top_k=self.top_k)
+        check_range(1e-9, 1, top_p=self.top_p)
+        check_range(0, 2**63 - 1, seed=self.seed)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
         only_sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
@@ -244,8 +248,12 @@ class ImageCaptioner:
             InputError: the file is not an image.
         """
         preprocessing = self.encoder.preprocessing
-        image = source if isinstance(source, Image.Image) else preprocessing.load(Path(source))
-        return preprocessing.view(ImageOps.exif_transpose(image))
+        if not isinstance(source, Image.Image):
+            return preprocessing.view(upright(preprocessing.load(Path(source))))
+        try:
+            return preprocessing.view(upright(rgb(source)))
+        except ValueError as error:
+            raise InputError(f"image: {error}") from error
 
     def _caption_views(
         self, images: Sequence[tuple[ImageSource, Image.Image]], options: DecodingOptions, number: int
@@ -328,9 +336,9 @@ def _photo(source: ImageSource, preprocessing: Preprocessing) -> Photo:
     Raises:
         InputError: the file is no longer an image.
     """
-    image = source if isinstance(source, Image.Image) else load_image(os.fspath(source), minimum_side=_PHOTO_SIDE)
-    upright = ImageOps.exif_transpose(image)
-    return Photo(upright, preprocessing.region(upright.size))
+    image = rgb(source) if isinstance(source, Image.Image) else load_image(os.fspath(source), minimum_side=_PHOTO_SIDE)
+    turned = upright(image)
+    return Photo(turned, preprocessing.region(turned.size))
 
 
 def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
@@ -355,15 +363,8 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner
             is not there.
     """
     target = _device(device)
-    checkpoint = _read(Path(path))
-    content = checkpoint.get("captioning")
-    if not isinstance(content, dict) or "state_dict" not in checkpoint:
-        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
-    number = content.get("format")
-    if not isinstance(number, int) or number > CHECKPOINT_FORMAT:
-        raise InputError(
-            f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
-        )
+    checkpoint = read_checkpoint(Path(path))
+    content = checkpoint["captioning"]
     try:
         vocabulary = Vocabulary(content["vocabulary"])
         encoder = Encoder.rebuild(content["encoder"])
@@ -373,14 +374,19 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner
         prefix = "captioner."
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
         captioner.load_state_dict(weights)
+        if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
+            raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
+        return ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:
         raise InputError(f"{path}: has no {error.args[0]!r}; it is damaged or was edited") from error
     except RuntimeError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"{path}: its weights do not fit the model it describes ({reason})") from error
-    return ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
+        raise InputError(f"{path}: its weights do not fit the model it describes ({one_line(error)})") from error
+    except (TypeError, AttributeError, ValueError, IndexError) as error:
+        raise InputError(
+            f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
+        ) from error
 
 
 def _device(device: str | torch.device) -> torch.device:
@@ -388,35 +394,8 @@ def _device(device: str | torch.device) -> torch.device:
         target = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
+    if target.type not in ("cpu", "cuda", "mps"):
+        raise InputError(f"device {device}: is not one that captions; use cpu or cuda")
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu")
     return target
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.is_dir():
-        inside = RunFolder(path).checkpoint("best")
-        hint = f"give {inside}" if inside.is_file() else "give a .ckpt file in it"
-        raise InputError(f"{path}: is a folder; {hint}")
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise InputError(f"{path}: the checkpoint cannot be read ({error.strerror})") from error
-    if not zipfile.is_zipfile(path):
-        if start == b"PK\x03\x04":
-            raise InputError(f"{path}: the end of the checkpoint is missing; copy it again, or use another one")
-        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
-    try:
-        # mmap: the optimizer's state, two thirds of the file, is never read.
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except pickle.UnpicklingError as error:
-        raise InputError(
-            f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data"
-        ) from error
-    except (RuntimeError, ValueError, KeyError, EOFError, OSError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise InputError(f"{path}: not a checkpoint, or a damaged one ({reason})") from error
-    if not isinstance(checkpoint, dict):
-        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
-    return checkpoint

@@ -14,9 +14,6 @@ from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
 
-CHECKPOINT_FORMAT = 1
-"""Counts up whenever a checkpoint's ``["captioning"]`` entry changes so that an older program cannot read it."""
-
 
 class _Stepper:
     """One decoder step over the images of a memory."""

@@ -1,8 +1,16 @@
-"""The layout of a run's folder."""
+"""The layout of a run's folder, and who writes into it."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from pathlib import Path
+from types import TracebackType
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 
 class RunFolder:
@@ -29,3 +37,58 @@ class RunFolder:
     def checkpoint(self, name: str) -> Path:
         """Return the file of the ``best`` or the ``last`` checkpoint."""
         return self.checkpoints / f"{name}.ckpt"
+
+    def is_trained(self) -> bool:
+        """Return whether a run has saved something here."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+    def claim(self) -> Claim | None:
+        """Make the folder and keep other processes from claiming it; None if one has done so already.
+
+        The claim ends with the process, however that ends.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        claim = Claim(self.path)
+        if claim.held:
+            return claim
+        claim.release()
+        return None
+
+
+class Claim:
+    """A lock on a folder. A context manager: leaving it releases the lock, and removes a folder left empty."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._path = folder, folder / ".lock"
+        self._file = self._path.open("a")
+        self.held = self._lock()
+
+    def _lock(self) -> bool:
+        if fcntl is None:
+            return True
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:  # a file system without locks
+            return True
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), self._path.stat())
+        except FileNotFoundError:  # its last holder has just removed it
+            return False
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):  # the folder may be gone by now
+            if self.held:
+                self._path.unlink()
+                if not any(self._folder.iterdir()):
+                    self._folder.rmdir()
+        self._file.close()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
-from captioning.errors import printable
+from captioning.errors import DEBUG, printable
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -18,12 +18,20 @@ def script_parser(doc: str | None) -> argparse.ArgumentParser:
     Options cannot be abbreviated, so that adding one never changes what a command line means.
     """
     description, _, examples = (doc or "").partition("\n\nexamples:")
-    return argparse.ArgumentParser(
+    parser = _Parser(
         description=description,
         epilog=f"examples:{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.add_argument(DEBUG, action="store_true", help="show the traceback of an error")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """End with one line, without the list of all options."""
+        self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
 
 
 def add_import_option(parser: argparse.ArgumentParser) -> None:

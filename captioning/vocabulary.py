@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.files import write_json
 
 PAD, START, END, UNK = range(4)
@@ -117,7 +117,11 @@ class Vocabulary:
             captions: word lists of the **training** split.
             min_count: a word seen less often becomes ``<unk>``.
             max_size: at most this many words, not counting the special tokens.
+
+        Raises:
+            InputError: a number below 1.
         """
+        check_range(1, min_count=min_count, max_words=max_size)
         counts = Counter(word for words in captions for word in words)
         kept = sorted((word for word, n in counts.items() if n >= min_count), key=lambda word: (-counts[word], word))
         return cls([word for word in kept if word not in SPECIALS][:max_size])
@@ -163,7 +167,7 @@ class Vocabulary:
             words = json.loads(Path(path).read_text(encoding="utf-8"))["words"]
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             words = None
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')

@@ -11,7 +11,8 @@ examples:
   python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
 
-An image that cannot be read costs one line on standard error; the others are captioned and the exit code is 2.
+An image that cannot be read, or an overlay that cannot be written, costs one line on standard error; the others are
+captioned and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.checkpoint, _device(arguments.device))
     json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
+    undrawn = 0
     explored: list[Caption] = []
 
     def skip(path: Any, error: InputError) -> None:
@@ -79,8 +81,13 @@ def main(argv: list[str] | None = None) -> None:
                 _keep_inputs(arguments, [str(caption.path)])
             extra = {}
             if overlay is not None:
-                extra["overlay"] = str(overlay(caption))
-                caption.save_figure(extra["overlay"], arguments.style or "color")
+                try:
+                    target = str(overlay(caption))
+                    caption.save_figure(target, arguments.style or "color")
+                    extra["overlay"] = target
+                except InputError as error:
+                    undrawn += 1
+                    progress.say(f"error: {error}")
             if not quiet:
                 text = printable(caption.text)
                 print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
@@ -91,9 +98,11 @@ def main(argv: list[str] | None = None) -> None:
             progress.update(progress.done + 1)
     if explored:
         _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
-    if unreadable:
-        if not single:
-            print(f"error: {len(unreadable)} of {len(unreadable) + progress.done} images unreadable", file=sys.stderr)
+    images = len(unreadable) + progress.done
+    for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
+        if count and not single:
+            print(f"error: {count} of {images} {fate}", file=sys.stderr)
+    if unreadable or undrawn:
         raise SystemExit(2)
 
 

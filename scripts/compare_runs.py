@@ -84,12 +84,20 @@ def _parser() -> argparse.ArgumentParser:
         help="what the verdict and the ranking of images are about (default: %(default)s)",
     )
     parser.add_argument(
-        "--images", type=_at_least(0), default=12, help="images to show where the runs differ (default: %(default)s)"
+        "--images",
+        type=_between(0, 10_000),
+        default=12,
+        help="images to show where the runs differ (default: %(default)s)",
     )
     parser.add_argument(
-        "--samples", type=_at_least(1), default=1000, help="resamples for intervals and tests (default: %(default)s)"
+        "--samples",
+        type=_between(1, 1_000_000),
+        default=1000,
+        help="resamples for intervals and tests (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the resampling (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=_between(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
+    )
     parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers")
     add_import_option(parser)
@@ -97,10 +105,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _at_least(minimum: int) -> Any:
+def _between(low: int, high: int) -> Any:
     def number(text: str) -> int:
-        if not text.lstrip("-").isdigit() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be a whole number of at least {minimum}, got {text!r}")
+        if not text.isdecimal() or len(text) > 20 or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"must be a whole number in {low} .. {high}, got {text[:40]!r}")
         return int(text)
 
     return number

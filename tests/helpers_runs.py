@@ -12,11 +12,11 @@ import torch
 import yaml
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
+from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.comparison.runs import Run
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder
 from captioning.evaluation.records import CaptionedImage, NounHit
-from captioning.inference import CHECKPOINT_FORMAT
 from captioning.model import Captioner
 from captioning.output import Output
 from captioning.vocabulary import Vocabulary

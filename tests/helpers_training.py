@@ -15,7 +15,7 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.output import Output
-from captioning.training.callbacks import AtomicCheckpointIO
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 

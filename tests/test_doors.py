@@ -25,7 +25,7 @@ from captioning.encoders import Encoder, TimmEncoder
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import replacing, write_text
 from captioning.inference import load
-from captioning.training.callbacks import AtomicCheckpointIO
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.cli import main
 
 # The run that the tests share is copied to a folder for each.

@@ -16,8 +16,8 @@ from PIL import Image
 from captioning.configs import build, read_config
 from captioning.data import ShapesSource, records
 from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data.images import load_image
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
-from captioning.data.transforms import load_image
 from captioning.encoders import Encoder, TorchvisionEncoder
 from captioning.errors import InputError
 

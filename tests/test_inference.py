@@ -16,8 +16,9 @@ from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention, SoftAttention
+from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.errors import InputError
-from captioning.inference import CHECKPOINT_FORMAT, DecodingOptions, load
+from captioning.inference import DecodingOptions, load
 from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, SPECIALS, START, Vocabulary
@@ -281,8 +282,8 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
         ({"method": "best"}, "method must be beam, greedy or sample, got 'best'"),
         ({"top_k": 5}, "top_k=5 has an effect only when sampling, not with beam"),
         ({"method": "greedy", "seed": 0}, "seed=0 has an effect only"),
-        ({"method": "sample", "temperature": 0.0}, "temperature must be positive"),
-        ({"beam_size": 0}, "beam_size must be at least 1"),
+        ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
+        ({"beam_size": 0}, "beam_size must be in 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
     ],
 )

@@ -19,7 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
     {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
-    {"commands": "errors", "component": "errors", "files": "errors", "terminal": "errors", "views": "cells trace"},
+    {
+        "checkpoint": "errors run_folder",
+        "commands": "errors",
+        "component": "errors",
+        "files": "errors",
+        "terminal": "errors",
+        "views": "cells trace",
+    },
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
@@ -31,16 +38,17 @@ FLOORS: list[dict[str, str]] = [
         "encoders": "cells component data errors",
         "output": "attention component errors kernels",
     },
-    {"decoder": "attention component kernels output trace vocabulary"},
+    {"decoder": "attention component errors kernels output trace vocabulary"},
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
+        "inference": "attention caption checkpoint data decoder decoding encoders errors model vocabulary",
         "objective": "attention component data decoder decoding errors kernels model output trace vocabulary",
     },
     {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
-        "training": "attention component configs data decoder decoding encoders errors evaluation files inference "
+        "training": "attention checkpoint component configs data decoder decoding encoders errors evaluation files "
+        "inference "
         "model objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},

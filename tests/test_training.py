@@ -19,7 +19,8 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
 from captioning.output import MarginalOutput
-from captioning.training.callbacks import AtomicCheckpointIO, CaptionSamples, Throughput, Unfreeze
+from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from captioning.component import Component
+from captioning.component import Component, check_size
 
 
 class AnnotationLSTM(Component):
@@ -21,6 +21,7 @@ class AnnotationLSTM(Component):
 
     def __init__(self, hidden_dim: int = 256) -> None:
         super().__init__()
+        check_size(hidden_dim=hidden_dim)
         self.hidden_dim = hidden_dim
 
     def build(self, annotation_dim: int) -> int:

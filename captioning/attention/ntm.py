@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from captioning.attention.base import Score, State, check_grid, check_locations, masked_log_softmax
+from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 
 _NEIGHBOURS = 9  # of the 3 x 3 shift
@@ -31,6 +32,7 @@ class NTMScore(Score):
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__()
+        check_size(attention_dim=attention_dim)
         self.attention_dim = attention_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from captioning.attention.base import Score, check_grid, check_locations
+from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import StepLinear, matmul
@@ -22,6 +23,7 @@ class AdditiveScore(Score):
 
     def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
         super().__init__()
+        check_size(attention_dim=attention_dim)
         self.attention_dim = attention_dim
         self._logits = additive_logits if fused else plain_additive_logits
 
@@ -83,6 +85,7 @@ class ScaledDotScore(Score):
 
     def __init__(self, attention_dim: int | None = None) -> None:
         super().__init__()
+        check_size(attention_dim=attention_dim)
         self.attention_dim = attention_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:

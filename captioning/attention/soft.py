@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from captioning.attention.base import Attention, Memory, Score, Selected, expected_context
+from captioning.errors import check_range
 from captioning.kernels.dropout import Dropout
 
 
@@ -19,6 +20,7 @@ class SoftAttention(Attention):
 
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__()
+        check_range(0, 0.99, dropout=dropout)
         self.score = score
         self.dropout = Dropout(dropout)
 

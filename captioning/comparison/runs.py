@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.configs import read_config
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
 from captioning.run_folder import RunFolder
 
@@ -146,16 +146,19 @@ def merged(points: Curve) -> Curve:
 
 def _read_csv(path: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            try:
-                step = int(float(row.pop("step", None) or "nan"))
-            except (TypeError, ValueError):
-                continue  # the last line of a killed run may be cut short
-            for key, text in row.items():
-                value = number(text)
-                if key is not None and value is not None:
-                    curves.setdefault(key, []).append((step, value))
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                try:
+                    step = int(float(row.pop("step", None) or "nan"))
+                except (TypeError, ValueError, OverflowError):
+                    continue  # the last line of a killed run may be cut short
+                for key, text in row.items():
+                    value = number(text)
+                    if key is not None and value is not None:
+                        curves.setdefault(key, []).append((step, value))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read ({one_line(error)}); mend it or move it away") from error
     return curves
 
 

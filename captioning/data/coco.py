@@ -18,8 +18,9 @@ import numpy as np
 from captioning.data.coco_nouns import decoys, synonyms
 from captioning.data.index_cache import cached_index
 from captioning.data.objects import GroundedObject
+from captioning.data.outlines import check_outline
 from captioning.data.records import CaptionIndex, CaptionSource, check_split, image_name
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.vocabulary import tokenize_all
 
 if TYPE_CHECKING:
@@ -124,11 +125,21 @@ class CocoObjects:
     The noun is the category's name, lower case; ``coco_nouns`` has its synonyms. Captions do not
     distinguish objects of one category, so their masks are merged, crowds ("iscrowd") included. Objects without an
     outline are left out.
+
+    Raises:
+        InputError: an outline that cannot be drawn; all are looked at, before the first is.
     """
 
     def __init__(self, path: Path) -> None:
         self._coco = read_coco(path, "see data/README.md")
         self._path = path
+        for annotation in self._coco.dataset["annotations"]:
+            if outline := annotation.get("segmentation"):
+                image = self._coco.imgs.get(annotation.get("image_id"), {})
+                try:
+                    check_outline(outline, image.get("height"), image.get("width"))
+                except InputError as error:
+                    raise InputError(f"{path}: object {annotation.get('id')}: {error}") from None
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known.
@@ -180,8 +191,8 @@ def read_coco(path: Path, remedy: str) -> COCO:
             coco.createIndex()
     except InputError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {error})") from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {one_line(error)})") from error
     return coco
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.features import FeatureWriter, features_size
+from captioning.data.loading import ignore_interrupts
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -108,10 +108,6 @@ def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
     return errors[0] if errors else torch.stack([item for item in items if isinstance(item, Tensor)])
 
 
-def _ignore_interrupt(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends the workers, after it has saved what is done
-
-
 def _extract(
     writer: FeatureWriter,
     index: CaptionIndex,
@@ -128,7 +124,7 @@ def _extract(
         num_workers=num_workers,
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
-        worker_init_fn=_ignore_interrupt,
+        worker_init_fn=ignore_interrupts,
     )
     split, total = writer.split, len(index)
     progress = Progress(split, total, writer.done)

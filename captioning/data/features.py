@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.files import complete, part_of, write_json
 
 _FORMAT = 1
@@ -148,7 +148,10 @@ class FeatureCache:
         Raises:
             InputError: an image is not in the cache.
         """
-        row_of = {path: row for row, path in enumerate(_read_json(self._images))}
+        images = _read_json(self._images)
+        if not isinstance(images, list) or not all(isinstance(path, str) for path in images):
+            raise InputError(f"{self._images}: not a list of images; delete the folder and extract again")
+        row_of = {path: row for row, path in enumerate(images) if row < len(self)}
         try:
             return torch.tensor([row_of[path] for path in paths], dtype=torch.int64)
         except KeyError as error:
@@ -316,11 +319,17 @@ def _read_header(directory: Path, split: str) -> dict[str, Any] | None:
     header = _read_json(path)
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise InputError(f"{path}: not a feature cache of format {_FORMAT}; delete it and extract again")
+    fingerprint, shape, done = (header.get(name) for name in ("fingerprint", "shape", "done"))
+    sizes = [*(shape if isinstance(shape, list) else ()), done]
+    if len(sizes) != 4 or not all(type(size) is int and 0 <= size < 2**40 for size in sizes):
+        raise InputError(f"{path}: its shape or count of images is damaged; delete the folder and extract again")
+    if not isinstance(fingerprint, dict) or not isinstance(fingerprint.get("grid_size"), list):
+        raise InputError(f"{path}: names no encoder; delete the folder and extract again")
     return header
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); delete the folder and extract again") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read ({one_line(error)}); delete the folder and extract again") from error

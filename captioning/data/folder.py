@@ -98,7 +98,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}: line {number} is not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise InputError(f'{path}: line {number} must be an object like {{"image": .., "caption": ..}}')

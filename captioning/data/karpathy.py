@@ -44,7 +44,7 @@ class KarpathySource(CaptionSource):
         self.prepare()
         try:
             images = json.loads(self.json_path.read_bytes())["images"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             images = None
         if not isinstance(images, list):
             raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,13 +12,14 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import FeatureCache
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
+from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
@@ -62,6 +64,15 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.pinned = pinned
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
+        """Return the batch; in a worker process an InputError too, which ``CaptionLoader`` raises."""
+        try:
+            return self._batch(numbers)
+        except InputError as error:
+            if get_worker_info() is None:
+                raise
+            return error  # type: ignore[return-value] # raised here, it would arrive with a traceback in its text
+
+    def _batch(self, numbers: list[int]) -> CaptionBatch:
         index = self.index
         if self.by_image:
             rows = torch.tensor(numbers, dtype=torch.int64)
@@ -105,13 +116,24 @@ class CaptionLoader(DataLoader[CaptionBatch]):
         dataset = self.dataset
         assert isinstance(dataset, CaptionDataset)
         if self.num_workers or dataset.features is None:
-            return super().__iter__()
+            return map(_whole, super().__iter__())
         threads = min(4, processors()) if self.pin_memory else 1
         return read_ahead(self._read, self.sampler, threads=threads, depth=threads + 1)
 
     def _read(self, numbers: list[int]) -> CaptionBatch:
         batch = self.dataset[numbers]  # type: ignore[index] # the sampler yields lists
         return batch.pin_memory() if self.pin_memory else batch
+
+
+def _whole(batch: CaptionBatch | InputError) -> CaptionBatch:
+    if isinstance(batch, InputError):
+        raise batch
+    return batch
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Ignore Ctrl-C in a process that loads data; a terminal sends it to all, and the main process decides."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def read_ahead(

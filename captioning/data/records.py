@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
 _TOGETHER = 1 << 14
+MAX_WORDS = 500
+"""Of a caption: memory and time of a batch grow with its longest, and one far longer than the others is a mistake."""
 
 
 @dataclass
@@ -65,7 +67,11 @@ class PackedStrings:
         for start in range(0, len(strings), _TOGETHER):
             some = strings[start : start + _TOGETHER]
             whole = "".join(some)
-            encoded = whole.encode("utf-8")
+            try:
+                encoded = whole.encode("utf-8")
+            except UnicodeEncodeError as error:  # JSON can hold half of a pair of surrogates
+                bad = next(string for string in some if whole[error.start] in string)
+                raise InputError(f"{bad!a:.80} is no text that UTF-8 can hold; mend or leave out the entry") from None
             # In ASCII a character is a byte.
             sizes = map(len, some if len(encoded) == len(whole) else (string.encode("utf-8") for string in some))
             offsets[start + 1 : start + 1 + len(some)] = np.fromiter(sizes, np.int64, len(some))
@@ -135,10 +141,13 @@ class CaptionIndex:
             origin: the file that the entries come from, for messages.
 
         Raises:
-            InputError: an image id appears twice, or no caption is left.
+            InputError: an image id appears twice or is out of range, a caption is too long or no text, or none is left.
         """
         image_ids, paths, counts, captions = array("q"), [], array("q"), []
         for entry in entries:
+            if not 0 <= entry.image_id < 2**63:
+                name = str(origin) or str(root)
+                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {entry.image_id} ({entry.path})")
             image_ids.append(entry.image_id)
             paths.append(entry.path)
             counts.append(len(entry.captions))
@@ -188,6 +197,12 @@ class CaptionIndex:
         if not len(ids):
             raise InputError(f"{name}: holds no image with a caption")
         words = np.fromiter((caption.count(" ") + 1 for caption in captions), np.int32, len(captions))
+        if (longest := int(words.max())) > MAX_WORDS:
+            image_id = ids[owners[words.argmax()]]
+            raise InputError(
+                f"{name}: image {image_id} has a caption of {longest:,} words, more than {MAX_WORDS}; "
+                "cut it or leave it out"
+            )
         return cls(
             root=Path(root),
             image_ids=torch.from_numpy(ids),

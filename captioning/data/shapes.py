@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 
 from captioning.data.objects import GroundedObject, ObjectLookup
+from captioning.data.outlines import check_outline
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.terminal import Progress
 
 FORMAT = 2  # counts up whenever the same parameters give other files
@@ -143,8 +144,8 @@ class ShapesSource(CaptionSource):
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise InputError(f"{path}: missing; run python scripts/prepare_data.py shapes") from None
-        except ValueError as error:
-            raise InputError(f"{path}: not JSON ({error}); delete {self.root} to regenerate it") from error
+        except (OSError, ValueError, RecursionError) as error:
+            raise InputError(f"{path}: not JSON ({one_line(error)}); delete {self.root} to regenerate it") from error
         return content
 
     def _generate(self, folder: Path) -> None:
@@ -229,6 +230,7 @@ class _InstanceLookup:
         found = []
         for instance in self._instances.get(image_id, []):
             noun = self._nouns[instance["category_id"]]
+            check_outline(instance["segmentation"], *instance["segmentation"]["size"])
             mask = _unpack_mask(instance["segmentation"])
             found.append(GroundedObject(noun, names(noun) - {noun}, attributes(instance["attributes"]), mask))
         return found

@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from captioning.data.images import MAX_PIXELS, load_image, rgb
 from captioning.errors import InputError
 
 Bool = NDArray[np.bool_]
@@ -88,8 +87,17 @@ class Preprocessing:
             raise InputError(f"preprocessing: {error}") from error
 
     def load(self, path: str | Path) -> Image.Image:
-        """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``)."""
-        return load_image(path, minimum_side=self.resize)
+        """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``).
+
+        Raises:
+            InputError: it cannot be read, or is too narrow to be resized.
+        """
+        image = load_image(path, minimum_side=self.resize)
+        try:
+            self._scaled(image.size)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        return image
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels the model sees, RGB uint8, before normalisation: what an overlay must be drawn on."""
@@ -138,16 +146,22 @@ class Preprocessing:
         return TrainingTransform(self, random_crop=random_crop, flip=flip)
 
     def _resized(self, image: Image.Image) -> Image.Image:
-        return image.convert("RGB").resize(self._scaled(image.size), _FILTERS[self.interpolation])
+        image = image if image.mode == "RGB" else rgb(image)
+        return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) after resizing; rounds like torchvision's Resize, as published weights expect."""
+        """(width, height) after resizing; rounds like torchvision's Resize, as published weights expect.
+
+        Raises:
+            InputError: it would be more than ``MAX_PIXELS``, of an image that is hardly more than a line.
+        """
         if self.crop is None:
             return self.resize, self.resize
         width, height = size
-        if width <= height:
-            return self.resize, int(self.resize * height / width)
-        return int(self.resize * width / height), self.resize
+        long = int(self.resize * max(size) / min(size))
+        if self.resize * long > MAX_PIXELS:
+            raise InputError(f"{width} x {height} pixels are too narrow for a short side of {self.resize}; cut it")
+        return (self.resize, long) if width <= height else (long, self.resize)
 
     def _cut(self, image: Image.Image) -> Image.Image:
         if self.crop is None:
@@ -186,56 +200,3 @@ class TrainingTransform:
         if self.flip and float(torch.rand((), generator=random)) < self.flip:
             view = view.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         return self.preprocessing.normalise(view)
-
-
-def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
-    """Read an image file as 8-bit RGB.
-
-    Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order.
-    Transparency is laid on white, 16-bit values are scaled (not clipped) to 8, CMYK and palettes are converted, and
-    of an animation the first frame is taken.
-
-    Args:
-        path: anything Pillow reads.
-        minimum_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many
-            pixels: several times quicker on large photographs. The pixels differ slightly from a full decode, so
-            everything that feeds a model uses ``Preprocessing.load``.
-
-    Raises:
-        InputError: the file is missing, damaged or not an image.
-    """
-    try:
-        with Image.open(path) as image:
-            if minimum_side is not None and image.format == "JPEG":
-                scale = minimum_side / min(image.size)
-                image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-            image.load()
-            return _rgb(image)
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: no such image file") from error
-    # Pillow's readers raise any of these on damaged files; which one is up to the format.
-    except (
-        OSError,
-        ValueError,
-        SyntaxError,
-        EOFError,
-        IndexError,
-        struct.error,
-        Image.DecompressionBombError,
-    ) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path}: cannot be read as an image ({reason}); replace the file or drop it") from error
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
-        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("floating point pixels have no defined white; save it with 8 bits")
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        canvas = Image.new("RGB", image.size, "white")
-        canvas.paste(rgba, mask=rgba.getchannel("A"))
-        return canvas
-    return image.convert("RGB")

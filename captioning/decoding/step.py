@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from captioning.errors import InputError, check_range
 from captioning.trace import AttentionTrace
 
 State = tuple[Tensor, ...]
@@ -62,9 +63,21 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """How captions are searched for in evaluation; see ``beam_search``. A beam of 1 is greedy decoding."""
+    """How captions are searched for in evaluation; see ``beam_search``. A beam of 1 is greedy decoding.
+
+    Raises:
+        InputError: an option out of its range.
+    """
 
     beam_size: int = 3
     length_normalization: float = 0.0
     max_length: int = 30
     min_length: int = 1
+
+    def __post_init__(self) -> None:
+        check_range(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
+        check_range(-10, 10, length_normalization=self.length_normalization)
+        if not 0 <= self.min_length < self.max_length:
+            raise InputError(
+                f"min_length must be in 0 .. {self.max_length - 1}, below max_length, got {self.min_length}"
+            )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 
 class ConvEncoder(Encoder):
@@ -43,6 +43,7 @@ class ConvEncoder(Encoder):
         positions: bool = True,
         learning_rate: float | None = None,
     ) -> None:
+        check_range(1, 4096, image_size=image_size, channels=min(channels, default=0), strides=min(strides, default=0))
         if len(channels) != len(strides) or not channels or image_size % math.prod(strides):
             raise InputError(
                 f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "

@@ -78,6 +78,21 @@ class Evaluated:
         return scores | posterior_scores("reference_posterior", known), images
 
 
+def score_names() -> set[str]:
+    """Return the names of all scores that an evaluation in training can give, for any data and attention."""
+    hit = NounHit(0, "a", True, 1.0, 1.0, 1.0, 1.0, 1.0)
+    image = CaptionedImage(
+        image_id=0,
+        caption="a",
+        references=["a"],
+        hits=[hit],
+        reference_hits=[hit],
+        posterior_hits=[hit],
+        reference_posterior_hits=[hit],
+    )
+    return set(Evaluated(images={0: image}, sums={0: {"words": 1, "nll": 0.0}}).finish()[0])
+
+
 class Evaluator:
     """Evaluates a captioner, which is in eval mode, on batches of whole images; ``evaluated`` has what was found.
 

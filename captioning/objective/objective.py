@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captioning.attention.base import Attention, Memory
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import DecoderOutput
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.estimators import Estimator, ExpectedContext, MovingAverage, Signal
@@ -55,8 +55,10 @@ class Objective(nn.Module):
             raise InputError(f"reward_weight: has no effect with {type(attention).__name__}; leave it out")
         if entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {type(attention).__name__}; leave it out")
-        if rows_per_caption < 1:
-            raise InputError(f"rows_per_caption must be at least 1, got {rows_per_caption}")
+        check_range(0, attention_penalty=attention_penalty, entropy_weight=entropy_weight, r_drop=r_drop)
+        check_range(0, 0.99, label_smoothing=label_smoothing)
+        check_range(-math.inf, reward_weight=reward_weight)
+        check_range(1, rows_per_caption=rows_per_caption)
         if rows_per_caption > 1 and attention.needs_estimator:
             raise InputError("rows_per_caption: hard attention's rows are its estimator's `samples`; leave it out")
         if estimator is None and draws:
@@ -68,8 +70,6 @@ class Objective(nn.Module):
         self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
         self.rows_per_caption = max(rows_per_caption, 1 if estimator is None else estimator.samples)
-        if r_drop < 0:
-            raise InputError(f"r_drop must be at least 0, got {r_drop}")
         if r_drop and self.rows_per_caption < 2:
             where = "`rows_per_caption: 2`" if self.estimator is None else "an estimator with `samples: 2`"
             raise InputError(f"r_drop: compares rows of the same caption, of which there is one; set {where}")
@@ -83,6 +83,7 @@ class Objective(nn.Module):
         """
         # All rows also where nothing is drawn yet: each has a dropout mask of its own, which helps by itself.
         samples = self.rows_per_caption
+        draws = captioner.decoder.attention.draws  # for this batch; encoding counts it
         memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
         output = captioner.teacher_force(batch, memory, samples)
         drawn = output.selection_log_probs
@@ -106,7 +107,7 @@ class Objective(nn.Module):
             parts["divergence"] = reduction.steps(output.drawn.divergence, output.mask)
             loss = loss + parts["divergence"]
         terms = {name: part.detach() for name, part in ({"loss": loss} | parts).items()}
-        if self.estimator is not None and (output.drawn is not None or captioner.decoder.attention.draws):
+        if self.estimator is not None and (draws or output.drawn is not None):
             signal, log_probs = self._credit(captioner, batch, memory, output)
             # lambda_r (log p(y | s, a) - b) d log p(s | a)
             loss = loss - self.reward_weight * reduction.steps(signal.advantages * log_probs, output.mask)

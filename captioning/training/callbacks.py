@@ -1,9 +1,7 @@
-"""Callbacks: the best checkpoint, sample captions, tests in wandb, unfreezing, throughput, log lines; atomic saves."""
+"""Callbacks: the best checkpoint, sample captions, tests in wandb, unfreezing, throughput, log lines."""
 
 from __future__ import annotations
 
-import os
-import pickle
 import sys
 import time
 from pathlib import Path
@@ -11,49 +9,13 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
-from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
-from captioning.errors import InputError
+from captioning.errors import check_range
 from captioning.files import replacing
 from captioning.training.module import CaptioningModule, Sample
 from captioning.training.wandb_run import WandbRun
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint such that a crash leaves the old file or the new one.
-
-    A checkpoint remembers which files beside it were the best, to delete or upload them later; what it says of files
-    in other folders is forgotten on loading, because it may come from elsewhere.
-    """
-
-    def load_checkpoint(self, path: Any, *args: Any, **options: Any) -> dict[str, Any]:
-        try:
-            checkpoint = super().load_checkpoint(path, *args, **options)
-        except pickle.UnpicklingError as error:
-            raise InputError(
-                f"{path}: holds objects beside weights and plain data, and opening it could run code; "
-                "if you made it yourself, give --weights_only false"
-            ) from error
-        folder = os.path.realpath(os.path.dirname(path))
-        for state in checkpoint.get("callbacks", {}).values():
-            if isinstance(state, dict) and "best_model_path" in state:
-                for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-                    if not _lies_in(folder, state.get(name)):
-                        state[name] = ""
-                state["best_k_models"] = {
-                    file: score for file, score in state.get("best_k_models", {}).items() if _lies_in(folder, file)
-                }
-        return checkpoint
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        with replacing(Path(path)) as part:
-            super().save_checkpoint(checkpoint, part, storage_options)
-
-
-def _lies_in(folder: str, file: Any) -> bool:
-    return isinstance(file, str) and os.path.dirname(os.path.realpath(file)) == folder
 
 
 class BestCheckpoint(ModelCheckpoint):
@@ -96,6 +58,7 @@ class CaptionSamples(Callback):
     """
 
     def __init__(self, images: int = 4) -> None:
+        check_range(0, images=images)
         self.images = images
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -196,6 +159,7 @@ class Throughput(Callback):
     """
 
     def __init__(self, every_n_steps: int = 50) -> None:
+        check_range(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -14,24 +15,29 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+import yaml
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities import rank_zero_only
-from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
 from captioning.encoders.base import without_weights
-from captioning.errors import InputError
-from captioning.files import write_text
+from captioning.errors import DEBUG, InputError, check_range, one_line
+from captioning.files import errors_named, write_text
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import AtomicCheckpointIO, BestCheckpoint, LogLines, LogTest
+from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest
+from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.checks import refuse_impossible, refuse_missing, refuse_unknown_monitors, while_restoring
 from captioning.training.datamodule import CaptionDataModule
+from captioning.training.divergence import StopOnDivergence
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
+from captioning.training.interruption import ends_after_the_step
 from captioning.training.module import CaptioningModule
-from captioning.training.preemption import STOPPED, Preemption
+from captioning.training.preemption import Preemption
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
 
@@ -45,29 +51,33 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     Raises:
         InputError: something in the command line, a config or the data cannot be used.
     """
-    args, modules = _split_imports(sys.argv[1:] if args is None else args)
-    configs = [Path(config).parent for config in _values(args, "--config", "-c")]
-    import_modules(modules, [Path(), *configs[:1]])
+    args, modules = _split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
+    configs = [Path(config) for config in _values(args, "--config", "-c")]
+    import_modules(modules, [Path(), *(config.parent for config in configs[:1])])
+    for config in configs:
+        if not config.exists() or config.is_file():  # a pipe can be read once
+            read_config(config, "--config")
     wandb_offline_without_account()
     _quieten()
     try:
-        return CaptioningCLI(
-            CaptioningModule,
-            CaptionDataModule,
-            seed_everything_default=1,
-            save_config_callback=SaveRunConfig,
-            save_config_kwargs={"save_to_log_dir": False},
-            auto_configure_optimizers=False,  # the module takes its own
-            parser_kwargs={"parser_mode": CONFIG_FORMAT},
-            args=with_run_config(args),
-        )
-    except SIGTERMException:
-        if not _rank():
-            print("stopped on request; the run resumes at the next batch with --ckpt_path last", file=sys.stderr)
-        # Of the processes that the first one has started, a code other than 0 would have it killed while it ends.
-        raise SystemExit(0 if _rank() else STOPPED) from None
-    except MisconfigurationException as error:  # options of the trainer that contradict each other
-        raise InputError(" ".join(str(error).split())) from error
+        with ends_after_the_step():
+            return CaptioningCLI(
+                CaptioningModule,
+                CaptionDataModule,
+                seed_everything_default=1,
+                save_config_callback=SaveRunConfig,
+                save_config_kwargs={"save_to_log_dir": False},
+                auto_configure_optimizers=False,  # the module takes its own
+                parser_kwargs={"parser_mode": CONFIG_FORMAT, "exit_on_error": False},
+                args=with_run_config(args),
+            )
+    except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
+        raise InputError(one_line(error, 400)) from error
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        if isinstance(error, InputError) or not while_restoring(error):
+            raise
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"the checkpoint does not fit this model, optimizer and trainer ({reason})") from error
 
 
 def _quieten() -> None:
@@ -82,11 +92,17 @@ def _quieten() -> None:
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the full config in the run's folder when a run is trained; evaluations leave it as it is."""
+    """Saves the full config in the run's folder when training starts; evaluations leave it as it is.
+
+    So does a resumed run that fails before, because its settings do not fit the checkpoint.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        if stage == "fit":
-            super().setup(trainer, pl_module, stage)
+        pass
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.save_config(trainer, pl_module, "fit")
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         path = RunFolder(Path(trainer.default_root_dir)).config
@@ -104,6 +120,15 @@ class CaptioningCLI(LightningCLI):
     """What a test is logged to."""
     start: Start | None = None
     """What training begins with."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        with contextlib.ExitStack() as self._held:  # the claim on the run's folder
+            super().__init__(*args, **options)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        seed = (self.config.get(self.config.get("subcommand", "")) or self.config).get("seed_everything")
+        check_range(0, 2**32 - 1, seed_everything=None if isinstance(seed, bool) else seed)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
@@ -153,17 +178,19 @@ class CaptioningCLI(LightningCLI):
         if not fitting and not checkpoint:
             checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint("best"))
         if checkpoint:
-            if not Path(checkpoint).is_file():
-                raise InputError(
-                    f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first"
-                )
+            refuse_missing(checkpoint)
             folder = RunFolder.of(checkpoint)
             if folder is not None and (config.name is None or not fitting):
                 self.run_dir = folder.path
+            elif fitting and not _same(folder, self.run_dir) and RunFolder(self.run_dir).is_trained():
+                raise InputError(f"{self.run_dir}: holds another run than {checkpoint} is of; give another --name")
         elif _rank() and _FOLDER in os.environ:
             self.run_dir = Path(os.environ[_FOLDER])
-        elif RunFolder(self.run_dir).checkpoints.exists():
-            self.run_dir = _free_name(self.run_dir)
+        if fitting:
+            refuse_impossible(config)
+            if not _rank():
+                self.run_dir = self._claim(self.run_dir, resumed=bool(checkpoint))
+                os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
         if config.get("weights_only") is None:
             config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
         config.name = self.run_dir.name
@@ -175,11 +202,7 @@ class CaptioningCLI(LightningCLI):
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
             self.start = Start.read(config.init_from)
         if fitting:
-            if not _rank():
-                os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
-                self.run_dir.mkdir(parents=True, exist_ok=True)
-                print(f"run folder: {self.run_dir}", flush=True)
-            if not checkpoint:
+            if not _rank() and not checkpoint:
                 RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
@@ -193,6 +216,28 @@ class CaptioningCLI(LightningCLI):
                 self.wandb_run = None if folder is None else WandbRun.of_folder(folder)
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
+    def _claim(self, folder: Path, *, resumed: bool) -> Path:
+        """Return the run's folder, held for this process alone: of a new run the first that is free, NAME, NAME-2 ..
+
+        Raises:
+            InputError: the resumed run's is held by another process, or no folder can be made.
+        """
+        with errors_named(folder, "--name"):
+            for number in itertools.count(1):
+                candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+                if not resumed and RunFolder(candidate).is_trained():
+                    continue
+                claim = RunFolder(candidate).claim()
+                if claim is not None and (resumed or not RunFolder(candidate).is_trained()):
+                    self._held.enter_context(claim)
+                    print(f"run folder: {candidate}", flush=True)
+                    return candidate
+                if claim is not None:
+                    claim.release()
+                elif resumed:
+                    raise InputError(f"{folder}: another `captioning fit` is at work in this folder; wait for its end")
+        raise AssertionError
+
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
         with without_weights() if resumed or self.start else contextlib.nullcontext():  # the checkpoint brings them
@@ -201,9 +246,14 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        self.trainer_defaults = {"callbacks": [LogLines(), Preemption(), *log_test]}
+        self.trainer_defaults = {"callbacks": [LogLines(), StopOnDivergence(), Preemption(), *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
-        return super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
+        try:
+            return super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:  # a strategy, precision .. that there is not
+            raise InputError(f"trainer: {one_line(error)}") from error
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
@@ -211,6 +261,7 @@ class CaptioningCLI(LightningCLI):
 
     def before_fit(self) -> None:
         self.model.start = self.start
+        refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
             logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
@@ -251,11 +302,8 @@ def _config_name(paths: Any) -> str | None:
     return Path(str(getattr(first, "relative", first))).stem
 
 
-def _free_name(folder: Path) -> Path:
-    number = 2
-    while folder.with_name(f"{folder.name}-{number}").exists():
-        number += 1
-    return folder.with_name(f"{folder.name}-{number}")
+def _same(folder: RunFolder | None, path: Path) -> bool:
+    return folder is not None and folder.path.resolve() == path.resolve()
 
 
 def _labels(settings: dict[str, Any]) -> dict[str, Any]:
@@ -312,6 +360,8 @@ def with_run_config(args: list[str]) -> list[str]:
     if _values(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
     for checkpoint in _values(args, "--ckpt_path"):
+        if checkpoint not in ("best", "last"):
+            refuse_missing(checkpoint)
         folder = RunFolder.of(checkpoint)
         if folder is not None and folder.config.is_file():
             select = resume_settings if args[0] == "fit" else evaluation_settings

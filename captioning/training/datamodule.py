@@ -14,12 +14,12 @@ from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache
-from captioning.data.loading import CaptionDataset, CaptionLoader, processors
-from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.loading import CaptionDataset, CaptionLoader, ignore_interrupts, processors
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import TrainingTransform
 from captioning.encoders import Encoder
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.vocabulary import Vocabulary
 
@@ -76,6 +76,9 @@ class CaptionDataModule(pl.LightningDataModule):
         test_split: the split that ``test`` and ``predict`` use.
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
+
+    Raises:
+        InputError: an option out of its range.
     """
 
     encoder: Encoder
@@ -99,6 +102,12 @@ class CaptionDataModule(pl.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        check_range(1, batch_size=batch_size, eval_batch_size=eval_batch_size, limit_images=limit_images)
+        check_range(1, min_count=min_count, max_words=max_words)
+        check_range(0, 1024, num_workers=num_workers)
+        check_range(0, 2**32 - 1, seed=seed)
+        if test_split not in SPLITS:
+            raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
         self.source = source
         self.batch_size = batch_size
         self.group = group
@@ -126,8 +135,14 @@ class CaptionDataModule(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
         self._evaluated_split = self.test_split if stage in ("test", "predict") else "val"
-        for split in ["train", "val"] if stage == "fit" else [self._evaluated_split]:
-            self.index(split)
+        splits = ["train", "val"] if stage == "fit" else [self._evaluated_split]
+        for split in splits:
+            if len(self.index(split)) < self._processes[1]:
+                raise InputError(
+                    f"{self.index(split).origin}: the {split} split has {len(self.index(split))} images for "
+                    f"{self._processes[1]} processes; lower --trainer.devices"
+                )
+        self.source.objects(self._evaluated_split)  # damaged outlines are found before work starts
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of ``split``, read once and shared with the workers."""
@@ -209,6 +224,7 @@ class CaptionDataModule(pl.LightningDataModule):
             "num_workers": workers,
             "pin_memory": dataset.pinned,
             "persistent_workers": workers > 0,
+            "worker_init_fn": ignore_interrupts,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
         }
@@ -265,7 +281,13 @@ class CaptionDataModule(pl.LightningDataModule):
         return {} if self._train_loader is None else self._train_loader.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let ``train_dataloader`` continue where ``state_dict`` was taken."""
+        """Let ``train_dataloader`` continue where ``state_dict`` was taken.
+
+        Raises:
+            InputError: it is no such position.
+        """
+        if state_dict and not all(type(state_dict.get(name)) is int for name in ("epoch", "batches_done")):
+            raise InputError("the checkpoint's position in the training data is damaged; use another one")
         self._resume_from = state_dict or None
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -16,15 +16,16 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import Attention, UniformAttention
+from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
-from captioning.model import CHECKPOINT_FORMAT, Captioner
+from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
@@ -97,6 +98,7 @@ class CaptioningModule(pl.LightningModule):
         self_critical: SelfCriticalTraining | None = None,
     ) -> None:
         super().__init__()
+        check_range(0, 100_000, bound_samples=bound_samples)
         # Recorded before build(), which is called when the vocabulary is known.
         self._recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
@@ -222,7 +224,12 @@ class CaptioningModule(pl.LightningModule):
         assert self.captioner is not None
         decoder = [p for p in self.captioner.decoder.parameters() if p.requires_grad]
         groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
-        optimizer = self.optimizer(groups)
+        try:
+            optimizer = self.optimizer(groups)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"model.optimizer: {one_line(error)}") from error
+        for number, group in enumerate(optimizer.param_groups):
+            check_range(0, **{f"model.optimizer: the learning rate of group {number + 1}": float(group["lr"])})
         if self.scheduler is None:
             return optimizer
         steps = int(self.trainer.estimated_stepping_batches)
@@ -366,12 +373,29 @@ class CaptioningModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None
-        words = checkpoint.get("captioning", {}).get("vocabulary")
-        if words is None:
-            raise InputError("the checkpoint was not written by this project: it has no vocabulary")
-        check_vocabulary("the checkpoint's", words, self.vocabulary)
+        check_vocabulary("the checkpoint's", checkpoint["captioning"].get("vocabulary") or (), self.vocabulary)
+        self._refuse_other_sizes(checkpoint["state_dict"])
+        if self.trainer.state.fn == "fit" and not {"optimizer_states", "loops"} <= checkpoint.keys():
+            raise InputError("the checkpoint holds the model alone; training cannot go on from it")
         self._random_state = checkpoint.get("random_state")
         self.loaded_step = checkpoint.get("global_step", 0)
+
+    def _refuse_other_sizes(self, weights: Mapping[str, Any]) -> None:
+        """Refuse the weights of another model before any of them is taken.
+
+        Raises:
+            InputError: names the first that differs.
+        """
+        own = self.state_dict()
+        for name in [*own, *weights]:
+            here, there = (
+                None if tensor is None else tuple(tensor.shape) for tensor in (own.get(name), weights.get(name))
+            )
+            if here != there:
+                raise InputError(
+                    f"the checkpoint is of another model: {name} is {there or 'missing'} there and {here or 'missing'} "
+                    "here; use the model settings that it was trained with"
+                )
 
     def on_train_start(self) -> None:
         if self._random_state is not None:  # a resumed run continues the same stream of random numbers

@@ -7,6 +7,8 @@ import math
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from captioning.errors import check_range
+
 
 class WarmupCosine(LambdaLR):
     """Rise linearly to the optimizer's rate, then fall to zero along half a cosine.
@@ -15,9 +17,14 @@ class WarmupCosine(LambdaLR):
         optimizer: its parameter groups keep their own rates.
         total_steps: optimizer steps of the whole run; training supplies it.
         warmup_steps: optimizer steps of the rise.
+
+    Raises:
+        InputError: a negative number of steps.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:
+        check_range(0, warmup_steps=warmup_steps)
+
         def factor(step: int) -> float:
             if step < warmup_steps:
                 return (step + 1) / warmup_steps

@@ -8,7 +8,8 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data.transforms import Preprocessing, load_image
+from captioning.data.images import load_image
+from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -1,0 +1,116 @@
+"""An image file as 8-bit RGB, within limits of size; and which way up a camera meant it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from captioning.errors import InputError, one_line
+
+MAX_PIXELS = 100_000_000
+"""An image is not decoded, nor resized, to more: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if need be."""
+
+_ORIENTATION = 0x0112  # of EXIF
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
+    """Read an image file as 8-bit RGB.
+
+    Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order;
+    ``upright`` applies it. Transparency is laid on white, 16-bit values are scaled (not clipped) to 8, CMYK and
+    palettes are converted, and of an animation the first frame is taken.
+
+    Args:
+        path: anything Pillow reads.
+        minimum_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many
+            pixels: several times quicker on large photographs. The pixels differ slightly from a full decode, so
+            everything that feeds a model uses ``Preprocessing.load``.
+
+    Raises:
+        InputError: the file is missing, damaged, not an image, no regular file, or beyond ``MAX_PIXELS``.
+    """
+    path = Path(path)
+    try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, without end
+            raise InputError(f"{path}: is no regular file; give an image file")
+        with _quiet(), Image.open(path) as image:
+            if minimum_side is not None and image.format == "JPEG":
+                scale = minimum_side / min(image.size)
+                image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+            if image.width * image.height > MAX_PIXELS:
+                raise InputError(
+                    f"{path}: {image.width} x {image.height} pixels are more than {MAX_PIXELS:,}; save it smaller"
+                )
+            image.load()
+            return rgb(image)
+    except InputError:
+        raise
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such image file") from error
+    except Exception as error:  # which one Pillow raises on a damaged file is up to the format
+        raise InputError(
+            f"{path}: cannot be read as an image ({one_line(error)}); replace the file or drop it"
+        ) from error
+
+
+def rgb(image: Image.Image) -> Image.Image:
+    """Return an image in 8-bit RGB, with the orientation that it was marked with.
+
+    Raises:
+        ValueError: it has floating-point pixels.
+    """
+    converted = _converted(image)
+    if (orientation := _orientation(image)) in _UPRIGHT:
+        converted.getexif()[_ORIENTATION] = orientation
+    return converted
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Return the image as its camera marked it to be seen; one whose EXIF cannot be read as it is."""
+    transpose = _UPRIGHT.get(_orientation(image))
+    return image if transpose is None else image.transpose(transpose)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence Pillow's warnings, about damaged EXIF and about sizes, for which there is a limit here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        yield
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        with _quiet():
+            return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged header costs the orientation, not the image
+        return 1
+
+
+def _converted(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
+        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode == "F":
+        raise ValueError("floating point pixels have no defined white; save it with 8 bits")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", image.size, "white")
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
+    return image.convert("RGB")

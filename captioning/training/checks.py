@@ -1,0 +1,74 @@
+"""What the command line refuses before work starts, where Lightning would fail late, at length, or not at all."""
+
+from __future__ import annotations
+
+import difflib
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import EarlyStopping
+
+from captioning.checkpoint import refuse_other_files
+from captioning.data.loading import processors
+from captioning.errors import InputError, check_range
+from captioning.evaluation.evaluator import score_names
+
+
+def refuse_impossible(config: Any) -> None:
+    """Refuse what Lightning would find out late or never: numbers out of range, and too many processes.
+
+    Raises:
+        InputError: names the option.
+    """
+    trainer = config.trainer
+    for name, low in (
+        ("accumulate_grad_batches", 1),
+        ("check_val_every_n_epoch", 1),
+        ("val_check_interval", 1e-9),
+        ("gradient_clip_val", 0),
+        ("log_every_n_steps", 0),
+    ):
+        value = trainer.get(name)
+        if isinstance(value, (int, float)):
+            check_range(low, **{f"--trainer.{name}": value})
+    check_range(0, **{"--early_stopping.patience": config.early_stopping.patience})
+    on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
+    devices = str(trainer.devices)
+    limit = max(8, processors())
+    if on_cpu and devices.isdigit() and int(devices) > limit:
+        raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
+
+
+def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
+    """Refuse to watch a score that no validation gives, which would show after the first epoch."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(
+        type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
+    ):
+        return  # one of the user's may log more
+    known = [f"val/{name}" for name in sorted(score_names())]
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        if monitor is not None and monitor not in known and not monitor.startswith("train/"):
+            near = difflib.get_close_matches(monitor, known, 3, 0.3)
+            option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
+            raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
+
+
+def refuse_missing(checkpoint: str) -> None:
+    """Refuse what is no checkpoint at the first look.
+
+    Raises:
+        InputError: says what it is.
+    """
+    if not Path(checkpoint).exists():
+        raise InputError(f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first")
+    refuse_other_files(Path(checkpoint))
+
+
+def while_restoring(error: BaseException) -> bool:
+    """Return whether an error comes out of Lightning's reading of a checkpoint's content."""
+    return any("checkpoint_connector" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

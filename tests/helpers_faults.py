@@ -1,0 +1,80 @@
+"""The table of faults in docs/reliability.md is made of the tests that prove its rows.
+
+``python tests/helpers_faults.py`` writes it anew.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from captioning.errors import exits_on_input_error
+
+PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
+BEGIN, END = "<!-- faults, from the tests: python tests/helpers_faults.py -->\n", "<!-- end of faults -->\n"
+MODULES = ("test_faults_training", "test_faults_checkpoints", "test_faults_data", "test_faults_options")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A row: what goes wrong, words of the one line that the user sees, the exit code, and what is kept."""
+
+    what: str
+    sees: str
+    code: int = 2
+    kept: str = "all there was"
+
+
+def faults(cases: Mapping[Fault, Any]) -> pytest.MarkDecorator:
+    """Parametrize a test with ``fault`` and ``case``."""
+    return pytest.mark.parametrize(("fault", "case"), [pytest.param(f, v, id=f.what) for f, v in cases.items()])
+
+
+def proves(fault: Fault) -> pytest.MarkDecorator:
+    """Give a test its one ``fault``."""
+    return pytest.mark.parametrize("fault", [pytest.param(fault, id="fault")])
+
+
+def ends(capsys: pytest.CaptureFixture[str], fault: Fault, run: Callable[..., Any], *args: Any) -> str:
+    """Run a command, check that it ends as the fault says with one line, and return that line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        exits_on_input_error(run)(*args)
+    said = capsys.readouterr().err.strip().splitlines()
+    line = said[-1] if said else ""
+    assert ended.value.code == fault.code, line
+    assert line.startswith("error: ") and fault.sees in line, line
+    assert not [other for other in said[:-1] if other.startswith(("error: ", "Traceback", "usage:"))]
+    return line
+
+
+def rows() -> Iterator[Fault]:
+    for name in MODULES:
+        for function in vars(importlib.import_module(name)).values():
+            for mark in getattr(function, "pytestmark", ()) if callable(function) else ():
+                if mark.name == "parametrize" and "fault" in mark.args[0]:
+                    yield from (value for param in mark.args[1] for value in param.values if isinstance(value, Fault))
+
+
+def table() -> str:
+    lines = [f"| {row.what} | {row.sees or '-'} | {row.code} | {row.kept} |\n" for row in rows()]
+    return "| fault | the line says | exit code | kept |\n|---|---|---|---|\n" + "".join(lines)
+
+
+def split_page() -> tuple[str, str, str]:
+    """Return the page up to the table, the table, and what follows."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    inside, _, after = rest.partition(END)
+    return before + BEGIN, inside, END + after
+
+
+if __name__ == "__main__":
+    from helpers_faults import table as written  # the modules of tests know the classes of that module, not of __main__
+
+    first, _, last = split_page()
+    PAGE.write_text(first + written() + last, encoding="utf-8")

@@ -1,0 +1,273 @@
+"""Checkpoints that are damaged, foreign or of another model; saves that fail. What was good stays as it was."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers_faults import Fault, ends, faults, proves
+from helpers_runs import save_checkpoint, tiny_config
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from captioning.errors import InputError
+from captioning.inference import load
+from captioning.run_folder import RunFolder
+from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+RUN = Path("runs/tiny")
+LAST = RUN / "checkpoints/last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """A folder with a run of one epoch."""
+    folder = tmp_path_factory.mktemp("trained")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["captioning"])
+        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
+        main(["fit", "--config", "tiny.yaml"])
+    return folder
+
+
+@pytest.fixture
+def workdir(trained, tmp_path, monkeypatch) -> Path:
+    """A copy of it, entered."""
+    folder = tmp_path / "work"
+    shutil.copytree(trained, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    return folder
+
+
+def cut(share: float) -> Callable[[bytes], bytes]:
+    return lambda whole: whole[: int(len(whole) * share)]
+
+
+def flipped(seed: int) -> Callable[[bytes], bytes]:
+    def flip(whole: bytes) -> bytes:
+        """Change 64 bytes of the weights, which lie in the middle of the file."""
+        draw, changed = random.Random(seed), bytearray(whole)
+        for _ in range(64):
+            changed[draw.randrange(len(whole) // 4, len(whole) // 2)] ^= draw.randrange(1, 256)
+        return bytes(changed)
+
+    return flip
+
+
+def edited(edit: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+    def change(whole: bytes) -> bytes:
+        content = torch.load(LAST, weights_only=True)
+        edit(content)
+        torch.save(content, "edited")
+        return Path("edited").read_bytes()
+
+    return change
+
+
+def in_format(number: Any) -> Callable[[bytes], bytes]:
+    return edited(lambda content: content["captioning"].update(format=number))
+
+
+DAMAGED = {
+    Fault("a checkpoint cut short by a byte", "the end of the checkpoint is missing"): lambda whole: whole[:-1],
+    Fault("half a checkpoint", "the end of the checkpoint is missing"): cut(0.5),
+    Fault("an empty checkpoint", "not a checkpoint of this project"): cut(0.0),
+    Fault("a text in place of a checkpoint", "not a checkpoint of this project"): lambda whole: b"hello",
+    Fault("64 flipped bytes in a checkpoint", "not what was written; copy it again"): flipped(0),
+    Fault("64 other flipped bytes", "not what was written; copy it again"): flipped(1),
+    Fault("a checkpoint of another project", "not a checkpoint of this project"): edited(
+        lambda content: content.pop("captioning")
+    ),
+    Fault("a checkpoint without weights", "not a checkpoint of this project"): edited(
+        lambda content: content.pop("state_dict")
+    ),
+    Fault("checkpoint format 0", "has checkpoint format 0, which there never was"): in_format(0),
+    Fault("checkpoint format -1", "has checkpoint format -1, which there never was"): in_format(-1),
+    Fault("checkpoint format 99", "has checkpoint format 99, this version reads up to 1; update"): in_format(99),
+    Fault("checkpoint format true", "has checkpoint format True, which there never was"): in_format(True),
+}
+
+
+@faults(DAMAGED)
+def test_a_damaged_checkpoint_is_refused_everywhere(workdir, capsys, fault, case):
+    config = (RUN / "config.yaml").read_bytes()
+    path = RUN / "checkpoints/damaged.ckpt"
+    path.write_bytes(case(LAST.read_bytes()))
+    whole = LAST.read_bytes()
+    with pytest.raises(InputError) as caught:
+        load(path)
+    assert fault.sees in str(caught.value)
+    for command in ("fit", "test"):
+        assert "damaged.ckpt" in ends(
+            capsys, fault, main, [command, "--ckpt_path", str(path), "--trainer.max_epochs", "2"]
+        )
+    assert LAST.read_bytes() == whole and (RUN / "config.yaml").read_bytes() == config
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_flipped_bytes_of_the_weights_pass(tmp_path, seed):
+    path = save_checkpoint(tmp_path / "best.ckpt")
+    path.write_bytes(flipped(seed)(path.read_bytes()))
+    with pytest.raises(InputError, match=r"best\.ckpt: "):
+        load(path)
+
+
+def test_a_damaged_checkpoint_names_the_one_beside_it(tmp_path):
+    save_checkpoint(tmp_path / "last.ckpt")
+    path = save_checkpoint(tmp_path / "best.ckpt")
+    path.write_bytes(flipped(0)(path.read_bytes()))
+    with pytest.raises(InputError, match=r"copy it again, or use .*last\.ckpt"):
+        load(path)
+
+
+def test_a_checkpoint_without_checksums_loads(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save_checkpoint(tmp_path / "best.ckpt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load(path).vocabulary.words
+
+
+RESUMED = {
+    Fault(
+        "a resumed run whose training data's position is damaged", "position in the training data is damaged"
+    ): edited(lambda content: content.update(CaptionDataModule={"epoch": "x"})),
+    Fault("a resumed run without an optimizer's state", "holds the model alone"): edited(
+        lambda content: content.pop("optimizer_states")
+    ),
+    Fault("a resumed run with another optimizer's state", "does not fit this model, optimizer and trainer"): edited(
+        lambda content: content["optimizer_states"][0].update(param_groups=[])
+    ),
+    Fault("a resumed run whose state is a list", "its callbacks is no dict"): edited(
+        lambda content: content.update(callbacks=[1])
+    ),
+}
+
+
+@faults(RESUMED)
+def test_what_training_cannot_go_on_from_replaces_nothing(workdir, capsys, fault, case):
+    LAST.write_bytes(case(LAST.read_bytes()))
+    files = {path: path.read_bytes() for path in (LAST, RUN / "config.yaml")}
+    ends(capsys, fault, main, ["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "3"])
+    assert files == {path: path.read_bytes() for path in files}
+
+
+@proves(Fault("weights that are not finite in a checkpoint", "are not finite"))
+def test_weights_that_are_not_finite_are_refused(workdir, capsys, fault):
+    def spoil(content: dict[str, Any]) -> None:
+        content["state_dict"]["captioner.decoder.output.weight"][0, 0] = float("nan")
+
+    LAST.write_bytes(edited(spoil)(b""))
+    for command in ("test", "predict", "fit"):
+        ends(capsys, fault, main, [command, "--ckpt_path", str(LAST), "--trainer.max_epochs", "3"])
+    with pytest.raises(InputError, match="are not finite"):
+        load(LAST)
+
+
+OTHERS = {
+    Fault("resume with another `hidden_dim`", "of another model: captioner.decoder.", kept="config.yaml too"): [
+        "--model.decoder.init_args.hidden_dim",
+        "9",
+    ],
+    Fault("resume with another vocabulary", "vocabulary (", kept="config.yaml too"): ["--data.max_words", "3"],
+}
+
+
+@faults(OTHERS)
+def test_a_resume_with_other_sizes_leaves_the_run_as_it_was(workdir, capsys, fault, case):
+    config = (RUN / "config.yaml").read_bytes()
+    resume = ["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2"]
+    ends(capsys, fault, main, [*resume, *case])
+    assert (RUN / "config.yaml").read_bytes() == config
+    assert main(resume).trainer.current_epoch == 2
+    assert (RUN / "config.yaml").read_bytes() != config
+
+
+@proves(Fault("resume one run under the name of another", "runs/other: holds another run than"))
+def test_a_resumed_run_does_not_write_over_another(workdir, capsys, fault):
+    shutil.copytree(RUN, "runs/other")
+    before = Path("runs/other/checkpoints/last.ckpt").stat().st_mtime_ns
+    ends(capsys, fault, main, ["fit", "--ckpt_path", str(LAST), "--name", "other", "--trainer.max_epochs", "2"])
+    assert Path("runs/other/checkpoints/last.ckpt").stat().st_mtime_ns == before
+
+
+@proves(Fault("resume a run that is being trained", "another `captioning fit` is at work in this folder"))
+def test_a_run_is_not_resumed_twice_at_once(workdir, capsys, fault):
+    held = RunFolder(RUN).claim()
+    assert held is not None
+    ends(capsys, fault, main, ["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2"])
+    held.release()
+
+
+@proves(Fault("`--ckpt_path` is a run's folder", "runs/tiny: is a folder; give runs/tiny/checkpoints/best.ckpt"))
+def test_a_folder_is_no_checkpoint(workdir, capsys, fault):
+    ends(capsys, fault, main, ["test", "--ckpt_path", str(RUN)])
+
+
+@pytest.mark.filterwarnings("ignore:coroutine")
+@proves(Fault("`--ckpt_path` is a pipe", "cannot be read (is no regular file)"))
+def test_a_pipe_is_no_checkpoint(workdir, capsys, fault):
+    os.mkfifo("pipe.ckpt")
+    ends(capsys, fault, main, ["test", "--ckpt_path", "pipe.ckpt"])
+    with pytest.raises(InputError, match="no regular file"):
+        load("pipe.ckpt")
+
+
+# Saves
+
+
+@proves(Fault("a disk that is full during a save", "cannot be written (File too large); the one before is kept"))
+def test_a_save_that_finds_no_room_leaves_the_old_file(tmp_path, fault):
+    path = tmp_path / "x.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"a": torch.zeros(10)}, path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, before[1]))
+    try:
+        with pytest.raises(InputError) as caught:
+            AtomicCheckpointIO().save_checkpoint({"a": torch.zeros(100_000)}, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert fault.sees in str(caught.value)
+    assert torch.load(path, weights_only=True)["a"].shape == (10,) and os.listdir(tmp_path) == ["x.ckpt"]
+
+
+@proves(Fault("a folder that cannot be written to during a save", "cannot be written ("))
+def test_a_save_without_permission_says_so(tmp_path, fault):
+    (tmp_path / "folder").write_text("a file")
+    with pytest.raises(InputError) as caught:
+        AtomicCheckpointIO().save_checkpoint({"a": 1}, tmp_path / "folder" / "x.ckpt")
+    assert fault.sees in str(caught.value)
+
+
+@proves(
+    Fault("a disk that returns other bytes than were written", "not what was written (", kept="the checkpoint before")
+)
+def test_a_save_is_read_back_before_it_replaces_the_old_file(tmp_path, monkeypatch, fault):
+    path = tmp_path / "x.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"a": torch.zeros(10)}, path)
+    honest = TorchCheckpointIO.save_checkpoint
+
+    def bad_disk(self, checkpoint, file, storage_options=None):
+        honest(self, checkpoint, file, storage_options)
+        content = bytearray(Path(file).read_bytes())
+        content[len(content) // 2] ^= 1
+        Path(file).write_bytes(content)
+
+    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", bad_disk)
+    with pytest.raises(InputError, match="the one before is kept") as caught:
+        AtomicCheckpointIO().save_checkpoint({"a": torch.ones(5000)}, path)
+    assert fault.sees in str(caught.value)
+    assert torch.load(path, weights_only=True)["a"].shape == (10,) and os.listdir(tmp_path) == ["x.ckpt"]

@@ -57,6 +57,8 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     except zipfile.BadZipFile as error:
         raise InputError(f"{path}: damaged: its content is not what was written; {_remedy(path)}") from error
     except Exception as error:  # what PyTorch raises on a damaged file is up to where the damage is
+        if "PytorchStreamReader" in str(error):
+            raise InputError(f"{path}: damaged: its content is not what was written; {_remedy(path)}") from error
         raise InputError(f"{path}: not a checkpoint, or a damaged one ({one_line(error, 120)})") from error
     content = checkpoint.get("captioning") if isinstance(checkpoint, dict) else None
     if not isinstance(content, dict) or not isinstance(checkpoint.get("state_dict"), dict):

@@ -19,7 +19,7 @@ from captioning.data.coco_nouns import decoys, synonyms
 from captioning.data.index_cache import cached_index
 from captioning.data.objects import GroundedObject
 from captioning.data.outlines import check_outline
-from captioning.data.records import CaptionIndex, CaptionSource, check_split, image_name
+from captioning.data.records import CaptionIndex, CaptionSource, check_split, check_texts, image_name
 from captioning.errors import InputError, one_line
 from captioning.vocabulary import tokenize_all
 
@@ -248,10 +248,10 @@ def _captions(path: Path) -> _Captions:
         texts = [annotation.get("caption") for annotation in annotations]
         row_of = {image_id: row for row, image_id in enumerate(image_ids)}
         rows = np.fromiter(map(row_of.get, owners, itertools.repeat(-1)), np.int64, len(owners))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
-        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {error})") from error
+        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {one_line(error)})") from error
     if (rows < 0).any():
         image_id = min({owner for owner in owners if owner not in row_of}, key=str)
         caption = annotations[owners.index(image_id)].get("id")
@@ -263,6 +263,7 @@ def _captions(path: Path) -> _Captions:
         number = next(number for number, text in enumerate(texts) if type(text) is not str)
         annotation = annotations[number].get("id")
         raise InputError(f"{path}: image {owners[number]}: annotation {annotation} has no caption")
+    check_texts(texts, path)
     del dataset, images, annotations, owners
     order = np.argsort(rows, kind="stable").tolist()
     counts = np.bincount(rows, minlength=len(image_ids)).tolist()

@@ -67,11 +67,7 @@ class PackedStrings:
         for start in range(0, len(strings), _TOGETHER):
             some = strings[start : start + _TOGETHER]
             whole = "".join(some)
-            try:
-                encoded = whole.encode("utf-8")
-            except UnicodeEncodeError as error:  # JSON can hold half of a pair of surrogates
-                bad = next(string for string in some if whole[error.start] in string)
-                raise InputError(f"{bad!a:.80} is no text that UTF-8 can hold; mend or leave out the entry") from None
+            encoded = whole.encode("utf-8")
             # In ASCII a character is a byte.
             sizes = map(len, some if len(encoded) == len(whole) else (string.encode("utf-8") for string in some))
             offsets[start + 1 : start + 1 + len(some)] = np.fromiter(sizes, np.int64, len(some))
@@ -102,6 +98,20 @@ class PackedStrings:
     def share_memory(self) -> None:
         self.blob.share_memory_()
         self.offsets.share_memory_()
+
+
+def check_texts(texts: Iterable[str], where: str | Path) -> None:
+    """Raises:
+    InputError: a text that UTF-8 cannot hold. JSON can hold half of a pair of surrogates.
+    """
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        for text in texts:
+            if any("\ud800" <= letter <= "\udfff" for letter in text):
+                raise InputError(
+                    f"{where}: {text!a:.80} is no text that UTF-8 can hold; mend or leave out the entry"
+                ) from None
 
 
 @dataclass
@@ -143,11 +153,9 @@ class CaptionIndex:
         Raises:
             InputError: an image id appears twice or is out of range, a caption is too long or no text, or none is left.
         """
-        image_ids, paths, counts, captions = array("q"), [], array("q"), []
+        image_ids: list[int] = []
+        paths, counts, captions = [], array("q"), []
         for entry in entries:
-            if not 0 <= entry.image_id < 2**63:
-                name = str(origin) or str(root)
-                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {entry.image_id} ({entry.path})")
             image_ids.append(entry.image_id)
             paths.append(entry.path)
             counts.append(len(entry.captions))
@@ -175,6 +183,11 @@ class CaptionIndex:
             captions: of one image after the other; the words of each joined by one space.
         """
         name = str(origin) or str(root)
+        if image_ids and not 0 <= min(image_ids) <= max(image_ids) < 2**63:
+            wrong = next(row for row, image_id in enumerate(image_ids) if not 0 <= image_id < 2**63)
+            raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {image_ids[wrong]} ({paths[wrong]})")
+        check_texts(captions, name)
+        check_texts(paths, name)
         if len(set(image_ids)) != len(image_ids):
             twice, path = next(
                 (image_id, path)

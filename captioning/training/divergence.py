@@ -64,6 +64,9 @@ class StopOnDivergence(Callback):
         self._batch: tuple[CaptionBatch, int] | None = None
         self._trained = False
 
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        _refuse_weights(_captioner(pl_module).state_dict().values())  # a checkpoint's
+
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: CaptionBatch, batch_idx: int
     ) -> None:

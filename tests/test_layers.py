@@ -34,14 +34,17 @@ FLOORS: list[dict[str, str]] = [
     {"decoder": "attention component kernels output trace vocabulary"},
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
+        "ensemble": "attention data decoder decoding encoders errors model",
         "objective": "attention component data decoder errors kernels model output trace",
     },
-    {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
+    {
+        "evaluation": "cells data decoding errors files model objective vocabulary",
+        "inference": "caption data decoder decoding encoders ensemble errors model run_folder vocabulary",
+    },
     {
         "comparison": "caption configs data errors evaluation files inference run_folder views",
-        "training": "attention component configs data decoder decoding encoders errors evaluation files model "
-        "objective provenance run_folder views vocabulary",
+        "training": "attention component configs data decoder decoding encoders ensemble errors evaluation files "
+        "inference model objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioning.caption import Caption
 from captioning.comparison.result import Comparison
@@ -15,8 +16,11 @@ from captioning.evaluation.scores import TITLES
 from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
+if TYPE_CHECKING:
+    from captioning.model import Captioner
 
-def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[str]]:
+
+def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
     """Load the runs' best checkpoints, count parameters, and fill in settings that only the checkpoint has.
 
     Returns:
@@ -39,7 +43,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[st
 
 
 def explore(
-    runs: Sequence[Run], models: dict[str, ImageCaptioner], comparison: Comparison, *, seed: int
+    runs: Sequence[Run], models: dict[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
     """Caption the images of the disagreements with every loaded model, with the options of its test.
 
@@ -87,7 +91,7 @@ def explore(
     return explorer_fragment(list(images.values())), notices
 
 
-def _caption(model: ImageCaptioner, run: Run, paths: list[Path], seed: int) -> list[Caption]:
+def _caption(model: ImageCaptioner[Captioner], run: Run, paths: list[Path], seed: int) -> list[Caption]:
     """Caption with the options of the run's test; ``seed`` is that of contexts that are sampled."""
     inference = run.search.get("inference", model.captioner.decoder.attention.inference)
     names = ("beam_size", "length_normalization", "max_length", "min_length")

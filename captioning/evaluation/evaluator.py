@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
-from captioning.model import Captioner
+from captioning.model import Captioner, CaptionModel
 from captioning.objective import losses
 from captioning.objective.objective import sampled_bounds
 from captioning.vocabulary import Vocabulary
@@ -73,19 +73,19 @@ class Evaluated:
 
 
 class Evaluator:
-    """Evaluates a captioner, which is in eval mode, on batches of whole images; ``evaluated`` has what was found.
+    """Evaluates a captioner or an ensemble, in eval mode, on batches of whole images; ``evaluated`` has what was found.
 
     Args:
         index: the records of the split.
         objects: returns the objects of a row of the split, on the encoder's grid.
         search: how captions are made.
         bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
-            them out.
+            them out. An ensemble has none.
     """
 
     def __init__(
         self,
-        captioner: Captioner,
+        captioner: CaptionModel,
         vocabulary: Vocabulary,
         index: CaptionIndex,
         objects: Callable[[int], Sequence[ObjectCells]],
@@ -98,22 +98,22 @@ class Evaluator:
         self.index = index
         self.objects = objects
         self.search = search
-        attention = captioner.decoder.attention
-        self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
+        draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
+        self.bound_samples = bound_samples if draws else 0
         self.evaluated = Evaluated()
 
     @torch.inference_mode()
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
-        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        memory = self.captioner.encode_batch(batch)
         reference_hits: dict[int, list[NounHit]] = {}
         reference_posterior_hits: dict[int, list[NounHit]] = {}
         if len(batch.captions):
-            with self.captioner.decoder.attention.inferring("expected"):
+            with self.captioner.inferring("expected"):
                 output = self.captioner.teacher_force(batch, memory)
             self.evaluated.words += len(output.targets)
             self.evaluated.add("nll", -float(losses.token_log_probs(output.logits, output.targets).sum()))
-            if self.bound_samples:
+            if self.bound_samples and isinstance(self.captioner, Captioner):
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
                 self.evaluated.add("bound", bounds.bound)
                 self.evaluated.add("iwae_bound", bounds.importance_weighted)
@@ -137,10 +137,10 @@ class Evaluator:
             )
 
     @torch.inference_mode()
-    def caption(self, batch: CaptionBatch, memory: Memory | None = None) -> list[tuple[CaptionedImage, Hypothesis]]:
+    def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:
         """Return the best caption of every image of a batch: its record, without hits, and as the search found it."""
         if memory is None:
-            memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+            memory = self.captioner.encode_batch(batch)
         found = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
         images = [
             CaptionedImage(

@@ -21,8 +21,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
 from captioning.encoders.base import without_weights
+from captioning.ensemble import Ensemble
 from captioning.errors import InputError
 from captioning.files import write_text
+from captioning.inference import load
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.callbacks import AtomicCheckpointIO, LogLines
@@ -94,6 +96,12 @@ class CaptioningCLI(LightningCLI):
         parser.add_argument(
             "--results", type=str | None, default=None, help="Where validate and test write; default: the run's folder."
         )
+        parser.add_argument(
+            "--ensemble",
+            type=list[str] | None,
+            default=None,
+            help="Checkpoints of the same vocabulary; validate, test and predict average the words' probabilities.",
+        )
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
@@ -139,6 +147,8 @@ class CaptioningCLI(LightningCLI):
                 self.run_dir = folder.path
         elif RunFolder(self.run_dir).checkpoints.exists():
             self.run_dir = _free_name(self.run_dir)
+        if config.ensemble and fitting:
+            raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if config.get("weights_only") is None:
             config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
         config.name = self.run_dir.name
@@ -153,6 +163,8 @@ class CaptioningCLI(LightningCLI):
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
+            if config.ensemble and not config.results:
+                config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
             if config.results:
                 config.trainer.default_root_dir = config.results
             config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
@@ -170,6 +182,19 @@ class CaptioningCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
         self._dump_config()  # config_dump: the full configuration as plain data
+
+    def before_validate(self) -> None:
+        config = self.config[self.subcommand]
+        if config.ensemble:
+            found = load([config.ckpt_path, *config.ensemble]).captioner
+            assert isinstance(found, Ensemble)
+            self.model.join(found.captioners[1:])
+
+    def before_test(self) -> None:
+        self.before_validate()
+
+    def before_predict(self) -> None:
+        self.before_validate()
 
     def before_fit(self) -> None:
         self.model.settings = self.config_dump

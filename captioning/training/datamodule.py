@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
@@ -17,7 +18,7 @@ from captioning.data.features import FeatureCache
 from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.data.transforms import TrainingTransform
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.grounding import ObjectCells, object_cells
@@ -228,6 +229,11 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return an image of the evaluated split as the model sees it; None if its image file is missing."""
         path, preprocessing = self.evaluated.image_path(row), self.encoder.preprocessing
         return preprocessing.view(preprocessing.load(path)) if path.is_file() else None
+
+    def load(self, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+        """Return images (B, 3, height, width) of the evaluated split, for an encoder with this preprocessing."""
+        paths = [self.evaluated.image_path(row) for row in rows.tolist()]
+        return torch.stack([preprocessing(preprocessing.load(path)) for path in paths])
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,10 +19,11 @@ from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
+from captioning.ensemble import Ensemble
 from captioning.errors import InputError
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
-from captioning.model import CHECKPOINT_FORMAT, Captioner
+from captioning.model import CHECKPOINT_FORMAT, Captioner, CaptionModel
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
@@ -118,6 +119,7 @@ class CaptioningModule(pl.LightningModule):
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
         self._data: CaptionDataModule | None = None
+        self._others: tuple[Captioner, ...] = ()
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
 
@@ -139,6 +141,10 @@ class CaptioningModule(pl.LightningModule):
         if self._data is None:
             raise RuntimeError("the module has no data; call its connect(data) before the trainer starts")
         return self._data
+
+    def join(self, others: Sequence[Captioner]) -> None:
+        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.ensemble``."""
+        self._others = tuple(others)  # a tuple, so that they are no part of this module's state
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
@@ -248,9 +254,13 @@ class CaptioningModule(pl.LightningModule):
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None
+        captioner: CaptionModel = self.captioner
+        if self._others:
+            others = [other.to(self.captioner.decoder.embedding.weight) for other in self._others]
+            captioner = Ensemble([self.captioner, *others], load=self.data.load).eval()
         bound_samples = 0 if self.trainer.state.fn == "fit" else self.bound_samples
         return Evaluator(
-            self.captioner,
+            captioner,
             self.vocabulary,
             self.data.evaluated,
             self.data.objects,
@@ -278,6 +288,8 @@ class CaptioningModule(pl.LightningModule):
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
+            if self._others:
+                search["ensemble"] = 1 + len(self._others)
             write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
 
     # Checkpoints

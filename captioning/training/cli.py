@@ -127,6 +127,12 @@ class CaptioningCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        with warnings.catch_warnings():
+            if subcommand != "fit":  # what trained a checkpoint is not needed to evaluate it
+                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
+            super()._run_subcommand(subcommand)
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         fitting = self.subcommand == "fit"

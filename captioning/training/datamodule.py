@@ -121,6 +121,10 @@ class CaptionDataModule(pl.LightningDataModule):
         self._train_loader: ResumableLoader | None = None
         self._resume_from: dict[str, Any] | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CaptionDataModule:
+        """Return this: copies of a module, such as one that averages its weights, share the data."""
+        return self
+
     def prepare_data(self) -> None:
         self.source.prepare()
 

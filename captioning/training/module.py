@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -119,6 +120,8 @@ class CaptioningModule(pl.LightningModule):
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
         self._data: CaptionDataModule | None = None
+        self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Puts the weights in place that validations evaluate, where they are others than those being trained."""
         self._others: tuple[Captioner, ...] = ()
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
@@ -247,7 +250,8 @@ class CaptioningModule(pl.LightningModule):
         batch = self.data.samples(count).to(self.device)
         training = self.training
         self.eval()
-        found = self._make_evaluator().caption(batch)
+        with self.evaluated_weights():
+            found = self._make_evaluator().caption(batch)
         self.train(training)
         views = [self.data.view(row) for row in batch.rows.tolist()]
         return [Sample(*each, view) for each, view in zip(found, views, strict=True) if view is not None]

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.data.features import FeatureCache
+from captioning.data.features import FeatureCache, FlippedFeatures
 from captioning.data.records import CaptionIndex
+from captioning.data.sampler import EpochBatch
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.vocabulary import Vocabulary
 
@@ -30,6 +31,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         preprocessing: turns an image file into the encoder's input.
         transform: the same with random changes, for training; by default ``preprocessing``.
         features: cached annotations, read instead of the images.
+        flipped: those of the mirrored images, for training; the sampler's lists then say their epoch (``EpochBatch``).
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
     """
@@ -42,6 +44,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         *,
         transform: TrainingTransform | None = None,
         features: FeatureCache | None = None,
+        flipped: FlippedFeatures | None = None,
         by_image: bool = False,
         pinned: bool = False,
     ) -> None:
@@ -51,6 +54,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.transform = transform or preprocessing
         self.features = features
         self.feature_rows = None if features is None else features.find(index.paths)
+        self.flipped = flipped
+        self.flipped_rows = None if flipped is None else flipped.cache.find(index.paths)
         self.by_image = by_image
         self.pinned = pinned
 
@@ -72,7 +77,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
         )
         images = annotations = None
         if self.features is not None and self.feature_rows is not None:
-            annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
+            if self.flipped is None or self.flipped_rows is None:
+                annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
+            else:
+                assert isinstance(numbers, EpochBatch)
+                mirrored = self.flipped.chosen(numbers.epoch)[rows]
+                annotations = self.features.empty(len(rows), pinned=self.pinned)
+                annotations[~mirrored] = self.features.gather(self.feature_rows[rows[~mirrored]])
+                annotations[mirrored] = self.flipped.cache.gather(self.flipped_rows[rows[mirrored]])
         else:
             images = torch.stack(
                 [self.transform(self.preprocessing.load(index.image_path(row))) for row in rows.tolist()]

@@ -6,7 +6,7 @@ Both yield whole batches, as lists of numbers, and are given to ``DataLoader(sam
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,17 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from captioning.errors import InputError
+
+
+class EpochBatch(list[int]):
+    """Numbers of a batch that know the epoch they are drawn in; passed to worker processes as they are."""
+
+    def __init__(self, numbers: Iterable[int], epoch: int) -> None:
+        super().__init__(numbers)
+        self.epoch = epoch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EpochBatch, (list(self), self.epoch)
 
 
 class CaptionBatchSampler(Sampler[list[int]]):
@@ -83,19 +94,19 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
         return -(-self._units // (self._per_batch * self.world_size))
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[EpochBatch]:  # type: ignore[override]
         """Yield lists of caption numbers: every pass is an epoch, the first one starts at the position that was loaded.
 
         There is no ``set_epoch``: a trainer that counts epochs otherwise (Lightning does after a stop in the middle of
         one) must not move a restored position.
         """
         # A generator, because DataLoader calls iter() twice and uses one: only the first next() may move the position.
-        self.epoch, self.batches_done = self._next
-        self._next = (self.epoch + 1, 0)
-        units, starts, stops = self._plan(self.epoch)
+        epoch, self.batches_done = self._next
+        self.epoch, self._next = epoch, (epoch + 1, 0)
+        units, starts, stops = self._plan(epoch)
         for step in range(self.batches_done, len(starts)):
             self.batches_done = step + 1
-            yield self._captions(units[starts[step] : stops[step]])
+            yield EpochBatch(self._captions(units[starts[step] : stops[step]]), epoch)
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the epoch's units in order of length, and where in them each step begins and ends."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureCache
+from captioning.data.features import FeatureCache, FlippedFeatures, flipped_fingerprint, flipped_split
 from captioning.data.loading import CaptionDataset, CaptionLoader, processors
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
@@ -73,7 +73,8 @@ class CaptionDataModule(pl.LightningDataModule):
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
         random_crop: cut training images from anywhere in the resized image, not from its centre alone.
-        flip: probability of mirroring a training image, whose caption may say "left" or "right".
+        flip: probability of mirroring a training image, whose caption may say "left" or "right". With ``features``, of
+            reading those of its mirrored side, for all its captions of an epoch (``extract_features.py --flipped``).
         test_split: the split that ``test`` and ``predict`` use.
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
@@ -186,11 +187,13 @@ class CaptionDataModule(pl.LightningDataModule):
         return sys.maxsize if done >= self.trainer.num_training_batches else done
 
     def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
-        features = None
+        features = flipped = None
         if self.features is not None:
             if not self.encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             features = FeatureCache(self.features, split, self.encoder.fingerprint())
+            if self.flip and not by_image:
+                flipped = self._flipped_features(split)
         else:
             self.index(split).check_images()
         transform = None if by_image else self._training_transform()
@@ -200,6 +203,7 @@ class CaptionDataModule(pl.LightningDataModule):
             self.encoder.preprocessing,
             transform=transform,
             features=features,
+            flipped=flipped,
             by_image=by_image,
             pinned=torch.cuda.is_available(),
         )
@@ -218,11 +222,24 @@ class CaptionDataModule(pl.LightningDataModule):
         }
 
     def _training_transform(self) -> TrainingTransform | None:
+        if self.features is not None:
+            if self.random_crop:
+                raise InputError("data.random_crop: cached features are of one fixed view per image; unset one")
+            return None
         if not (self.random_crop or self.flip):
             return None
-        if self.features is not None:
-            raise InputError("data.random_crop, data.flip: cached features are of one fixed view per image; unset one")
         return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
+
+    def _flipped_features(self, split: str) -> FlippedFeatures:
+        """Raises:
+        InputError: the mirrored images' features were not extracted, or ``flip`` is no probability.
+        """
+        assert self.features is not None
+        try:
+            cache = FeatureCache(self.features, flipped_split(split), flipped_fingerprint(self.encoder.fingerprint()))
+        except InputError as error:
+            raise InputError(f"data.flip: {error}; extract with --flipped") from error
+        return FlippedFeatures(cache, probability=self.flip, seed=self.seed, images=len(self.index(split)))
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import Attention, UniformAttention
 from captioning.data.batch import CaptionBatch
+from captioning.data.word_vectors import read_word_vectors
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
@@ -67,6 +68,8 @@ class CaptioningModule(pl.LightningModule):
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
+        word_vectors: a text file in word2vec's or GloVe's format, whose vectors the embeddings of the words begin with;
+            words that it lacks begin at random. Not read by a run that is resumed.
         compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
             CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
     """
@@ -88,6 +91,7 @@ class CaptioningModule(pl.LightningModule):
         r_drop: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
+        word_vectors: str | None = None,
         compile: Literal["default", "reduce-overhead"] | None = None,
     ) -> None:
         super().__init__()
@@ -112,6 +116,7 @@ class CaptioningModule(pl.LightningModule):
         )
         self.search = search
         self.bound_samples = bound_samples
+        self.word_vectors = word_vectors
         self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
@@ -153,6 +158,20 @@ class CaptioningModule(pl.LightningModule):
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
         if self.captioner is None:
             self.assemble(self.data.vocabulary)
+
+    def on_fit_start(self) -> None:
+        if self.word_vectors is not None and self.trainer.ckpt_path is None:
+            self._take_word_vectors(Path(self.word_vectors))
+
+    def _take_word_vectors(self, path: Path) -> None:
+        assert self.captioner is not None and self.vocabulary is not None
+        words, embedding = self.vocabulary.words, self.captioner.decoder.embedding.weight
+        wanted = dict(zip(words, self.vocabulary.encode(words), strict=True))
+        ids, vectors = read_word_vectors(path, wanted, embedding.shape[1])
+        with torch.no_grad():
+            embedding[ids] = vectors.to(embedding)
+        if self.trainer.is_global_zero:
+            print(f"{path}: vectors of {len(ids)} of {len(words)} words ({len(ids) / len(words):.1%})", flush=True)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary`` and return it."""

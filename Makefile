@@ -11,14 +11,19 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-slow check format lock clean
+.PHONY: help demo reproduce-flickr8k bench test test-slow check format lock clean
 
 help:  ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
-	    while IFS='|' read -r name what; do printf '  make %-10s %s\n' "$$name" "$$what"; done
+	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
+	    while IFS='|' read -r name what; do printf '  make %-18s %s\n' "$$name" "$$what"; done
 
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
+
+# STUDY="--jobs 2" trains two runs at once. An interrupted study goes on where it stopped.
+reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k study, make its tables (27 runs of 10 to 30 minutes on two cores)
+	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml $(STUDY)
+	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --report docs/results.md
 
 bench: $(STAMP)  ## measure speed against the common port and the machine's limit (BENCH="--only train")
 	@$(BIN)/python scripts/benchmark.py $(BENCH)

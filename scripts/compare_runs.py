@@ -5,9 +5,13 @@ A RUN is a run's folder (runs/NAME), a folder that wandb wrote offline (.../wand
 run online (ENTITY/PROJECT/RUN_ID). The first is what the others are compared with. Prints tables and writes a page
 that opens from disk in any browser. Scores need the captions that `captioning test` leaves in a run's folder.
 
+Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
+more are compared over seeds and images.
+
 examples:
   python scripts/compare_runs.py runs/shapes_soft runs/shapes_hard
   python scripts/compare_runs.py runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
+  python scripts/compare_runs.py runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
   python scripts/compare_runs.py me/captioning/7426p8xi me/captioning/sxg5h2sh --report
 """
 

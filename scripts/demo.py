@@ -6,25 +6,21 @@ An interrupted demo resumes where it stopped; delete its folder to start over.
 from __future__ import annotations
 
 import json
-import os
-import re
 import runpy
 import shlex
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from captioning.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json
 from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RUNS = {"soft": "shapes_soft", "hard": "shapes_hard"}  # key in summary.json -> config
-_PROGRESS = re.compile("run folder|generating|epoch|best checkpoint|wandb ran")
+RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
+_PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
 
 @exits_on_input_error
@@ -48,50 +44,26 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train all configurations side by side, each with its share of the processor; returns the seconds each took.
+    """Train all configurations side by side; returns the seconds each took.
 
-    A small model cannot keep many cores busy: two at once take little longer than one.
+    Raises:
+        InputError: one failed; the other is trained then.
     """
-    threads = max(1, (os.cpu_count() or 1) // len(RUNS))
-    environment = os.environ | {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads))}
-    started = time.perf_counter()
-    processes = {}
-    for name, config in RUNS.items():
+    commands = Commands(len(RUNS), _PROGRESS)
+
+    def fit(name: str) -> float:
         last = RunFolder(runs / name).checkpoint("last")
-        command = ["fit", "--config", str(REPOSITORY / "configs" / f"{config}.yaml")]
+        command = ["-m", "captioning", "fit", "--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
         command += ["--config", overlay] if overlay else []
         command += ["--runs", str(runs), "--name", name, *quick_precision()]
         command += ["--ckpt_path", str(last)] if last.is_file() else []
-        print(f"$ captioning {shlex.join(command)}", flush=True)
-        processes[name] = subprocess.Popen(
-            [sys.executable, "-m", "captioning", *command],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-    seconds: dict[str, float] = {}
+        return commands.run(name, command)
 
-    def follow(name: str) -> None:
-        with processes[name] as process:
-            for line in process.stdout or ():
-                if _PROGRESS.match(line):
-                    print(f"{name:8} {line}", end="", flush=True)
-                else:
-                    others[name].append(line)
-        seconds[name] = time.perf_counter() - started
-
-    others: dict[str, list[str]] = {name: [] for name in RUNS}
-    with ThreadPoolExecutor(len(RUNS)) as pool:
-        try:
-            list(pool.map(follow, RUNS))
-        except KeyboardInterrupt:  # the runs were interrupted too; each saves where it is
-            for process in processes.values():
-                process.wait()
-            raise
-    for name, process in processes.items():
-        if process.returncode:
-            raise InputError(f"training {name} failed: {' '.join(''.join(others[name][-3:]).split())}")
+    seconds = {}
+    for name, outcome in zip(RUNS, commands.side_by_side(fit, RUNS), strict=True):
+        if isinstance(outcome, InputError):
+            raise outcome
+        seconds[name] = outcome
     return seconds
 
 

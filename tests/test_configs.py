@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -62,6 +63,20 @@ def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay, monkeyp
 def test_config_opens_with_the_command_that_runs_it(config):
     header = "".join(line for line in config.read_text().splitlines(True) if line.startswith("#"))
     assert "captioning fit" in header and f"configs/{config.relative_to(CONFIGS)}" in header
+
+
+@pytest.mark.parametrize(
+    "config",
+    [path for path in EXPERIMENTS + OVERLAYS if path.stem != "debug"],  # which shows that everything runs
+    ids=lambda path: path.stem,
+)
+def test_config_says_what_was_measured_with_it_or_that_nothing_was(config):
+    header = " ".join(line[1:].strip() for line in config.read_text().splitlines() if line.startswith("#"))
+    measured = re.findall(r"BLEU-4 (\d+\.\d\d) \((docs/measurements/\w+\.json)\)", header)
+    assert bool(measured) != ("Not yet measured." in header)
+    for score, file in measured:
+        values = json.loads((CONFIGS.parent / file).read_text())["values"]
+        assert f"{values['bleu4']:.2f}" == score
 
 
 @pytest.mark.parametrize("config", OVERLAYS, ids=lambda path: path.stem)

@@ -236,7 +236,7 @@ def test_a_run_writes_into_the_folder_of_its_checkpoint_alone(workdir):
     for place, value in (("name", "other"), ("runs", "elsewhere"), ("trainer.default_root_dir", "elsewhere")):
         edit_run(place, value)
     for group in ("checkpoint", "last"):
-        edit_run(f"{group}.dirpath", "elsewhere")
+        edit_run(f"{group}.dirpath", str(Path("elsewhere").resolve()))
     cli = main(["fit", "--ckpt_path", CHECKPOINT, "--trainer.max_epochs", "2"])
     assert cli.run_dir == Path(RUN) and cli.trainer.current_epoch == 2
     assert not Path("elsewhere").exists() and not Path("runs/other").exists()

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
     {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
-    {"component": "errors", "files": "errors", "terminal": "errors", "views": "cells trace"},
+    {"commands": "errors", "component": "errors", "files": "errors", "terminal": "errors", "views": "cells trace"},
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",

@@ -23,6 +23,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
         footer: lines about where the page comes from.
     """
     colors = {run: color_of(number) for number, run in enumerate(comparison.runs)}
+    colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
     dashed = comparison.runs[len(COLORS) :]
     return render(
         "comparison/page.html",

@@ -23,15 +23,15 @@ def print_comparison(comparison: Comparison) -> None:
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
             console.print()
-            console.print(_table(table, comparison.runs))
+            console.print(_table(table, comparison.columns(table)))
             if table.note:
                 console.print(Text(printable(table.note), style="dim"))
 
 
-def _table(table: Table, runs: list[str]) -> RichTable:
+def _table(table: Table, columns: list[str]) -> RichTable:
     drawn = RichTable(title=table.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     drawn.add_column("", overflow="fold")
-    for name in runs:
+    for name in columns:
         drawn.add_column(Text(printable(name)), overflow="fold")
 
     def content(cell: Cell) -> Text:

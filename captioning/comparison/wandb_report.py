@@ -64,7 +64,7 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
     blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts.values(), *comparison.notices]]
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
-            blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.runs))]
+            blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.columns(table)))]
     colors = {address.run_id: color_of(comparison.runs.index(name)) for name, address in addresses.items()}
     curves = wr.PanelGrid(
         runsets=[_runset(group, colors) for group in _by_project(addresses.values())],
@@ -83,14 +83,14 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
     )
 
 
-def markdown(table: Table, runs: Sequence[str]) -> str:
+def markdown(table: Table, columns: Sequence[str]) -> str:
     """Return the table as Markdown."""
 
     def content(cell: Cell) -> str:
         text = f"**{cell.text}**" if cell.best else cell.text or "-"
         return ", ".join(_plain(part) for part in (text, cell.detail, cell.change) if part)
 
-    lines = [f"| | {' | '.join(_plain(name) for name in runs)} |", "|---" * (len(runs) + 1) + "|"]
+    lines = [f"| | {' | '.join(_plain(name) for name in columns)} |", "|---" * (len(columns) + 1) + "|"]
     lines += [f"| {_plain(row.name)} | {' | '.join(content(cell) for cell in row.cells)} |" for row in table.rows]
     return "\n".join([*lines, "", table.note])
 

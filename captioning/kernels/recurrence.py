@@ -37,8 +37,8 @@ class Recurrence:
     """Runs the steps of a module.
 
     Attributes:
-        mode: compile the step for training; None runs it as it is. Small batches are then filled up with copies of the
-            last image, so that few shapes are compiled.
+        mode: compile the step for training; None runs it as it is. Small batches are then filled up with copies of
+            their images, so that few shapes are compiled.
     """
 
     def __init__(self) -> None:
@@ -66,8 +66,8 @@ class Recurrence:
         else:
             R = N // images
             if (wanted := self._buckets.images(images, R)) > images:
-                chosen = torch.arange(wanted, device=inputs.device).clamp(max=images - 1)
-                rows = (chosen.unsqueeze(1) * R + torch.arange(R, device=inputs.device)).flatten()
+                chosen = torch.arange(wanted, device=inputs.device) % images
+                rows = torch.arange(wanted * R, device=inputs.device) % N
                 inputs, state, memory = inputs[rows], tuple(part[rows] for part in state), memory.select(chosen)
             begin_training_step(self.mode)
             # A step's gradients are added up step by step: what is compiled has no memory of them. The strides of its

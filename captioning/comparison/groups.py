@@ -1,0 +1,157 @@
+"""Variants: runs that differ in their seed alone, with mean and deviation, compared over seeds and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from captioning.comparison.captions import finding
+from captioning.comparison.conditions import settings_of
+from captioning.comparison.formats import key_of, p_text, range_text
+from captioning.comparison.grounding import CAPTIONS, GROUNDING, noun_counts
+from captioning.comparison.result import Cell, Comparison, Group, Row, Table
+from captioning.comparison.runs import Run
+from captioning.comparison.scored import CORRECTED, Scored
+from captioning.evaluation.resampling import Difference, Floats, Score, holm, share
+from captioning.evaluation.scores import TITLES, Family
+from captioning.evaluation.seeds import seed_differences
+
+_SEEDS = ("seed_everything", "data.seed")
+_SEPARATORS = "_-. /"
+_OWN_SCORES = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
+
+
+def group_by_seed(runs: Sequence[Run]) -> list[Group]:
+    """Return the variants in the order of the runs; a run alone, or without known settings, is a group of its own.
+
+    Two runs of one seed are never in one group: they would count the same twice.
+    """
+    variants: dict[str, dict[str, Run]] = {}
+    for run in runs:
+        settings = {key: value for key, value in settings_of(run).items() if value is not None}
+        seed = next((str(settings[key]) for key in _SEEDS if key in settings), "")
+        kept = {key: value for key, value in settings.items() if key not in _SEEDS}
+        variant = json.dumps([kept, run.search], sort_keys=True, default=str) if run.settings and seed else run.name
+        while seed in variants.get(variant, {}):
+            variant += " again"
+        variants.setdefault(variant, {})[seed] = run
+    taken = {run.name for run in runs}
+    groups = []
+    for found in variants.values():
+        names = [run.name for run in found.values()]
+        name = names[0] if len(names) == 1 else _common_name(names, list(found))
+        while len(names) > 1 and name in taken:
+            name += " (seeds)"
+        taken.add(name)
+        groups.append(Group(name, names, list(found)))
+    return groups
+
+
+def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:
+    """What names have in common but for the seed at their end: soft_1 and soft_10 are of soft."""
+    stems = {name.removesuffix(seed).rstrip(_SEPARATORS) for name, seed in zip(names, seeds, strict=True)}
+    return stems.pop() or names[0] if len(stems) == 1 else f"{names[0]} and other seeds"
+
+
+class _Measure(NamedTuple):
+    """Scores that are functions of the same counts: by run, (images, C)."""
+
+    keys: tuple[str, ...]
+    titles: tuple[str, ...]
+    counts: dict[str, Floats]
+    scores: Score
+
+
+def compare_groups(
+    result: Comparison,
+    scored: Scored,
+    counted: Mapping[str, list[tuple[Family, Floats]]],
+    groups: list[Group],
+    runs: Mapping[str, Run],
+) -> None:
+    """Add mean and deviation of every group, and its tests against the first one, as the first table."""
+    result.groups = groups
+    first, *others = groups
+    tests: dict[tuple[str, str], Difference] = {}
+    titles: dict[str, str] = {}
+    for measure in _measures(scored, counted):
+        titles |= dict(zip(measure.keys, measure.titles, strict=True))
+        having = [group for group in groups if all(run in measure.counts for run in group.runs)]
+        stacked = {group.name: [measure.counts[run] for run in group.runs] for group in having}
+        for group in having:
+            values = [np.atleast_1d(measure.scores(counts.sum(axis=0))) for counts in stacked[group.name]]
+            for number, key in enumerate(measure.keys):
+                group.scores[key] = [float(value[number]) for value in values]
+        for group in others:
+            if scored.common and len(first.runs) > 1 < len(group.runs) and first in having and group in having:
+                found = seed_differences(
+                    np.stack(stacked[first.name]),
+                    np.stack(stacked[group.name]),
+                    measure.scores,
+                    resamples=scored.resamples,
+                    seed=scored.seed,
+                )
+                tests |= {(group.name, key): test for key, test in zip(measure.keys, found, strict=True)}
+    for (name, key), test in zip(tests, holm(list(tests.values())), strict=True):
+        result.group_tests.setdefault(name, {})[key] = test
+    for group in groups:
+        for key, title in _OWN_SCORES.items():
+            if all(key in runs[run].scores for run in group.runs):
+                titles[key] = title
+                group.scores[key] = [runs[run].scores[key] for run in group.runs]
+    _say(result)
+    rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
+    note = (
+        "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
+        "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
+        f"Obuchowski and Rockette, covariances from {scored.resamples} bootstraps of the images)."
+    )
+    columns = [group.name for group in groups]
+    result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
+
+
+def _measures(scored: Scored, counted: Mapping[str, list[tuple[Family, Floats]]]) -> Iterator[_Measure]:
+    families = {family.names: family for found in counted.values() for family, _ in found}
+    for names, family in families.items():
+        counts = {run: c for run, found in counted.items() for other, c in found if other.names == names}
+        yield _Measure(names, tuple(TITLES[name] for name in names), counts, family.scores)
+    for where, of in CAPTIONS.items():
+        for title, column in ((title, column) for title, (column, own) in GROUNDING.items() if own):
+            found = {name: noun_counts(captions, ids, of, column) for name, captions, ids in scored.images()}
+            judged = {name: counts for name, counts in found.items() if counts is not None}
+            if judged:
+                yield _Measure((key_of(title + where),), (title + where,), judged, share)
+
+
+def _say(result: Comparison) -> None:
+    """Add the sentence of every variant that is tested, and a notice on those that cannot be."""
+    first, *others = result.groups
+    title, metric = TITLES[result.metric], result.metric
+    for group in others:
+        test = result.group_tests.get(group.name, {}).get(metric)
+        if test is not None:
+            change = test.interval.value
+            result.verdicts[group.name] = (
+                f"{group.name} scores {title} {group.mean(metric):.2f} (mean of {len(group.runs)} seeds), "
+                f"{abs(change):.2f} {'higher' if change > 0 else 'lower'} than {first.name} "
+                f"({first.mean(metric):.2f}, {len(first.runs)} seeds): {finding(test)}, over images and seeds."
+            )
+    single = [group.name for group in result.groups if len(group.runs) == 1]
+    if single and len(result.groups) > 1:
+        several = "have one seed each" if len(single) > 1 else "has one seed"
+        result.notices.append(f"{', '.join(single)} {several}: differences from it are not tested over seeds.")
+
+
+def _cell(result: Comparison, group: Group, key: str) -> Cell:
+    if key not in group.scores:
+        return Cell("")
+    mean, deviation = group.mean(key), group.deviation(key)
+    detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
+    test = result.group_tests.get(group.name, {}).get(key)
+    if test is None:
+        return Cell(f"{mean:.2f}", detail, value=mean)
+    change = f"{test.interval.value:+.2f} ({range_text(test.interval, signed=True)}), {p_text(test.corrected)}"
+    return Cell(f"{mean:.2f}", detail, change, test.clear, value=mean)

@@ -1,0 +1,143 @@
+"""Runs that differ in their seed alone are one variant: mean, deviation, and a test over images and seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+
+import numpy as np
+import pytest
+from helpers_runs import make_captions, run_of
+
+from captioning.comparison.compare import compare
+from captioning.comparison.groups import group_by_seed
+from captioning.comparison.page import comparison_page
+from captioning.comparison.result import Comparison
+from captioning.comparison.terminal import print_comparison
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
+from captioning.evaluation.resampling import holm
+from captioning.evaluation.seeds import seed_differences
+
+
+def run(name: str, seed: int, *, skill: float = 0.6, rate: float = 0.1, images: int = 40, **changes):
+    settings = {
+        "seed_everything": seed,
+        "name": name,
+        "trainer": {
+            "default_root_dir": f"runs/{name}",
+            "logger": [{"class_path": "x.CSV", "init_args": {"dir": name}}],
+        },
+        "model": {"rate": rate},
+        "data": {"seed": seed},
+    }
+    captions = make_captions(images, skill, seed=seed)
+    scores = {"nll": 2 + seed / 10, "bleu4": 1.0}
+    return run_of(name, captions, **{"settings": settings, "scores": scores} | changes)
+
+
+SOFT = [run(f"study_soft_{seed}", seed) for seed in (1, 2, 10)]
+HARD = [run(f"study_hard_{seed}", seed, skill=0.9, rate=0.2) for seed in (1, 2, 3)]
+
+
+@pytest.fixture(scope="module")
+def study() -> Comparison:
+    return compare([SOFT[0], HARD[0], *SOFT[1:], *HARD[1:]], resamples=200)
+
+
+def words(runs):
+    return [
+        bleu_counts([c.words for c in run.captions.values()], [c.reference_words for c in run.captions.values()])
+        for run in runs
+    ]
+
+
+def test_seeds_and_places_apart_equal_settings_are_one_variant():
+    groups = group_by_seed([SOFT[0], HARD[0], *SOFT[1:], *HARD[1:]])
+    assert [(group.name, group.runs, group.seeds) for group in groups] == [
+        ("study_soft", ["study_soft_1", "study_soft_2", "study_soft_10"], ["1", "2", "10"]),
+        ("study_hard", ["study_hard_1", "study_hard_2", "study_hard_3"], ["1", "2", "3"]),
+    ]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        run("b_2", 2, rate=0.3),  # another setting
+        run("b_1", 1),  # the same seed again counts once
+        run("b_2", 2, search={"beam_size": 3}),  # decoded otherwise
+        run("b_2", 2, settings={}),  # nothing is known
+    ],
+)
+def test_what_is_no_other_seed_of_the_same_is_a_variant_of_its_own(other):
+    assert [group.runs for group in group_by_seed([run("b_0", 1), other])] == [["b_0"], [other.name]]
+
+
+def test_a_group_has_a_name_that_no_run_has():
+    groups = group_by_seed([run("soft", 7, rate=9.0), run("soft_1", 1), run("soft_2", 2)])
+    assert [group.name for group in groups] == ["soft", "soft (seeds)"]
+    assert [group.name for group in group_by_seed([run("x", 1), run("y", 2)])] == ["x and other seeds"]
+
+
+def test_mean_and_deviation_are_over_the_seeds_of_every_score(study):
+    soft, hard = study.groups
+    for group, runs in ((soft, SOFT), (hard, HARD)):
+        values = [bleu_from_counts(counts.sum(axis=0))[3] for counts in words(runs)]
+        assert group.scores["bleu4"] == pytest.approx(values)
+        assert group.mean("bleu4") == pytest.approx(np.mean(values))
+        assert group.deviation("bleu4") == pytest.approx(np.std(values, ddof=1))
+    assert soft.scores["nll"] == pytest.approx([2.1, 2.2, 3.0])
+    assert {"bleu1", "rouge_l", "cider_d", "pointing_accuracy"} <= soft.scores.keys()
+    table = study.tables[0]
+    assert table.title == "Variants over seeds" and study.columns(table) == ["study_soft", "study_hard"]
+    row = next(row for row in table.rows if row.name == "NLL, nats per word")
+    assert (
+        row.cells[0].text == "2.43"
+        and row.cells[0].detail == f"deviation {statistics.stdev([2.1, 2.2, 3.0]):.2f} of 3 seeds"
+    )
+
+
+def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_tested_by_themselves(study):
+    expected = seed_differences(np.stack(words(SOFT)), np.stack(words(HARD)), bleu_from_counts, resamples=200)
+    found = study.group_tests["study_hard"]
+    assert [found[f"bleu{n}"].interval for n in range(1, 5)] == [test.interval for test in expected]
+    assert list(found.values()) == holm(list(found.values()))
+    assert study.tests == {} and list(study.verdicts) == ["study_hard"]
+    verdict = study.verdicts["study_hard"]
+    assert re.match(r"study_hard scores BLEU-4 [\d.]+ \(mean of 3 seeds\), [\d.]+ higher than study_soft \(", verdict)
+    assert verdict.endswith(", over images and seeds.") and "a clear difference" in verdict
+
+
+def test_two_seeds_of_one_variant_are_never_a_clear_difference():
+    found = compare([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
+    assert found.tests == found.verdicts == found.group_tests == {}
+    assert [cell.change for table in found.tables for row in table.rows for cell in row.cells if cell.change] == []
+    assert found.groups[0].deviation("bleu4") > 5
+
+
+def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
+    alone = run("other", 1, skill=0.8, rate=0.5)
+    found = compare([SOFT[0], SOFT[1], alone], resamples=200)
+    assert list(found.tests) == ["other"] and found.group_tests == {}
+    assert "other has one seed: differences from it are not tested over seeds." in found.notices
+    assert found.groups[1].deviation("bleu4") is None
+
+
+def test_different_runs_without_seeds_have_no_table_of_variants():
+    found = compare([SOFT[0], HARD[0]], resamples=50)
+    assert found.groups == [] and found.tables[0].title.startswith("Captions of")
+
+
+def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
+    print_comparison(study)
+    out = capsys.readouterr().out
+    assert "Variants over seeds" in out and "study_hard scores BLEU-4" in out
+    page = comparison_page(study)
+    assert re.search(r'class="verdict clear" style="--run: #d55e00">\s*study_hard scores', page)
+    assert '--run: #0072b2">study_soft</span>' in page
+    content = json.loads(json.dumps(study.to_dict()))
+    assert content["groups"]["study_soft"]["seeds"] == ["1", "2", "10"]
+    assert content["groups"]["study_hard"]["scores"]["bleu4"]["mean"] == pytest.approx(study.groups[1].mean("bleu4"))
+    test = content["group_differences"]["study_hard"]["bleu4"]
+    assert test["low"] < test["value"] < test["high"] and test["p_value"] <= test["corrected_p_value"]
+    assert content["tables"]["Variants over seeds"]["BLEU-1"].keys() == {"study_soft", "study_hard"}

@@ -1,0 +1,388 @@
+"""A study: its file is checked, what is left is done once, and its tables say what was measured and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from helpers import load_script
+from helpers_runs import make_captions, tiny_config
+
+from captioning.commands import Commands
+from captioning.comparison.study import read_study
+from captioning.errors import InputError
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu
+from captioning.evaluation.resampling import holm
+from captioning.evaluation.seeds import seed_differences
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = sorted((ROOT / "configs/studies").glob("*.yaml"))
+SHARED = {"name": "tiny", "seeds": [1, 2, 3], "fit": ["--trainer.max_epochs=1"], "evaluate": ["--split=val"]}
+VARIANTS = {
+    "soft": {"config": "shapes_soft", "label": "soft | attention"},
+    "hard": {"config": "shapes_hard", "fit": ["--x=1"], "evaluations": {"argmax": ["--inference=argmax"]}},
+    "none": {"config": "shapes_uniform", "label": "no attention"},
+}
+TWICE = VARIANTS["soft"] | {"evaluations": {"2": []}}
+RESAMPLES = 400  # for the tests' time
+STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("captioning.comparison.study_report._RESAMPLES", RESAMPLES)
+    write(STUDY)
+    Path("results.md").write_text("# Results\n\n<!-- study tiny -->\nthe tables of before\n<!-- end -->\n\nAfter.\n")
+    return tmp_path
+
+
+def main(*argv: str) -> None:
+    load_script("study").main(["tiny.yaml", "--measurements", "measured", *argv])
+
+
+def write(content: dict) -> None:
+    Path("tiny.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def measure(variant: str, seed: int, skill: float, *, evaluation: str = "", **values: float) -> None:
+    """Write what the training and the scoring of a run leave."""
+    name = f"tiny_{variant}_{seed}"
+    captions = make_captions(30, skill, seed=seed)
+    scores = corpus_bleu([c.words for c in captions.values()], [c.reference_words for c in captions.values()])
+    scores = {name: round(value, 4) for name, value in scores.items()}
+    scores |= {"cider_d": 40.0 + seed, "nll": 3 + seed / 100} | values
+    if not evaluation:
+        folder = Path("runs", name)
+        (folder / "metrics/version_0").mkdir(parents=True)
+        rows = "".join(f"{step},{300 + seed}\n" for step in (49, 99, 149))
+        (folder / "metrics/version_0/metrics.csv").write_text("step,train/captions_per_second\n" + rows)
+        (folder / "config.yaml").write_text(yaml.safe_dump({"data": {"batch_size": 64}}))
+        (folder / "test_metrics.json").write_text(
+            json.dumps({f"test/{k}": v for k, v in scores.items()} | {"search": {}})
+        )
+        entries = [
+            {"image_id": i, "caption": image.caption, "references": image.references} for i, image in captions.items()
+        ]
+        (folder / "test_captions.json").write_text(json.dumps(entries))
+    Path("measured").mkdir(exist_ok=True)
+    content = {"values": scores, "split": "val", "images": 30}
+    Path("measured", name + (f"_{evaluation}" if evaluation else "") + ".json").write_text(json.dumps(content))
+
+
+def table(page: str, corner: str) -> dict[str, list[str]]:
+    """The rows of a table by their first cell."""
+    lines = page[page.index(f"| {corner}") :].partition("\n\n")[0].splitlines()
+    return {cells[1]: cells[2:-1] for cells in ([c.strip() for c in re.split(r"(?<!\\)\|", line)] for line in lines)}
+
+
+# The file
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_every_shipped_study_is_read(path):
+    study = read_study(path, ROOT / "configs")
+    assert study.name == path.stem and len(study.seeds) >= 3 and study.references
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"varants": {}}, r"tiny.yaml: 'varants' is no key of a study; did you mean variants\?"),
+        ({"variants": {"soft": {"confg": "x"}}}, r"variants.soft: 'confg' is no key of a study; did you mean config\?"),
+        ({"variants": {"soft": {"label": "x"}}}, "variants.soft: config is missing"),
+        ({"variants": {"soft": {"config": "shape_soft"}}}, r"shape_soft.yaml is not there; did you mean shapes_soft\?"),
+        ({"variants": {}}, "variants: there is none"),
+        ({"variants": ["soft"]}, "variants: must be a mapping, got"),
+        ({"variants": {"a/b": {"config": "shapes_soft"}}}, "variants: 'a/b' is no name"),
+        ({"references": ["sift"]}, r"references: sift is no variant; did you mean soft\?"),
+        ({"seeds": []}, "seeds: must be whole numbers"),
+        ({"seeds": [1, True]}, "seeds: must be whole numbers"),
+        ({"seeds": [1, 2, 1]}, r"seeds: \[1, 2, 1\] has one twice"),
+        ({"fit": "--a=1"}, "fit: must be a list of words"),
+        ({"evaluate": [3]}, "evaluate: must be a list of words"),
+        ({"features": {"config": "shapes_soft"}}, "features: splits is missing"),
+        (
+            {"variants": VARIANTS | {"soft_1": {"config": "shapes_soft"}, "soft": TWICE}},
+            "two scores would be tiny_soft_1_2.json",
+        ),
+    ],
+)
+def test_a_study_that_cannot_be_used_is_one_line(place, capsys, change, message):
+    write(STUDY | {"references": []} | change)
+    with pytest.raises(SystemExit) as left:
+        main("--dry-run")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and line.startswith("error: tiny.yaml: ") and re.search(message, line)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--only", "sift"], "--only: sift is not in tiny.yaml; there are soft, hard, none"),
+        (["--seeds", "1", "4"], "--seeds: 4 is not in tiny.yaml; there are 1, 2, 3"),
+        (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
+        (["--report", "gone.md"], "--report gone.md: cannot be read"),
+        (["--report", "tiny.yaml"], "has no place for the study; add two lines, <!-- study tiny --> and <!-- end -->"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(place, capsys, argv, message):
+    with pytest.raises(SystemExit) as left:
+        main(*argv)
+    assert left.value.code == 2 and message in capsys.readouterr().err
+
+
+# What is left
+
+
+@pytest.fixture
+def ran(place, monkeypatch) -> list[list[str]]:
+    """The commands that would be run; each leaves what the real one does."""
+    commands: list[list[str]] = []
+
+    def run(self, name, arguments):
+        commands.append([name, *arguments])
+        if "fit" in arguments:
+            if name == "tiny_none_2":
+                raise InputError(f"{name} failed: no luck")
+            checkpoints = Path("runs", name, "checkpoints")
+            checkpoints.mkdir(parents=True, exist_ok=True)
+            (checkpoints / "best.ckpt").touch()
+        else:
+            path = Path(arguments[arguments.index("--measurement") + 1])
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(json.dumps({"values": {"bleu4": 1.0}}))
+        return 1.0
+
+    monkeypatch.setattr(Commands, "run", run)
+    source = {"class_path": "captioning.data.ShapesSource", "init_args": {"root": str(place / "data"), "train": 1}}
+    source["init_args"] |= {"val": 1, "test": 1, "image_size": 48}
+    sizes = [f"--data.source.init_args.{name}={value}" for name, value in source["init_args"].items()]
+    write(STUDY | {"fit": sizes})
+    return commands
+
+
+def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried_again(ran, capsys):
+    with pytest.raises(SystemExit):
+        main("--seeds", "1", "2")
+    assert "error: 1 of 6 runs failed: tiny_none_2 failed: no luck" in capsys.readouterr().err
+    fits = [command for command in ran if "fit" in command]
+    assert [command[0] for command in fits] == [f"tiny_{v}_{s}" for s in (1, 2) for v in VARIANTS]
+    hard = fits[1]
+    assert hard[hard.index("--config") + 1].endswith("configs/shapes_hard.yaml") and "--x=1" in hard
+    assert hard[hard.index("--seed_everything") + 1] == "1" and "--ckpt_path" not in hard
+    (argmax,) = [command for command in ran if command[0] == "tiny_hard_1" and "--inference=argmax" in command]
+    assert argmax[-1] == "measured/tiny_hard_1_argmax.json" and "--split=val" in argmax
+    assert argmax[argmax.index("--results") + 1] == "runs/tiny_hard_1/argmax"
+    assert (Path("data") / "shapes.json").is_file()  # the data were prepared
+    ran.clear()
+    Path("measured/tiny_hard_1_argmax.json").unlink()
+    last = Path("runs/tiny_none_2/checkpoints/last.ckpt")
+    last.parent.mkdir(parents=True)
+    last.touch()
+    with pytest.raises(SystemExit):
+        main("--seeds", "1", "2")
+    assert [command[0] for command in ran] == ["tiny_hard_1", "tiny_none_2"]
+    assert ran[1][-2:] == ["--ckpt_path", str(last)] and "fit" not in ran[0]
+
+
+def test_a_run_that_cannot_be_resumed_is_named_in_place_of_training_another_beside_it(ran, capsys):
+    Path("runs/tiny_soft_1/checkpoints").mkdir(parents=True)
+    with pytest.raises(SystemExit):
+        main("--only", "soft", "--seeds", "1")
+    assert "runs/tiny_soft_1: has no last checkpoint to go on from; delete it" in capsys.readouterr().err
+    assert ran == []
+
+
+def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
+    main("--only", "soft", "hard", "--seeds", "1")
+    ran.clear()
+    capsys.readouterr()
+    Path("measured/tiny_hard_1_argmax.json").unlink()
+    Path("runs/tiny_hard_2/checkpoints").mkdir(parents=True)
+    Path("runs/tiny_hard_2/checkpoints/last.ckpt").touch()
+    main("--only", "hard", "soft", "--seeds", "1", "2", "--dry-run")
+    assert [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()] == [
+        ["tiny_hard_1", "left: score argmax"],
+        ["tiny_soft_1", "done"],
+        ["tiny_hard_2", "left: train on from its last checkpoint, score, score argmax"],
+        ["tiny_soft_2", "left: train, score"],
+        ["1 of 4 runs are done"],
+    ]
+    assert ran == []
+
+
+def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
+    features = {"config": "shapes_soft", "splits": ["train", "val"], "output": "cache"}
+    content = yaml.safe_load(Path("tiny.yaml").read_text()) | {"features": features}
+    write(content)
+    main("--dry-run")
+    assert "left: extract train, val  (cache)" in capsys.readouterr().out
+    Path("cache").mkdir()
+    Path("cache/train.npy").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Commands, "run", lambda self, name, arguments: ran.append([name, *arguments]) or 1.0)
+        main("--only", "soft", "--seeds", "1")
+    assert ran[0][0] == "features" and ran[0][1].endswith("scripts/extract_features.py")
+    assert ran[0][4:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
+    Path("cache/val.npy").touch()
+    ran.clear()
+    main("--only", "soft", "--seeds", "2")
+    assert ran[0][0] == "tiny_soft_2"
+
+
+def test_missing_data_are_named_with_what_to_do_before_anything_is_trained(ran, capsys):
+    variants = {"soft": {"config": "flickr8k_mobilenet_soft"}}
+    write(SHARED | {"variants": variants})
+    with pytest.raises(SystemExit) as left:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and ran == []
+    assert "dataset_flickr8k.json: missing; run python scripts/prepare_data.py flickr8k" in line
+
+
+# The report
+
+
+@pytest.fixture
+def measured(place) -> Path:
+    for seed in (1, 2, 3):
+        measure("soft", seed, 0.5)
+        measure("hard", seed, 0.8 + seed / 100)
+    measure("hard", 1, 0.6, evaluation="argmax")
+    measure("hard", 2, 0.7, evaluation="argmax")
+    return place
+
+
+def counts(variant: str) -> np.ndarray:
+    runs = []
+    for seed in (1, 2, 3):
+        entries = json.loads(Path(f"runs/tiny_{variant}_{seed}/test_captions.json").read_text())
+        references = [[reference.split() for reference in entry["references"]] for entry in entries]
+        runs.append(bleu_counts([entry["caption"].split() for entry in entries], references))
+    return np.stack(runs)
+
+
+def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, capsys):
+    main("--report", "results.md")
+    page = Path("results.md").read_text()
+    assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `python scripts/study.py tiny.yaml ")
+    assert page.endswith("<!-- end -->\n\nAfter.\n") and "of before" not in page
+    scores = table(page, "validation, 30 images")
+    bleu4 = [bleu_from_counts(run.sum(axis=0))[3] for run in counts("hard")]
+    assert scores["hard"][0] == "1, 2, 3" and scores["hard"][4] == f"{np.mean(bleu4):.2f} ({np.std(bleu4, ddof=1):.2f})"
+    assert scores["soft \\| attention"][5:] == ["42.00 (1.00)", "3.020 (0.010)", "302"]
+    assert "none" not in scores
+    argmax = [
+        json.loads(Path(f"measured/tiny_hard_{seed}_argmax.json").read_text())["values"]["bleu4"] for seed in (1, 2)
+    ]
+    evaluated = table(page, "BLEU-4 by evaluation")
+    assert list(evaluated) == ["BLEU-4 by evaluation", "---", "hard"]
+    assert evaluated["hard"] == [scores["hard"][4], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f})"]
+    assert "Not yet measured: hard (argmax, seed 3); no attention." in page
+    training = json.loads(Path("measured/tiny_soft_1.json").read_text())["training"]
+    assert training == {"captions_per_second": 301.0, "seconds_per_step": round(64 / 301, 4)}
+
+
+def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(measured):
+    for seed in (1, 2, 3):
+        measure("none", seed, 0.52)
+    main("--report", "results.md")
+    score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
+    expected = holm(
+        [
+            seed_differences(counts(reference), counts(variant), score, resamples=RESAMPLES)[0]
+            for variant, reference in (("hard", "soft"), ("none", "soft"), ("none", "hard"))
+        ]
+    )
+    content = json.loads(Path("measured/tiny_comparison.json").read_text())
+    assert [(t["variant"], t["reference"]) for t in content["tests"]] == [
+        ("hard", "soft"),
+        ("none", "soft"),
+        ("none", "hard"),
+    ]
+    for test, difference in zip(content["tests"], expected, strict=True):
+        assert test["value"] == pytest.approx(difference.interval.value)
+        assert (test["low"], test["high"]) == pytest.approx((difference.interval.low, difference.interval.high))
+        assert test["corrected_p_value"] == pytest.approx(difference.corrected)
+        assert test["variant_seeds"] == [1, 2, 3] and test["images"] == 30
+    assert content["command"].endswith("--report results.md") and content["machine"]
+    rows = table(Path("results.md").read_text(), "BLEU-4, difference from")
+    assert rows["BLEU-4, difference from"] == ["soft \\| attention", "hard"]
+    assert rows["hard"][1] == "" and re.fullmatch(r"\*\*\+\d+\.\d\d\*\* \(\+.+ to \+.+\), p ≤ 0.001", rows["hard"][0])
+    assert rows["no attention"][0].startswith(f"{expected[1].interval.value:+.2f} (")
+
+
+def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores_are(measured, capsys):
+    main("--report", "results.md")
+    before = table(Path("results.md").read_text(), "BLEU-4, difference from")["hard"]
+    Path("runs").rename("elsewhere")
+    main("--report", "results.md")
+    assert "tiny_soft_3: without the captions that were scored" in capsys.readouterr().out
+    assert table(Path("results.md").read_text(), "BLEU-4, difference from")["hard"] == before
+    path = Path("measured/tiny_hard_1.json")
+    content = json.loads(path.read_text())
+    content["values"]["bleu4"] += 1
+    path.write_text(json.dumps(content))
+    main("--report", "results.md")
+    assert "difference from" not in Path("results.md").read_text()
+
+
+def test_captions_that_are_not_the_scored_ones_are_not_tested(measured, capsys):
+    path = Path("runs/tiny_hard_2/test_metrics.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"test/bleu4": 3.0}))
+    main("--report", "results.md")
+    assert "note: runs/tiny_hard_2: without the captions that were scored" in capsys.readouterr().out
+    assert "difference from" not in Path("results.md").read_text()
+
+
+def test_runs_on_different_images_are_refused(measured, capsys):
+    path = Path("runs/tiny_hard_3/test_captions.json")
+    path.write_text(json.dumps(json.loads(path.read_text())[:-1]))
+    with pytest.raises(SystemExit):
+        main("--report", "results.md")
+    line = "runs/tiny_hard_3 and runs/tiny_soft_1 were scored on different images; score one of them again"
+    assert line in capsys.readouterr().err
+
+
+def test_a_variant_of_one_seed_has_no_deviation_and_no_test(place):
+    measure("soft", 1, 0.5)
+    measure("hard", 2, 0.7)
+    main("--report", "results.md")
+    page = Path("results.md").read_text()
+    assert table(page, "validation")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
+    assert "soft | attention (seed 2, 3); hard (seed 1, 3); hard (argmax, seed 2); no attention." in page
+
+
+def test_a_study_of_which_nothing_is_measured_says_so(place):
+    main("--report", "results.md")
+    page = Path("results.md").read_text()
+    assert "Not yet measured: soft | attention; hard; no attention." in page and "| ---" not in page
+
+
+def test_a_damaged_measurement_is_named(measured, capsys):
+    Path("measured/tiny_soft_2.json").write_text("{}")
+    with pytest.raises(SystemExit):
+        main("--report", "results.md")
+    assert "measured/tiny_soft_2.json: not what scripts/evaluate.py --measurement writes" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_study_from_nothing_to_its_table(place, capsys):
+    overlay = tiny_config(place / "shapes")
+    overlay["trainer"] |= {"callbacks": [{"class_path": "captioning.training.Throughput"}]}
+    overlay["model"] = {"encoder": {"init_args": overlay["model"]["encoder"]["init_args"]}}
+    Path("overlay.yaml").write_text(yaml.safe_dump(overlay))
+    study = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--split=val"]}
+    write(study | {"variants": {"soft": {"config": "shapes_soft"}}})
+    main()
+    main("--dry-run")
+    assert "tiny_soft_1" + " " * 22 + "done" in capsys.readouterr().out.splitlines()
+    main("--report", "results.md")
+    assert "soft" in table(Path("results.md").read_text(), "validation, 2 images")
+    captions = json.loads(Path("runs/tiny_soft_1/test_captions.json").read_text())
+    assert len(captions) == 2  # those of the validation split, for the tests

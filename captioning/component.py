@@ -10,9 +10,9 @@ import importlib
 import inspect
 import sys
 from abc import ABCMeta
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import nn
 
@@ -58,6 +58,9 @@ class _RecordsInitArgs(ABCMeta):
 class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
 
+    earlier_arguments: ClassVar[Mapping[str, str]] = {}
+    """Names that constructor arguments had in earlier versions, whose files give them, and the names they have now."""
+
     _init_args: dict[str, Any]
 
     def __init__(self) -> None:  # nn.Module's takes anything
@@ -80,7 +83,8 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         """
         path = config["class_path"]
         found = known_class(path, cls)
-        init_args = {name: _revive(value) for name, value in config["init_args"].items()}
+        given = current_arguments(path, config["init_args"])
+        init_args = {name: _revive(value) for name, value in given.items()}
         try:
             return found(**init_args)
         except TypeError as error:
@@ -107,6 +111,13 @@ def current_path(class_path: str) -> str:
     """
     found = _in_this_package(class_path)
     return public_path(found) if isinstance(found, type) else class_path
+
+
+def current_arguments(class_path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a class of this package under their current names."""
+    found = _in_this_package(class_path)
+    renamed = found.earlier_arguments if isinstance(found, type) and issubclass(found, Component) else {}
+    return {renamed.get(name, name): value for name, value in arguments.items()}
 
 
 def _in_this_package(class_path: str) -> Any:

@@ -14,14 +14,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 
-from captioning.component import Component, current_path, known_class, public_path
+from captioning.component import Component, current_arguments, current_path, known_class, public_path
 from captioning.errors import InputError, one_line
 
 _MAX_NODES, _MAX_DEPTH = 100_000, 100
 
 
 def load_config(text: str) -> Any:
-    """Read a config or an option's value as jsonargparse does; classes by their earlier paths are found.
+    """Read a config or an option's value as jsonargparse does; earlier names of classes and arguments are known.
 
     Raises:
         YAMLError: it is no YAML, is nested too deeply, or its aliases stand for too many values.
@@ -64,6 +64,8 @@ def _with_current_paths(value: Any) -> Any:
         return value
     found = {key: _with_current_paths(item) for key, item in value.items()}
     if isinstance(found.get("class_path"), str):
+        if isinstance(found.get("init_args"), dict):
+            found["init_args"] = current_arguments(found["class_path"], found["init_args"])
         found["class_path"] = current_path(found["class_path"])
     return found
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLSTM, Attention, Memory
+from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.base import expected_context, for_rows
 from captioning.component import Component, check_size
 from captioning.errors import check_range
@@ -91,13 +91,18 @@ class AttentionDecoder(Component):
         standardize_annotations: subtract the mean and divide by the standard deviation of every annotation channel,
             measured while training. Differs from the paper, which feeds the CNN's output as it is: frozen ReLU
             features have channels of very different scale.
-        annotation_lstm: a bidirectional LSTM that reads the (standardised) annotations first; what it returns is what
-            the decoder attends to.
+        annotation_layer: reads the (standardised) annotations first, such as a bidirectional LSTM; what it returns is
+            what the decoder attends to.
         output: how words follow from what was looked at; the paper's deep output by default.
+        tie_embeddings: L_o and the embedding of the input words are one matrix (Press & Wolf 2017); both are (V, E).
+        recurrent_dropout: probability of dropping a unit of h_{t-1} on its way to the gates of the LSTM, with one mask
+            for all steps of a caption (Gal & Ghahramani 2016). Attention and the gate beta see the whole h_{t-1}.
 
     Raises:
         InputError: a size or probability out of range, or an output that makes no sense with the attention.
     """
+
+    earlier_arguments = {"annotation_lstm": "annotation_layer"}  # noqa: RUF012 - nobody writes into it
 
     def __init__(
         self,
@@ -109,8 +114,10 @@ class AttentionDecoder(Component):
         gated: bool = True,
         dropout: float = 0.5,
         standardize_annotations: bool = False,
-        annotation_lstm: AnnotationLSTM | None = None,
+        annotation_layer: AnnotationLayer | None = None,
         output: Output | None = None,
+        tie_embeddings: bool = False,
+        recurrent_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
@@ -123,10 +130,13 @@ class AttentionDecoder(Component):
         self.gated = gated
         self.dropout_probability = dropout
         self.standardize_annotations = standardize_annotations
-        self.annotation_lstm = annotation_lstm
+        self.annotation_layer = annotation_layer
         self.words = DeepOutput() if output is None else output
         self.words.check(attention)
+        self.tie_embeddings = tie_embeddings
+        self.recurrent_dropout = Dropout(recurrent_dropout)
         self._recurrence = Recurrence()
+        self.register_load_state_dict_pre_hook(_rename_weights)
 
     def compile_training(self, mode: Mode) -> None:
         """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes."""
@@ -139,8 +149,8 @@ class AttentionDecoder(Component):
         self.annotation_dim = annotation_dim
         # affine=False: only the scale of the input changes, the layers behind it learn the rest.
         self.standardize = nn.BatchNorm1d(D, affine=False) if self.standardize_annotations else None
-        if self.annotation_lstm is not None:
-            D = self.annotation_lstm.build(D)
+        if self.annotation_layer is not None:
+            D = self.annotation_layer.build(D, grid_size)
         self.attention.build(D, H, grid_size)
         self.init_h = _StateInitialiser(D, H, self.init_layers, p)
         self.init_c = _StateInitialiser(D, H, self.init_layers, p)
@@ -153,6 +163,8 @@ class AttentionDecoder(Component):
         self.hidden_to_output = nn.Linear(H, E, bias=False)
         self.context_to_output = nn.Linear(D, E, bias=False)
         self.output = nn.Linear(E, vocabulary_size)
+        if self.tie_embeddings:
+            self.output.weight = self.embedding.weight
         self.words.build(E, grid_size)
         self._initialise()
 
@@ -178,8 +190,8 @@ class AttentionDecoder(Component):
         if self.standardize is not None:
             annotations = self._standardized(annotations, mask)
         annotations = to_autocast(annotations)
-        if self.annotation_lstm is not None:
-            annotations = self.annotation_lstm(annotations, mask)
+        if self.annotation_layer is not None:
+            annotations = self.annotation_layer(annotations, mask)
         return self.attention.prepare(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
@@ -233,7 +245,8 @@ class AttentionDecoder(Component):
             gate = self.gate(h).squeeze(-1)  # (N,)
             beta = torch.sigmoid(gate)
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
-        h, c = lstm_cell(embedded_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)  # Eq. 1-3
+        kept_h = h if memory.kept_units is None else h * memory.kept_units
+        h, c = lstm_cell(embedded_gates, self.hidden_to_gates(kept_h), self.context_to_gates(context), c)  # Eq. 1-3
         kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob)
         return (h, c, *attention.state), kept
 
@@ -255,6 +268,8 @@ class AttentionDecoder(Component):
         embedded = self.embedding(captions[:, :-1])  # (N, T, E)
         embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
         state = for_rows(self.init_state(memory), N // B)
+        if self.training and self.recurrent_dropout.p:
+            memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
         exists = mask.flatten().nonzero().squeeze(1)  # (M,)
         embedded, h, context, alphas = (
@@ -289,3 +304,9 @@ class AttentionDecoder(Component):
             selection_log_probs=None if steps.log_prob is None else steps.log_prob * mask,
             drawn=None if words.drawn is None else Drawn(*map(laid_out, words.drawn)),
         )
+
+
+def _rename_weights(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Let checkpoints of earlier versions load, which know one annotation layer by the name of its class."""
+    for name in [name for name in state_dict if name.startswith(f"{prefix}annotation_lstm.")]:
+        state_dict[name.replace("annotation_lstm.", "annotation_layer.", 1)] = state_dict.pop(name)

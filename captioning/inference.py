@@ -3,6 +3,8 @@
 captioner = load("best.ckpt")
 caption = captioner.caption("photo.jpg")
 caption.save_figure("photo_attention.png")
+
+Of several checkpoints, ``load(["soft.ckpt", "hard.ckpt"])`` makes one captioner, an ensemble.
 """
 
 from __future__ import annotations
@@ -16,13 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Generic, Literal, TypeVar, overload
 
 import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.attention import Memory
 from captioning.caption import Alternative, Caption, Photo
 from captioning.checkpoint import read_checkpoint
 from captioning.data.images import load_image, rgb, upright
@@ -30,8 +31,9 @@ from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
+from captioning.ensemble import Ensemble
 from captioning.errors import InputError, check_range, one_line
-from captioning.model import Captioner
+from captioning.model import Captioner, CaptionModel
 from captioning.vocabulary import Vocabulary
 
 ImageSource = str | os.PathLike[str] | Image.Image
@@ -78,19 +80,22 @@ class DecodingOptions(BeamOptions):
                 )
 
 
-class ImageCaptioner:
-    """Captions images. ``load`` makes one from a checkpoint.
+Model = TypeVar("Model", bound=CaptionModel, covariant=True)
+
+
+class ImageCaptioner(Generic[Model]):
+    """Captions images. ``load`` makes one from a checkpoint, or from several.
 
     Attributes:
-        captioner: the model, in evaluation mode.
+        captioner: the model or the ensemble, in evaluation mode.
         vocabulary: the words it knows.
-        encoder: of the model; its ``preprocessing`` makes the view, its ``cells`` say where the locations lie on it.
-        settings: the full configuration it was trained with; {} if that was not saved.
+        encoder: of the (first) model; its ``preprocessing`` makes the view, its ``cells`` say where the locations lie.
+        settings: the full configuration the (first) model was trained with; {} if that was not saved.
         options: default decoding options: the search of the training configuration.
     """
 
-    def __init__(self, captioner: Captioner, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
-        self.captioner = captioner.eval().requires_grad_(False)
+    def __init__(self, captioner: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
+        self.captioner: Model = captioner.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = _configured_options(self.settings)
@@ -188,19 +193,20 @@ class ImageCaptioner:
                 if not sources:
                     return
                 read = []
-                for source, view in zip(sources, pool.map(self._try_view, sources), strict=True):
-                    if isinstance(view, Image.Image):
-                        read.append((source, view))
+                for source, views in zip(sources, pool.map(self._try_views, sources), strict=True):
+                    if not isinstance(views, InputError):
+                        read.append((source, views))
                     elif on_error is None:
-                        raise view
+                        raise views
                     else:
-                        on_error(source, view)
+                        on_error(source, views)
                 if read:
                     yield from self._caption_views(read, options or self.options, number)
 
-    def _try_view(self, source: ImageSource) -> Image.Image | InputError:
+    def _try_views(self, source: ImageSource) -> list[Image.Image] | InputError:
+        """Return what the models see of an image, one for each way of preprocessing; the first is ``view``."""
         try:
-            return self.view(source)
+            return [_view(source, preprocessing) for preprocessing in self.captioner.preprocessings]
         except InputError as error:
             return error
 
@@ -231,15 +237,15 @@ class ImageCaptioner:
             words = list(captions[start : start + batch_size])
             ids = [self.vocabulary.encode(each) for each in words]
             with torch.inference_mode(), self._forming_contexts(options, number):
-                views = [(source, self.view(source)) for source in sources]
-                hypotheses = self.captioner.force_decode(self._encode([view for _, view in views]), ids)
-            for (source, view), hypothesis, each in zip(views, hypotheses, words, strict=True):
+                views = [[_view(source, way) for way in self.captioner.preprocessings] for source in sources]
+                hypotheses = self.captioner.force_decode(self._encode(views), ids)
+            for source, (view, *_), hypothesis, each in zip(sources, views, hypotheses, words, strict=True):
                 fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
                 found.append(self._to_caption(source, view, fields))
         return found
 
     def view(self, source: ImageSource) -> Image.Image:
-        """Return the pixels the model sees of an image, a path or PIL image.
+        """Return the pixels the (first) model sees of an image, a path or PIL image.
 
         A photograph that its camera marked as rotated is turned upright. Differs from training, which keeps the
         stored pixel order because COCO's masks are in it; hardly any of COCO's images are marked.
@@ -247,20 +253,14 @@ class ImageCaptioner:
         Raises:
             InputError: the file is not an image.
         """
-        preprocessing = self.encoder.preprocessing
-        if not isinstance(source, Image.Image):
-            return preprocessing.view(upright(preprocessing.load(Path(source))))
-        try:
-            return preprocessing.view(upright(rgb(source)))
-        except ValueError as error:
-            raise InputError(f"image: {error}") from error
+        return _view(source, self.encoder.preprocessing)
 
     def _caption_views(
-        self, images: Sequence[tuple[ImageSource, Image.Image]], options: DecodingOptions, number: int
+        self, images: Sequence[tuple[ImageSource, list[Image.Image]]], options: DecodingOptions, number: int
     ) -> list[Caption]:
         captions = []
-        decoded = self._decode([view for _, view in images], options, number)
-        for (source, view), hypotheses in zip(images, decoded, strict=True):
+        decoded = self._decode([views for _, views in images], options, number)
+        for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
             best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
             captions.append(self._to_caption(source, view, best, [Alternative(**other) for other in others]))
         return captions
@@ -290,32 +290,37 @@ class ImageCaptioner:
         }
 
     @torch.inference_mode()
-    def _decode(self, views: Sequence[Image.Image], options: DecodingOptions, number: int) -> list[list[Hypothesis]]:
+    def _decode(
+        self, views: Sequence[Sequence[Image.Image]], options: DecodingOptions, number: int
+    ) -> list[list[Hypothesis]]:
         with self._forming_contexts(options, number):
             memory = self._encode(views)
             return self.captioner.with_posterior(memory, self._search(memory, options))
 
-    def _encode(self, views: Sequence[Image.Image]) -> Memory:
-        normalise = self.encoder.preprocessing.normalise
-        return self.captioner.encode(torch.stack([normalise(view) for view in views]).to(self.device))
+    def _encode(self, views: Sequence[Sequence[Image.Image]]) -> Any:
+        """Return the memory of images that are seen in one view for each way of preprocessing."""
+        pixels = [
+            torch.stack([preprocessing.normalise(each[place]) for each in views]).to(self.device)
+            for place, preprocessing in enumerate(self.captioner.preprocessings)
+        ]
+        return self.captioner.encode_views(pixels)
 
     @contextmanager
     def _forming_contexts(self, options: DecodingOptions, number: int) -> Iterator[None]:
         """Form contexts, and draw words, as the options say, in batch ``number``."""
-        attention = self.captioner.decoder.attention
         devices = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices, enabled=options.seed is not None),
-            attention.inferring(options.inference or attention.inference),
+            self.captioner.inferring(options.inference),
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # another stream for every batch
             yield
 
-    def _search(self, memory: Memory, options: DecodingOptions) -> list[list[Hypothesis]]:
+    def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
         if options.method == "beam":
             return self.captioner.search(memory, options)
-        step, state = self.captioner.stepper(memory), self.captioner.decoder.init_state(memory)
+        step, state = self.captioner.stepper(memory), self.captioner.init_state(memory)
         lengths = {"max_length": options.max_length, "min_length": options.min_length}
         if options.method == "greedy":
             return [[hypothesis] for hypothesis in decoding.greedy(step, state, **lengths)]
@@ -351,17 +356,55 @@ def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
     return DecodingOptions(**{name: value for name, value in search.items() if name in names})
 
 
-def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner:
+def _view(source: ImageSource, preprocessing: Preprocessing) -> Image.Image:
+    if not isinstance(source, Image.Image):
+        return preprocessing.view(upright(preprocessing.load(Path(source))))
+    try:
+        return preprocessing.view(upright(rgb(source)))
+    except ValueError as error:
+        raise InputError(f"image: {error}") from error
+
+
+@overload
+def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
+
+
+@overload
+def load(
+    path: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
+) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]: ...
+
+
+def load(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
+) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]:
     """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: a .ckpt file of this project.
+        path: a .ckpt file of this project; or several, whose word distributions are averaged at every step. Views,
+            settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
-        InputError: the file is missing, damaged, of another project or of a newer version of this one; or the device
-            is not there.
+        InputError: a file is missing, damaged, of another project or of a newer version of this one; the device is not
+            there; or the vocabularies of several differ.
     """
+    if isinstance(path, (str, os.PathLike)):
+        return _load_one(path, device)
+    if not path:
+        raise InputError("an ensemble needs at least one checkpoint")
+    first, *others = (_load_one(each, device) for each in path)
+    if not others:
+        return first
+    for other, name in zip(others, path[1:], strict=True):
+        if other.vocabulary != first.vocabulary:
+            sizes = f"{len(other.vocabulary)} words, {path[0]} {len(first.vocabulary)}"
+            raise InputError(f"{name}: its vocabulary is another one ({sizes}); an ensemble needs one vocabulary")
+    members = [first.captioner, *(other.captioner for other in others)]
+    return ImageCaptioner(Ensemble(members), first.vocabulary, first.settings)
+
+
+def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> ImageCaptioner[Captioner]:
     target = _device(device)
     checkpoint = read_checkpoint(Path(path))
     content = checkpoint["captioning"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
@@ -30,7 +35,91 @@ class _Stepper:
         return _Stepper(self.decoder, self.memory.select(images))
 
 
-class Captioner(nn.Module):
+class CaptionModel(nn.Module):
+    """What captions images: a ``Captioner``, or several of them (``captioning.ensemble``).
+
+    A memory is what the model keeps of a batch of images while it searches for their captions.
+
+    Attributes:
+        encoder: says where the locations of a trace lie, on which view of the image.
+    """
+
+    encoder: Encoder
+
+    @property
+    @abstractmethod
+    def preprocessings(self) -> list[Preprocessing]:
+        """The views of an image that ``encode_views`` takes."""
+
+    @abstractmethod
+    def encode_views(self, views: Sequence[Tensor]) -> Any:
+        """Return the memory of images, (B, 3, height, width) for each of ``preprocessings``."""
+
+    @abstractmethod
+    def encode_batch(self, batch: CaptionBatch) -> Any:
+        """Return the memory of a batch's images."""
+
+    @abstractmethod
+    def teacher_force(self, batch: CaptionBatch, memory: Any) -> DecoderOutput:
+        """Return the words and traces of every caption in the batch, over the memory of its images."""
+
+    @abstractmethod
+    def stepper(self, memory: Any) -> ImageStepFunction:
+        """Return the step function over ``memory`` that ``decoding`` searches with."""
+
+    @abstractmethod
+    def init_state(self, memory: Any) -> State:
+        """Return the state before the first step, (B, ..) each."""
+
+    @abstractmethod
+    def inferring(self, mode: str | None) -> AbstractContextManager[None]:
+        """Form contexts by an inference mode of attention for a while; None by the one that is set.
+
+        Raises:
+            InputError: the attention does not know the mode.
+        """
+
+    @abstractmethod
+    def with_posterior(self, memory: Any, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return hypotheses of every image with the posterior in their traces, as they are if the output has none."""
+
+    @torch.inference_mode()
+    def search(self, memory: Any, options: BeamOptions) -> list[list[Hypothesis]]:
+        """Return the beam-search hypotheses of every image in ``memory``, best first."""
+        return beam_search(
+            self.stepper(memory),
+            self.init_state(memory),
+            beam_size=options.beam_size,
+            length_normalization=options.length_normalization,
+            max_length=options.max_length,
+            min_length=options.min_length,
+        )
+
+    @torch.inference_mode()
+    def force_decode(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
+        """Return given captions, word ids, one per image of ``memory``, as a search would have found them.
+
+        Their log-probabilities and traces, with the posterior if the output has one, come from teacher forcing.
+        """
+        ids, lengths = pad_captions(captions)
+        each = torch.arange(len(captions))
+        batch = CaptionBatch(ids, lengths, each, each, each).to(next(self.parameters()).device)
+        output = self.teacher_force(batch, memory)
+        log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
+        trace = output.trace.map(Tensor.cpu)
+        return [
+            Hypothesis(
+                known,
+                each.tolist(),
+                float(each.sum()),
+                finished=True,
+                trace=trace.map(itemgetter((row, slice(len(known))))),
+            )
+            for row, (known, each) in enumerate(zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True))
+        ]
+
+
+class Captioner(CaptionModel):
     """An image captioner, assembled: the decoder is built for the encoder's annotations and the vocabulary.
 
     Args:
@@ -61,14 +150,23 @@ class Captioner(nn.Module):
             raise ValueError(f"annotations must have size {self.encoder.annotation_dim}, got {annotations.shape[-1]}")
         return self.decoder.encode(annotations, mask)
 
+    def encode_batch(self, batch: CaptionBatch) -> Memory:
+        return self.encode(batch.images, batch.annotations, batch.annotation_mask)
+
+    @property
+    def preprocessings(self) -> list[Preprocessing]:
+        return [self.encoder.preprocessing]
+
+    def encode_views(self, views: Sequence[Tensor]) -> Memory:
+        return self.encode(views[0])
+
     def forward(self, batch: CaptionBatch, samples: int = 1) -> DecoderOutput:
         """Teacher-forced logits and alphas of every caption in the batch.
 
         Args:
             samples: rows per caption, adjacent, which differ in what a stochastic attention draws for them.
         """
-        memory = self.encode(batch.images, batch.annotations, batch.annotation_mask)
-        return self.teacher_force(batch, memory, samples)
+        return self.teacher_force(batch, self.encode_batch(batch), samples)
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """``forward`` over the memory of the batch's images."""
@@ -82,15 +180,17 @@ class Captioner(nn.Module):
         return self.decoder(captions, lengths, memory)
 
     def stepper(self, memory: Memory) -> ImageStepFunction:
-        """Return the step function over ``memory`` that ``decoding`` searches with."""
         return _Stepper(self.decoder, self.decoder.prepare_search(memory))
+
+    def init_state(self, memory: Memory) -> State:
+        return self.decoder.init_state(memory)
+
+    def inferring(self, mode: str | None) -> AbstractContextManager[None]:
+        return nullcontext() if mode is None else self.decoder.attention.inferring(mode)
 
     @torch.inference_mode()
     def with_posterior(self, memory: Memory, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return hypotheses of every image with the posterior in their traces, as they are if the output has none.
-
-        Costs one pass of teacher forcing over them.
-        """
+        """``CaptionModel.with_posterior``. Costs one pass of teacher forcing over them."""
         if not self.decoder.words.has_posterior:
             return found
         captions, lengths = pad_captions([hypothesis.ids for hypotheses in found for hypothesis in hypotheses])
@@ -106,37 +206,3 @@ class Captioner(nn.Module):
             ]
             for hypotheses in found
         ]
-
-    @torch.inference_mode()
-    def force_decode(self, memory: Memory, captions: list[list[int]]) -> list[Hypothesis]:
-        """Return given captions, word ids, one per image of ``memory``, as a search would have found them.
-
-        Their log-probabilities and traces, with the posterior if the output has one, come from teacher forcing.
-        """
-        ids, lengths = pad_captions(captions)
-        device = memory.annotations.device
-        output = self.decoder(ids.to(device), lengths.to(device), memory)
-        log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
-        trace = output.trace.map(Tensor.cpu)
-        return [
-            Hypothesis(
-                known,
-                each.tolist(),
-                float(each.sum()),
-                finished=True,
-                trace=trace.map(itemgetter((row, slice(len(known))))),
-            )
-            for row, (known, each) in enumerate(zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True))
-        ]
-
-    @torch.inference_mode()
-    def search(self, memory: Memory, options: BeamOptions) -> list[list[Hypothesis]]:
-        """Return the beam-search hypotheses of every image in ``memory``, best first."""
-        return beam_search(
-            self.stepper(memory),
-            self.decoder.init_state(memory),
-            beam_size=options.beam_size,
-            length_normalization=options.length_normalization,
-            max_length=options.max_length,
-            min_length=options.min_length,
-        )

@@ -3,12 +3,14 @@
 
 Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
 (searched recursively), or a list of paths on standard input. The checkpoint is all that is needed beside the images.
+With several, each after a --checkpoint of its own, every word comes from the mean of their distributions.
 
 examples:
   python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
   python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
   python scripts/caption_image.py photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
   python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html
+  python scripts/caption_image.py photo.jpg --checkpoint soft.ckpt --checkpoint hard.ckpt
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
 
 An image that cannot be read, or an overlay that cannot be written, costs one line on standard error; the others are
@@ -109,7 +111,13 @@ def main(argv: list[str] | None = None) -> None:
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__)
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
-    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="what `captioning fit` saved")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="what `captioning fit` saved; given again: an ensemble",
+    )
     parser.add_argument(
         "--overlay",
         metavar="PATH",
@@ -180,12 +188,12 @@ def _positive(text: str) -> int:
 
 
 def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Raise an InputError where an output would replace an image or the checkpoint.
+    """Raise an InputError where an output would replace an image or a checkpoint.
 
     Args:
         paths: the images, as far as they are known.
     """
-    inputs = [*paths, arguments.checkpoint]
+    inputs = [*paths, *arguments.checkpoint]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
         if target is not None and target != "-":
@@ -257,11 +265,11 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
     return name
 
 
-def _write_explorer(path: Path, captions: list[Caption], checkpoint: str) -> None:
+def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str]) -> None:
     from captioning.views.explorer import ExploredImage, explorer_page
 
-    folder = RunFolder.of(checkpoint)
-    run = folder.path.resolve().name if folder else Path(checkpoint).stem
+    folders = [(checkpoint, RunFolder.of(checkpoint)) for checkpoint in checkpoints]
+    run = " + ".join(folder.path.resolve().name if folder else Path(file).stem for file, folder in folders)
     images = [
         ExploredImage(view=caption.view, name=Path(str(caption.path)).name, runs=[caption.for_explorer(run)])
         for caption in captions
@@ -278,7 +286,7 @@ def _device(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _options(arguments: argparse.Namespace, captioner: ImageCaptioner) -> DecodingOptions:
+def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> DecodingOptions:
     names = ("beam_size", "length_normalization", "max_length", "min_length", "temperature", "top_k", "top_p", "seed")
     names += ("inference",)
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}

@@ -6,6 +6,10 @@ the vocabulary is always the checkpoint's. Options after them change single sett
 The scores, and every caption beside its references, are also written as test_metrics.json and test_captions.json to the
 run's folder, or to a folder in it that is named after the --data file.
 
+Several checkpoints are an ensemble: the mean of their word distributions at every step. The data settings are the
+first one's; models with its encoder share its cached features, others read the images. The files go to ensemble/ in its
+run's folder.
+
 With --captions in place of --checkpoint, score a file of captions from anywhere, [{"image_id": 17, "caption": "a dog"},
 ..] as the COCO server takes them, against --references: COCO's annotations or a split file of Karpathy. METEOR and
 SPICE are among the scores where Java and pycocoevalcap are installed.
@@ -16,12 +20,14 @@ examples:
   python scripts/evaluate.py --checkpoint best.ckpt --split val --data.features data/flickr8k/mobilenet
   python scripts/evaluate.py --checkpoint best.ckpt --split val --data configs/overlays/coco2017.yaml \
       --data.source.root data/coco
+  python scripts/evaluate.py --checkpoint soft.ckpt hard.ckpt --split val --data.features data/flickr8k/mobilenet
   python scripts/evaluate.py --captions results.json --references data/coco/annotations/captions_val2017.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 import tempfile
@@ -56,11 +62,14 @@ def main(argv: list[str] | None = None) -> None:
 
     import_modules(args.imports, [Path(), *([args.data.parent] if args.data else [])])
     if args.measurement is not None:
-        refuse_inputs(args.measurement, [args.checkpoint, *([args.data] if args.data else [])], "--measurement")
-    captioner = load(args.checkpoint)
+        refuse_inputs(args.measurement, [*args.checkpoint, *([args.data] if args.data else [])], "--measurement")
+    checkpoint, *others = args.checkpoint
+    if others and args.inference is not None:
+        raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")
+    captioner = load(checkpoint)
     if not captioner.settings:
-        raise InputError(f"{args.checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
-    settings = evaluation_settings(captioner.settings, args.checkpoint)
+        raise InputError(f"{checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
+    settings = evaluation_settings(captioner.settings, checkpoint)
     attention = captioner.captioner.decoder.attention
     if args.inference is not None:
         attention.inference = args.inference  # refuses a mode that this attention does not know
@@ -72,11 +81,13 @@ def main(argv: list[str] | None = None) -> None:
         if args.data is not None:
             overlay = ["--config", str(_data_overlay(args.data, Path(folder)))]
             settings["data"] |= {"features": None, "limit_images": None}
-            run = RunFolder.of(args.checkpoint)
-            folder_of_results = run.path if run else Path(args.checkpoint).parent
+            run = RunFolder.of(checkpoint)
+            folder_of_results = (run.path if run else Path(checkpoint).parent) / ("ensemble" if others else "")
             results = ["--results", str(folder_of_results / args.data.stem)]
+        if others:
+            results += ["--ensemble", json.dumps(others)]
         config.write_text(yaml.safe_dump(settings))
-        command = ["test", "--config", str(config), *overlay, "--ckpt_path", args.checkpoint, *results]
+        command = ["test", "--config", str(config), *overlay, "--ckpt_path", checkpoint, *results]
         command += ["--data.test_split", args.split]
         for name in ("beam_size", "length_normalization", "max_length", "min_length"):
             if getattr(args, name) is not None:
@@ -88,12 +99,15 @@ def main(argv: list[str] | None = None) -> None:
     search = vars(cli.model.search) | {"inference": cli.model.attention.inference}
     if "bound" in scores:
         search["bound_samples"] = cli.model.bound_samples
+    if others:
+        search["ensemble"] = args.checkpoint
     images = len(cli.model.results)
     nouns = {
         "generated": sum(len(image.hits) for image in cli.model.results),
         "references": sum(len(image.reference_hits) for image in cli.model.results),
     }
-    print(f"\n{args.split} split, {images} images; beam {search['beam_size']}, {_conditions(cli)}")
+    models = f"; {len(args.checkpoint)} models" if others else ""
+    print(f"\n{args.split} split, {images} images{models}; beam {search['beam_size']}, {_conditions(cli)}")
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
@@ -127,7 +141,13 @@ def main(argv: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
     scored = parser.add_mutually_exclusive_group(required=True)
-    scored.add_argument("--checkpoint", metavar="FILE", help="what `captioning fit` saved")
+    scored.add_argument(
+        "--checkpoint",
+        metavar="FILE",
+        nargs="+",
+        action="extend",
+        help="what `captioning fit` saved; several are an ensemble",
+    )
     scored.add_argument("--captions", type=Path, metavar="JSON", help="captions to score in place of a model's")
     parser.add_argument("--references", type=Path, metavar="JSON", help="what to score --captions against")
     parser.add_argument("--split", default="test", choices=["train", "val", "test"], help="(default: %(default)s)")

@@ -7,6 +7,8 @@ Prints the size on disk before it starts. Ctrl-C loses nothing: the same command
 
 examples:
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
+  python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
+      --flipped          # then train with --data.features data/features/flickr8k --data.flip 0.5
 """
 
 from __future__ import annotations
@@ -49,8 +51,10 @@ def main(argv: list[str] | None = None) -> None:
         device=device,
         batch_size=options.batch_size,
         num_workers=options.num_workers,
+        flipped=["train"] if options.flipped else [],
     )
-    print(f"To train from these features, add to the training command:  --data.features {options.output}")
+    sides = " --data.flip 0.5" if options.flipped else ""
+    print(f"To train from these features, add to the training command:  --data.features {options.output}{sides}")
 
 
 def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
@@ -65,13 +69,17 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     )
     parser.add_argument("--output", type=Path, required=True, help="folder of the feature cache")
     parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
+    parser.add_argument("--flipped", action="store_true", help="also write the mirrored training images, for data.flip")
     parser.add_argument("--batch_size", type=_positive, default=32, help="images per batch (default: 32)")
     parser.add_argument(
         "--num_workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
     add_import_option(parser)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
-    return parser.parse_known_args(argv)
+    options, overrides = parser.parse_known_args(argv)
+    if options.flipped and "train" not in options.splits:
+        raise InputError("--flipped: only training images are mirrored; add train to --splits")
+    return options, overrides
 
 
 def _positive(text: str) -> int:

@@ -34,6 +34,7 @@ def make_module(
     hidden_dim: int = 14,
     dropout: float = 0.3,
     lr: float = 3e-3,
+    standardize: bool = False,
     **options,
 ) -> CaptioningModule:
     torch.manual_seed(3)
@@ -44,6 +45,7 @@ def make_module(
         hidden_dim=hidden_dim,
         dropout=dropout,
         output=output,
+        standardize_annotations=standardize,
     )
     options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
     return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=lr), **options)

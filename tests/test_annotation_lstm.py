@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.attention.annotation_lstm import AnnotationLSTM
+from captioning.configs import load_config
 from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder
 
@@ -24,7 +27,7 @@ def make_decoder(**options) -> AttentionDecoder:
         SoftAttention(AdditiveScore(6)),
         embedding_dim=5,
         hidden_dim=H,
-        annotation_lstm=AnnotationLSTM(C),
+        annotation_layer=AnnotationLSTM(C),
         **options,
     )
     decoder.build(V, D)
@@ -75,7 +78,7 @@ def test_decoder_attends_to_what_the_lstm_returns_and_trains_it():
     assert memory.annotations.shape == (B, L, 2 * C) and decoder.annotation_dim == D
     captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
     decoder(captions, lengths, memory).logits.logsumexp(-1).sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_lstm.parameters())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
 
 
 def test_stage_works_under_autocast_also_with_a_mask():
@@ -92,4 +95,22 @@ def test_config_round_trip_keeps_the_stage():
     again = AttentionDecoder.from_config(decoder.to_config())
     again.build(V, D)
     again.load_state_dict(decoder.state_dict())
-    assert again.annotation_lstm.hidden_dim == C
+    assert again.annotation_layer.hidden_dim == C
+
+
+def test_weights_and_arguments_of_earlier_versions_load_under_the_layers_name():
+    """Earlier ones had no other layer, and called it ``annotation_lstm``."""
+    decoder = make_decoder()
+    config, weights = decoder.to_config(), decoder.state_dict()
+    config["init_args"]["annotation_lstm"] = config["init_args"].pop("annotation_layer")
+    weights = {
+        f"decoder.{name.replace('annotation_layer', 'annotation_lstm')}": value for name, value in weights.items()
+    }
+    assert any("annotation_lstm" in name for name in weights)
+    again = AttentionDecoder.from_config(config)
+    again.build(V, D)
+    torch.nn.ModuleDict({"decoder": again}).load_state_dict(weights)  # not at the root, as in a captioner
+    annotations = torch.randn(B, L, D)
+    assert torch.equal(again.eval().encode(annotations).annotations, decoder.encode(annotations).annotations)
+    assert "annotation_lstm" not in load_config(json.dumps(config))["init_args"]
+    assert load_config(json.dumps(config))["init_args"]["annotation_layer"]["init_args"] == {"hidden_dim": C}

@@ -16,6 +16,8 @@ from helpers import SCRIPTS, load_script, save_image
 from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
 
+from captioning.attention import HardAttention
+from captioning.inference import load
 from captioning.output import MarginalOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
@@ -320,3 +322,15 @@ def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
         Image.new(mode, (17, 23), 100).save(tmp_path / name)
     lines, err = run(capsys, tmp_path, "--checkpoint", checkpoint)
     assert (len(lines), err) == (4, "")
+
+
+def test_several_checkpoints_caption_together(capsys, checkpoint, folder, tmp_path):
+    other = save_checkpoint(tmp_path / "other.ckpt", attention=HardAttention)
+    files = [folder / "b.png", "--checkpoint", checkpoint, "--checkpoint", other]
+    (line,), _ = run(capsys, *files, "--json", tmp_path / "b.json", "--explorer", tmp_path / "page.html")
+    caption = load([checkpoint, other]).caption(folder / "b.png")
+    assert line == caption.text
+    assert json.loads((tmp_path / "b.json").read_text())["score"] == pytest.approx(caption.score)
+    assert "best + other" in (tmp_path / "page.html").read_text()
+    _, err = run(capsys, *files, "--overlay", other, code=2)
+    assert "other.ckpt" in err

@@ -103,6 +103,45 @@ def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir)
         assert [hit["noun"] for hit in found] in (["dog", "puppy", "dogs"], ["dog"])
 
 
+def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_first(workdir, capsys):
+    """The second model's encoder sees the images otherwise, so its views are loaded beside the batches."""
+    main(["test", "--ckpt_path", CHECKPOINT])
+    own = Path("runs/tiny/test_metrics.json").read_bytes()
+    other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
+    main(["fit", "--config", "tiny.yaml", *other])
+    both = [CHECKPOINT, "runs/other/checkpoints/last.ckpt"]
+    load_script("evaluate").main(["--checkpoint", *both, "--split", "val", "--measurement", "both.json"])
+    assert "1 images; 2 models; beam 1" in capsys.readouterr().out
+    assert Path("runs/tiny/test_metrics.json").read_bytes() == own
+    (caption,) = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
+    (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
+    found = load(both).caption(image, beam_size=1)
+    assert caption["caption"] == found.text and caption["log_prob"] == pytest.approx(found.score, rel=1e-5)
+    alone = [load(each).caption(image, beam_size=1).score for each in both]
+    assert caption["log_prob"] not in [pytest.approx(score, rel=1e-4) for score in alone]
+    measured = json.loads(Path("both.json").read_text())
+    assert measured["search"]["ensemble"] == both
+    nll = [evaluate_nll("--checkpoint", checkpoint) for checkpoint in both]
+    assert measured["values"]["nll"] < sum(nll) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
+
+
+def evaluate_nll(*arguments: str) -> float:
+    load_script("evaluate").main([*arguments, "--split", "val", "--measurement", "one.json"])
+    return json.loads(Path("one.json").read_text())["values"]["nll"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fit", "--config", "tiny.yaml", "--ensemble", f'["{CHECKPOINT}"]'], "--ensemble: models are trained one by"),
+        (["test", "--ckpt_path", CHECKPOINT, "--ensemble", '["nowhere.ckpt"]'], "nowhere.ckpt: the checkpoint cannot"),
+    ],
+)
+def test_an_ensemble_that_cannot_be_is_refused(workdir, arguments, message):
+    with pytest.raises(InputError, match=message):
+        main(arguments)
+
+
 @torch.inference_mode()
 def alphas_of(model, path: str, text: str) -> np.ndarray:
     """(T, L), one step of the decoder after the other."""

@@ -99,6 +99,22 @@ def test_the_cache_holds_what_the_encoder_computes(config, root, tmp_path, capsy
     assert printed.splitlines()[-1].endswith(f"--data.features {out}")
 
 
+def test_mirrored_training_images_are_written_beside_the_others_and_resume_too(config, tmp_path, capsys):
+    out = run(config, tmp_path)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    capsys.readouterr()
+    run(config, tmp_path, "--flipped")
+    printed = capsys.readouterr().out
+    assert "train: 5 images x 256 locations x 64 x 2 bytes = 0.00 GB, 5 done already" in printed
+    assert "train_flipped: complete" in printed and printed.rstrip().endswith(f"--data.features {out} --data.flip 0.5")
+    after = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert after.keys() - before.keys() == {f"train_flipped{end}" for end in (".npy", ".json", ".images.json")}
+    assert before.items() <= after.items()
+    with pytest.raises(SystemExit):
+        run(config, tmp_path, "--flipped", "--splits", "val")
+    assert "--flipped: only training images are mirrored" in capsys.readouterr().err
+
+
 def test_workers_give_the_same_features(config, tmp_path):
     alone = run(config, tmp_path, "--splits", "val")
     together = run(config, tmp_path, "--splits", "val", "--num_workers", "2", out="together")

@@ -41,15 +41,17 @@ FLOORS: list[dict[str, str]] = [
     {"decoder": "attention component errors kernels output trace vocabulary"},
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption checkpoint data decoder decoding encoders errors model vocabulary",
+        "ensemble": "attention data decoder decoding encoders errors model",
         "objective": "attention component data decoder decoding errors kernels model output trace vocabulary",
     },
-    {"evaluation": "attention cells data decoding errors files model objective vocabulary"},
+    {
+        "evaluation": "cells data decoding errors files model objective vocabulary",
+        "inference": "caption checkpoint data decoder decoding encoders ensemble errors model vocabulary",
+    },
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
-        "training": "attention checkpoint component configs data decoder decoding encoders errors evaluation files "
-        "inference "
-        "model objective provenance run_folder views vocabulary",
+        "training": "attention checkpoint component configs data decoder decoding encoders ensemble errors evaluation "
+        "files inference model objective provenance run_folder views vocabulary",
     },
     {"__main__": "errors training"},
 ]

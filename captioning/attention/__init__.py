@@ -1,5 +1,6 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
+from captioning.attention.annotation_layer import AnnotationAttention, AnnotationLayer
 from captioning.attention.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, Selected, State, expected_context
 from captioning.attention.coverage import CoverageScore
@@ -19,7 +20,9 @@ from captioning.attention.stochastic import GumbelAttention, HardAttention, Stoc
 
 __all__ = [
     "AdditiveScore",
+    "AnnotationAttention",
     "AnnotationLSTM",
+    "AnnotationLayer",
     "Attention",
     "AttentionOutput",
     "ConcatScore",

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from captioning.component import Component, check_size
+from captioning.attention.annotation_layer import AnnotationLayer
+from captioning.component import check_size
 
 
-class AnnotationLSTM(Component):
+class AnnotationLSTM(AnnotationLayer):
     """Lets every annotation know of the others: a_i becomes [forward h_i; backward h_i], read in row-major order.
 
     Bahdanau et al. 2015's bidirectional encoder, over locations instead of words; the authors' code has it as
-    ``lstm_encoder``. It belongs to the decoder, so that it trains on cached features of a frozen encoder just as well.
+    ``lstm_encoder``.
 
     Args:
         hidden_dim: size of each direction, so that the decoder sees annotations of twice that.
@@ -24,17 +25,12 @@ class AnnotationLSTM(Component):
         check_size(hidden_dim=hidden_dim)
         self.hidden_dim = hidden_dim
 
-    def build(self, annotation_dim: int) -> int:
-        """Create the parameters for annotations of size D; returns the size of those that come out."""
+    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
         self.lstm = nn.LSTM(annotation_dim, self.hidden_dim, batch_first=True, bidirectional=True)
         return 2 * self.hidden_dim
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return annotations (B, L, 2 * hidden_dim) for (B, L, D).
-
-        Args:
-            mask: (B, L) bool, True where a location exists. Others are passed over, wherever they stand, and get 0.
-        """
+        """Return annotations (B, L, 2 * hidden_dim); masked ones are passed over, wherever they stand."""
         if mask is None:
             return self.lstm(annotations)[0]
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # those that exist come first

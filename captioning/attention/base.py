@@ -72,6 +72,8 @@ class Memory:
         expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
             (semi-sampling); None where that is not decided image by image.
         located: what the decoder's output computed of the images for a search.
+        kept_units: (N, H) factors of h in the recurrence, the same at all steps of a row: the decoder's recurrent
+            dropout. None outside training.
     """
 
     annotations: Tensor
@@ -79,6 +81,7 @@ class Memory:
     mask: Tensor | None = None
     expected: Tensor | None = None
     located: Located | None = None
+    kept_units: Tensor | None = None
 
     @property
     def exists(self) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
@@ -14,8 +15,11 @@ from captioning.evaluation.scores import TITLES
 from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
+if TYPE_CHECKING:
+    from captioning.model import Captioner
 
-def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[str]]:
+
+def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
     """Load the runs' best checkpoints, count parameters, and fill in settings that only the checkpoint has.
 
     Returns:
@@ -38,7 +42,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner], list[st
 
 
 def explore(
-    runs: Sequence[Run], models: dict[str, ImageCaptioner], comparison: Comparison, *, seed: int
+    runs: Sequence[Run], models: dict[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
     """Show the disagreements' images: the captions that were tested, with every loaded model's attention along them.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioning.data.features import FeatureWriter, features_size
+from captioning.data.features import FeatureWriter, features_size, flipped_fingerprint, flipped_split
 from captioning.data.loading import ignore_interrupts
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
@@ -44,6 +44,7 @@ def extract_features(
     device: torch.device,
     batch_size: int,
     num_workers: int,
+    flipped: Collection[str] = (),
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
@@ -54,6 +55,7 @@ def extract_features(
         device: of the encoder.
         batch_size: images.
         num_workers: processes that decode images; 0 decodes them here.
+        flipped: splits whose mirrored images are written, too.
 
     Raises:
         InputError: the disk is too small, an image cannot be read, or the folder holds other features.
@@ -61,13 +63,22 @@ def extract_features(
     rows, cols = encoder.grid_size
     shape = (rows * cols, encoder.annotation_dim)
     fingerprint = encoder.fingerprint()
+    sides = {split: (split, False) for split in indices}
+    sides |= {flipped_split(split): (split, True) for split in flipped}
     writers = {
-        split: FeatureWriter(output, split, paths=list(index.paths), fingerprint=fingerprint, shape=shape)
-        for split, index in indices.items()
+        name: FeatureWriter(
+            output,
+            name,
+            paths=list(indices[split].paths),
+            fingerprint=flipped_fingerprint(fingerprint) if mirrored else fingerprint,
+            shape=shape,
+        )
+        for name, (split, mirrored) in sides.items()
     }
     _announce(writers, output)
-    for split, writer in writers.items():
-        _extract(writer, indices[split], encoder, device, batch_size, num_workers)
+    for name, (split, mirrored) in sides.items():
+        images = _Images(indices[split], encoder.preprocessing, mirrored)
+        _extract(writers[name], images, encoder, device, batch_size, num_workers)
 
 
 def _announce(writers: Mapping[str, FeatureWriter], output: Path) -> None:
@@ -89,16 +100,17 @@ def _announce(writers: Mapping[str, FeatureWriter], output: Path) -> None:
 class _Images:
     """Images of an index in row order, ready for the encoder. A file that cannot be read is returned as its error."""
 
-    def __init__(self, index: CaptionIndex, preprocessing: Preprocessing) -> None:
+    def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
         self.index = index
         self.preprocessing = preprocessing
+        self.transform = preprocessing.training(random_crop=False, flip=1.0) if mirrored else preprocessing
 
     def __len__(self) -> int:
         return len(self.index)
 
     def __getitem__(self, row: int) -> Tensor | InputError:
         try:
-            return self.preprocessing(self.preprocessing.load(self.index.image_path(row)))
+            return self.transform(self.preprocessing.load(self.index.image_path(row)))
         except InputError as error:
             return error  # raised in the main process: through a worker it would arrive with a traceback
 
@@ -110,23 +122,22 @@ def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
 
 def _extract(
     writer: FeatureWriter,
-    index: CaptionIndex,
+    images: Any,
     encoder: ImageEncoder,
     device: torch.device,
     batch_size: int,
     num_workers: int,
 ) -> None:
-    images: Any = _Images(index, encoder.preprocessing)
     loader: DataLoader[Any] = DataLoader(
         images,
         batch_size=batch_size,
-        sampler=range(writer.done, len(index)),
+        sampler=range(writer.done, len(images)),
         num_workers=num_workers,
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_interrupts,
     )
-    split, total = writer.split, len(index)
+    split, total = writer.split, len(images)
     progress = Progress(split, total, writer.done)
     try:
         with writer, progress, torch.inference_mode():

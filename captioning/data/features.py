@@ -7,8 +7,8 @@ A cache folder holds, for each split:
     <split>.images.json   the images' paths, in row order
 
 Features are computed with the *evaluation* preprocessing, so training from a cache always sees the same view of an
-image: no random crop, no mirroring. Values differ from the encoder's by fp16 rounding (a relative 2**-11) and nothing
-else.
+image: no random crop. ``<split>_flipped`` has the same views mirrored, where they were asked for. Values differ from
+the encoder's by fp16 rounding (a relative 2**-11) and nothing else.
 """
 
 from __future__ import annotations
@@ -101,12 +101,7 @@ class FeatureCache:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
-        shape = (len(index), *self.shape[1:])
-        if get_worker_info() is None:
-            out = torch.empty(shape, dtype=torch.float16, pin_memory=pinned)
-        else:
-            storage = torch.UntypedStorage._new_shared(2 * math.prod(shape), device="cpu")
-            out = torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
+        out = self.empty(len(index), pinned=pinned)
         self._announce(index)
         # In one thread, so that reading ahead does not take cores from training; "clip" writes without a buffer.
         np.take(self._array, index, axis=0, out=out.numpy(), mode="clip")
@@ -123,6 +118,14 @@ class FeatureCache:
             first = begin + int(index[start]) * size
             page = first - first % mmap.PAGESIZE
             _will_need(mapped, page, first + (stop - start) * size - page)
+
+    def empty(self, rows: int, *, pinned: bool = False) -> Tensor:
+        """Return (rows, L, D) half with any content, in the memory that ``gather`` describes."""
+        shape = (rows, *self.shape[1:])
+        if get_worker_info() is None:
+            return torch.empty(shape, dtype=torch.float16, pin_memory=pinned)
+        storage = torch.UntypedStorage._new_shared(2 * math.prod(shape), device="cpu")
+        return torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
 
     @property
     def _array(self) -> NDArray[np.float16]:
@@ -158,6 +161,47 @@ class FeatureCache:
             raise InputError(
                 f"{self._file}: has no features of image {error.args[0]}; it was made from other data, extract again"
             ) from error
+
+
+def flipped_split(split: str) -> str:
+    """Return the name that the features of a split's mirrored images are kept under."""
+    return f"{split}_flipped"
+
+
+def flipped_fingerprint(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return what the features of mirrored images were made with, so that none are taken for the others."""
+    return {**fingerprint, "flipped": True}
+
+
+class FlippedFeatures:
+    """The mirrored side of a split, and which images of an epoch are seen from there.
+
+    An image has one side for all its captions of an epoch, as a function of seed, epoch and image alone: a resumed run
+    goes on with the same sides, whichever process or thread reads them.
+
+    Args:
+        cache: of the mirrored images.
+        probability: that an image is mirrored in an epoch.
+        seed: of the choice.
+        images: N of the split, in the order of its ``CaptionIndex``.
+    """
+
+    def __init__(self, cache: FeatureCache, *, probability: float, seed: int, images: int) -> None:
+        if not 0 <= probability <= 1:
+            raise InputError(f"flip must be a probability, got {probability}")
+        self.cache = cache
+        self.probability = probability
+        self.seed = seed
+        self.images = images
+        self._chosen: tuple[int, Tensor] | None = None
+
+    def chosen(self, epoch: int) -> Tensor:
+        """Return (N,) bool, True for images that are mirrored in the epoch."""
+        known = self._chosen  # read once: threads share this object
+        if known is None or known[0] != epoch:
+            drawn = np.random.default_rng((self.seed, epoch, 1)).random(self.images)  # the batches draw without the 1
+            known = self._chosen = (epoch, torch.from_numpy(drawn < self.probability))
+        return known[1]
 
 
 class FeatureWriter:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.data.features import FeatureCache
+from captioning.data.features import FeatureCache, FlippedFeatures
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
@@ -37,6 +37,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         seed: of these changes, which depend on it, the batch's place in training and the image alone: not on the
             process or worker that loads it, nor on where a run was resumed.
         features: cached annotations, read instead of the images.
+        flipped: those of the mirrored images, for training; the sampler's lists then say their epoch (``EpochBatch``).
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
     """
@@ -50,6 +51,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         transform: TrainingTransform | None = None,
         seed: int = 0,
         features: FeatureCache | None = None,
+        flipped: FlippedFeatures | None = None,
         by_image: bool = False,
         pinned: bool = False,
     ) -> None:
@@ -60,6 +62,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.seed = seed
         self.features = features
         self.feature_rows = None if features is None else features.find(index.paths)
+        self.flipped = flipped
+        self.flipped_rows = None if flipped is None else flipped.cache.find(index.paths)
         self.by_image = by_image
         self.pinned = pinned
 
@@ -90,7 +94,14 @@ class CaptionDataset(Dataset[CaptionBatch]):
         )
         images = annotations = None
         if self.features is not None and self.feature_rows is not None:
-            annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
+            if self.flipped is None or self.flipped_rows is None:
+                annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
+            else:
+                assert isinstance(numbers, Numbers)
+                mirrored = self.flipped.chosen(numbers.place[0])[rows]
+                annotations = self.features.empty(len(rows), pinned=self.pinned)
+                annotations[~mirrored] = self.features.gather(self.feature_rows[rows[~mirrored]])
+                annotations[mirrored] = self.flipped.cache.gather(self.flipped_rows[rows[mirrored]])
         else:
             place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
             images = torch.stack([self._image(row, place) for row in rows.tolist()])

@@ -102,16 +102,16 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
         return -(-self._units // self._per_step)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Numbers]:  # type: ignore[override]
         """Yield lists of caption numbers: every pass is an epoch, the first one starts at the position that was loaded.
 
         There is no ``set_epoch``: a trainer that counts epochs otherwise (Lightning does after a stop in the middle of
         one) must not move a restored position.
         """
         # A generator, because DataLoader calls iter() twice and uses one: only the first next() may move the position.
-        self.epoch, self.batches_done = self._next
-        self._next = (self.epoch + 1, 0)
-        units, starts, stops = self._plan(self.epoch)
+        epoch, self.batches_done = self._next
+        self.epoch, self._next = epoch, (epoch + 1, 0)
+        units, starts, stops = self._plan(epoch)
         for step in range(self.batches_done, len(starts)):
             self.batches_done = step + 1
             yield Numbers(self._captions(units[starts[step] : stops[step]]), place=(self.epoch, step))

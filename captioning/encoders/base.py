@@ -264,8 +264,7 @@ class Encoder(Component):
     def fingerprint(self) -> dict[str, Any]:
         """Return plain data that identifies what a frozen encoder computes; equal fingerprints, equal annotations.
 
-        Holds the class, its arguments, a sha256 of the weights (not where they were read from), the preprocessing and
-        the annotations' shape. What it was made with decides whether a feature cache may stand in for the encoder.
+        What a feature cache was made with decides whether it may stand in for the encoder; see ``identity``.
 
         Raises:
             InputError: the encoder is fine-tuned, so that its annotations change while it trains.
@@ -275,6 +274,14 @@ class Encoder(Component):
                 f"{type(self).__name__}: trainable_from={self.trainable_from!r} changes the encoder while it trains, "
                 "so its features cannot be cached; set trainable_from to null, or train from the images"
             )
+        return self.identity()
+
+    def identity(self) -> dict[str, Any]:
+        """Return ``fingerprint`` of the weights as they are now, whether they are going to change or not.
+
+        Holds the class, its arguments, a sha256 of the weights (not where they were read from), the preprocessing and
+        the annotations' shape.
+        """
         options = self.to_config()["init_args"]
         return {
             "encoder": self.to_config()["class_path"],

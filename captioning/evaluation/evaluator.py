@@ -6,19 +6,19 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
-from captioning.model import Captioner
+from captioning.model import Captioner, CaptionModel
 from captioning.objective import losses
 from captioning.objective.objective import sampled_bounds
 from captioning.vocabulary import Vocabulary
@@ -94,14 +94,14 @@ def score_names() -> set[str]:
 
 
 class Evaluator:
-    """Evaluates a captioner, which is in eval mode, on batches of whole images; ``evaluated`` has what was found.
+    """Evaluates a captioner or an ensemble, in eval mode, on batches of whole images; ``evaluated`` has what was found.
 
     Args:
         index: the records of the split.
         objects: returns the objects of a row of the split, on the encoder's grid.
         search: how captions are made.
         bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
-            them out.
+            them out. An ensemble has none.
         seed: of what is drawn for a batch, which depends on it and on the batch alone: neither on the batches before
             nor on which process evaluates it. The global stream of random numbers is left as it was.
         keep: images at the beginning of the split whose hypotheses ``kept`` has, by row; those of ``update`` alone.
@@ -109,7 +109,7 @@ class Evaluator:
 
     def __init__(
         self,
-        captioner: Captioner,
+        captioner: CaptionModel,
         vocabulary: Vocabulary,
         index: CaptionIndex,
         objects: Callable[[int], Sequence[ObjectCells]],
@@ -124,8 +124,8 @@ class Evaluator:
         self.index = index
         self.objects = objects
         self.search = search
-        attention = captioner.decoder.attention
-        self.bound_samples = bound_samples if "sample" in attention.inference_modes else 0
+        draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
+        self.bound_samples = bound_samples if draws else 0
         self.seed = seed
         self.keep = keep
         self.kept: dict[int, tuple[CaptionedImage, Hypothesis]] = {}
@@ -147,17 +147,17 @@ class Evaluator:
 
     @torch.inference_mode()
     def _update(self, batch: CaptionBatch) -> None:
-        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
+        memory = self.captioner.encode_batch(batch)
         reference_hits: dict[int, list[NounHit]] = {}
         reference_posterior_hits: dict[int, list[NounHit]] = {}
         if len(batch.captions):
-            with self.captioner.decoder.attention.inferring("expected"):
+            with self.captioner.inferring("expected"):
                 output = self.captioner.teacher_force(batch, memory)
             sums = {
                 "words": len(output.targets),
                 "nll": -float(losses.token_log_probs(output.logits, output.targets).sum()),
             }
-            if self.bound_samples:
+            if self.bound_samples and isinstance(self.captioner, Captioner):
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
                 sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
             self.evaluated.sums[int(batch.rows[0])] = sums
@@ -182,18 +182,16 @@ class Evaluator:
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
             )
 
-    def caption(self, batch: CaptionBatch, memory: Memory | None = None) -> list[tuple[CaptionedImage, Hypothesis]]:
+    def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:
         """Return the best caption of every image of a batch: its record, without hits, and as the search found it.
 
         Args:
             memory: of the batch's images, if they are encoded already.
         """
         with self._drawing_for(batch), torch.inference_mode():
-            if memory is None:
-                memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
-            return self._caption(batch, memory)
+            return self._caption(batch, self.captioner.encode_batch(batch) if memory is None else memory)
 
-    def _caption(self, batch: CaptionBatch, memory: Memory) -> list[tuple[CaptionedImage, Hypothesis]]:
+    def _caption(self, batch: CaptionBatch, memory: Any) -> list[tuple[CaptionedImage, Hypothesis]]:
         found = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
         images = [
             CaptionedImage(

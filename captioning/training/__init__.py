@@ -1,5 +1,6 @@
 """Everything of Lightning: the module, the data of a run, callbacks, loggers and the command line."""
 
+from captioning.training.averaging import WeightAverage
 from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -14,4 +15,5 @@ __all__ = [
     "Unfreeze",
     "WandbRun",
     "WarmupCosine",
+    "WeightAverage",
 ]

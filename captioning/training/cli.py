@@ -24,8 +24,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config
 from captioning.encoders.base import without_weights
+from captioning.ensemble import Ensemble
 from captioning.errors import DEBUG, InputError, check_range, one_line
 from captioning.files import errors_named, write_text
+from captioning.inference import load
 from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
@@ -142,6 +144,12 @@ class CaptioningCLI(LightningCLI):
             default=None,
             help="fit: begin with the weights of this checkpoint, and a new optimizer. Resuming, --ckpt_path, wins.",
         )
+        parser.add_argument(
+            "--ensemble",
+            type=list[str] | None,
+            default=None,
+            help="Checkpoints of the same vocabulary; validate, test and predict average the words' probabilities.",
+        )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
@@ -167,6 +175,12 @@ class CaptioningCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        with warnings.catch_warnings():
+            if subcommand != "fit":  # what trained a checkpoint is not needed to evaluate it
+                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
+            super()._run_subcommand(subcommand)
+
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         fitting = self.subcommand == "fit"
@@ -186,6 +200,8 @@ class CaptioningCLI(LightningCLI):
                 raise InputError(f"{self.run_dir}: holds another run than {checkpoint} is of; give another --name")
         elif _rank() and _FOLDER in os.environ:
             self.run_dir = Path(os.environ[_FOLDER])
+        if config.ensemble and fitting:
+            raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if fitting:
             refuse_impossible(config)
             if not _rank():
@@ -209,6 +225,8 @@ class CaptioningCLI(LightningCLI):
         else:
             # An evaluation saves no checkpoint: which callbacks did is nothing to warn about.
             warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
+            if config.ensemble and not config.results:
+                config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
             if config.results:
                 config.trainer.default_root_dir = config.results
             elif self.subcommand == "test" and config.trainer.logger is not False:
@@ -258,6 +276,19 @@ class CaptioningCLI(LightningCLI):
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
         self._dump_config()  # config_dump: the full configuration as plain data
+
+    def before_validate(self) -> None:
+        config = self.config[self.subcommand]
+        if config.ensemble:
+            found = load([config.ckpt_path, *config.ensemble]).captioner
+            assert isinstance(found, Ensemble)
+            self.model.join(found.captioners[1:])
+
+    def before_test(self) -> None:
+        self.before_validate()
+
+    def before_predict(self) -> None:
+        self.before_validate()
 
     def before_fit(self) -> None:
         self.model.start = self.start

@@ -10,14 +10,15 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 from PIL.Image import Image
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureCache
+from captioning.data.features import FeatureCache, FlippedFeatures, flipped_fingerprint, flipped_split
 from captioning.data.loading import CaptionDataset, CaptionLoader, ignore_interrupts, processors
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.data.transforms import TrainingTransform
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import ObjectCells, object_cells
@@ -72,7 +73,8 @@ class CaptionDataModule(pl.LightningDataModule):
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
         random_crop: cut training images from anywhere in the resized image, not from its centre alone.
-        flip: probability of mirroring a training image, whose caption may say "left" or "right".
+        flip: probability of mirroring a training image, whose caption may say "left" or "right". With ``features``, of
+            reading those of its mirrored side, for all its captions of an epoch (``extract_features.py --flipped``).
         test_split: the split that ``test`` and ``predict`` use.
         limit_images: use only the first images of every split, to try something out.
         seed: of the order of the batches; ``seed_everything`` sets it.
@@ -128,6 +130,10 @@ class CaptionDataModule(pl.LightningDataModule):
         self._evaluated_split = "val"
         self._train_loader: ResumableLoader | None = None
         self._resume_from: dict[str, Any] | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CaptionDataModule:
+        """Return this: copies of a module, such as one that averages its weights, share the data."""
+        return self
 
     def prepare_data(self) -> None:
         self.source.prepare()
@@ -196,11 +202,13 @@ class CaptionDataModule(pl.LightningDataModule):
         return sys.maxsize if done >= self.trainer.num_training_batches else done
 
     def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
-        features = None
+        features = flipped = None
         if self.features is not None:
             if not self.encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             features = FeatureCache(self.features, split, self.encoder.fingerprint())
+            if self.flip and not by_image:
+                flipped = self._flipped_features(split)
         else:
             self.index(split).check_images()
         transform = None if by_image else self._training_transform()
@@ -211,6 +219,7 @@ class CaptionDataModule(pl.LightningDataModule):
             transform=transform,
             seed=self.seed,
             features=features,
+            flipped=flipped,
             by_image=by_image,
             pinned=torch.cuda.is_available(),
         )
@@ -230,11 +239,24 @@ class CaptionDataModule(pl.LightningDataModule):
         }
 
     def _training_transform(self) -> TrainingTransform | None:
+        if self.features is not None:
+            if self.random_crop:
+                raise InputError("data.random_crop: cached features are of one fixed view per image; unset one")
+            return None
         if not (self.random_crop or self.flip):
             return None
-        if self.features is not None:
-            raise InputError("data.random_crop, data.flip: cached features are of one fixed view per image; unset one")
         return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
+
+    def _flipped_features(self, split: str) -> FlippedFeatures:
+        """Raises:
+        InputError: the mirrored images' features were not extracted, or ``flip`` is no probability.
+        """
+        assert self.features is not None
+        try:
+            cache = FeatureCache(self.features, flipped_split(split), flipped_fingerprint(self.encoder.fingerprint()))
+        except InputError as error:
+            raise InputError(f"data.flip: {error}; extract with --flipped") from error
+        return FlippedFeatures(cache, probability=self.flip, seed=self.seed, images=len(self.index(split)))
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""
@@ -245,6 +267,11 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
         path = self.evaluated.image_path(row)
         return self.encoder.preprocessing.load(path) if path.is_file() else None
+
+    def load(self, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+        """Return images (B, 3, height, width) of the evaluated split, for an encoder with this preprocessing."""
+        paths = [self.evaluated.image_path(row) for row in rows.tolist()]
+        return torch.stack([preprocessing(preprocessing.load(path)) for path in paths])
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""

@@ -34,7 +34,7 @@ _LIGHTNING_CALLBACKS = frozenset(
     "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary "
     "RichProgressBar TQDMProgressBar".split()
 )
-_OUR_CALLBACKS = frozenset({"CaptionSamples", "Throughput", "Unfreeze"})
+_OUR_CALLBACKS = frozenset({"CaptionSamples", "Throughput", "Unfreeze", "WeightAverage"})
 _WANDB_LOGGERS = frozenset({"captioning.training.WandbRun", "pytorch_lightning.loggers.WandbLogger"})
 # The rest of what wandb takes leads elsewhere: its server, its folders, what it reads and uploads.
 _WANDB_ARGUMENTS = frozenset(

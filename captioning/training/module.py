@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,14 +19,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from captioning.attention import Attention, UniformAttention
 from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
+from captioning.data.word_vectors import read_word_vectors
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
+from captioning.ensemble import Ensemble
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
-from captioning.model import Captioner
+from captioning.model import Captioner, CaptionModel
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
@@ -71,6 +74,8 @@ class CaptioningModule(pl.LightningModule):
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
+        word_vectors: a text file in word2vec's or GloVe's format, whose vectors the embeddings of the words begin with;
+            words that it lacks begin at random. Not read by a run that is resumed.
         compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
             CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
         self_critical: train by the reward of drawn captions instead, a second stage; nothing else of the objective is
@@ -94,6 +99,7 @@ class CaptioningModule(pl.LightningModule):
         r_drop: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
+        word_vectors: str | None = None,
         compile: Literal["default", "reduce-overhead"] | None = None,
         self_critical: SelfCriticalTraining | None = None,
     ) -> None:
@@ -121,6 +127,7 @@ class CaptioningModule(pl.LightningModule):
         self.self_critical = self_critical
         self.search = search
         self.bound_samples = bound_samples
+        self.word_vectors = word_vectors
         self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
@@ -135,8 +142,12 @@ class CaptioningModule(pl.LightningModule):
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._data: CaptionDataModule | None = None
+        self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Puts the weights in place that validations evaluate, where they are others than those being trained."""
+        self._others: tuple[Captioner, ...] = ()
         self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
+        self._has_weights = False  # of another run
         self._sequence_objective: SequenceObjective | None = None
 
     @property
@@ -158,10 +169,24 @@ class CaptioningModule(pl.LightningModule):
             raise RuntimeError("the module has no data; call its connect(data) before the trainer starts")
         return self._data
 
+    def join(self, others: Sequence[Captioner]) -> None:
+        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.ensemble``."""
+        self._others = tuple(others)  # a tuple, so that they are no part of this module's state
+
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
         if self.captioner is None:
             self.assemble(self.data.vocabulary)
+
+    def _take_word_vectors(self, path: Path) -> None:
+        assert self.captioner is not None and self.vocabulary is not None
+        words, embedding = self.vocabulary.words, self.captioner.decoder.embedding.weight
+        wanted = dict(zip(words, self.vocabulary.encode(words), strict=True))
+        ids, vectors = read_word_vectors(path, wanted, embedding.shape[1])
+        with torch.no_grad():
+            embedding[ids] = vectors.to(embedding)
+        if self.trainer.is_global_zero:
+            print(f"{path}: vectors of {len(ids)} of {len(words)} words ({len(ids) / len(words):.1%})", flush=True)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary`` and return it.
@@ -173,7 +198,7 @@ class CaptioningModule(pl.LightningModule):
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
-            self.start = None
+            self.start, self._has_weights = None, True
         if self._compile_mode is not None:
             self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
@@ -181,6 +206,8 @@ class CaptioningModule(pl.LightningModule):
     # Training
 
     def on_fit_start(self) -> None:
+        if self.word_vectors is not None and self.trainer.ckpt_path is None and not self._has_weights:
+            self._take_word_vectors(Path(self.word_vectors))
         if self.self_critical is not None:
             assert self.vocabulary is not None
             self.self_critical.check(self.attention)
@@ -298,9 +325,11 @@ class CaptioningModule(pl.LightningModule):
         batch = self.data.samples(count).to(self.device)
         training = self.training
         self.eval()
-        memory = self.captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
-        captioned = self._make_evaluator().caption(batch, memory)
-        found = self.captioner.with_posterior(memory, [[best] for _, best in captioned])
+        with self.evaluated_weights():
+            evaluator = self._make_evaluator()
+            memory = evaluator.captioner.encode_batch(batch)
+            captioned = evaluator.caption(batch, memory)
+            found = evaluator.captioner.with_posterior(memory, [[best] for _, best in captioned])
         self.train(training)
         return self._samples(
             (row, (image, best)) for row, (image, _), (best,) in zip(batch.rows.tolist(), captioned, found, strict=True)
@@ -320,9 +349,13 @@ class CaptioningModule(pl.LightningModule):
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None
+        captioner: CaptionModel = self.captioner
+        if self._others:
+            others = [other.to(self.captioner.decoder.embedding.weight) for other in self._others]
+            captioner = Ensemble([self.captioner, *others], load=self.data.load).eval()
         bound_samples = 0 if self.trainer.state.fn == "fit" else self.bound_samples
         return Evaluator(
-            self.captioner,
+            captioner,
             self.vocabulary,
             self.data.evaluated,
             self.data.objects,
@@ -352,6 +385,8 @@ class CaptioningModule(pl.LightningModule):
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
+            if self._others:
+                search["ensemble"] = 1 + len(self._others)
             write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
 
     # Checkpoints

@@ -7,9 +7,11 @@ import time
 import pytest
 import torch
 from helpers_training import make_shapes
+from torch import Tensor
 
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.data.features import FeatureWriter
+from captioning.data.extraction import extract_features
+from captioning.data.features import FeatureCache, FeatureWriter, flipped_fingerprint
 from captioning.data.loading import CaptionDataset
 from captioning.data.sampler import CaptionBatchSampler
 from captioning.data.shapes import ShapesSource
@@ -194,11 +196,76 @@ def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_lo
     assert all(torch.equal(*pair) for pair in zip(whole[2:], resumed, strict=True))
 
 
-@pytest.mark.parametrize("option", [{"random_crop": True}, {"flip": 0.5}])
-def test_cached_features_cannot_vary(shapes, encoder, features, option):
-    data = make_data(shapes, encoder, features=str(features), **option)
-    with pytest.raises(InputError, match=r"data\.random_crop, data\.flip: cached features"):
+def test_cached_features_are_not_cropped_at_random(shapes, encoder, features):
+    data = make_data(shapes, encoder, features=str(features), random_crop=True)
+    with pytest.raises(InputError, match=r"data\.random_crop: cached features"):
         data.train_dataloader()
+
+
+@pytest.fixture(scope="module")
+def both_sides(shapes, encoder, tmp_path_factory):
+    """The features of all training images and of their mirror images, and of the validation images."""
+    folder = tmp_path_factory.mktemp("sides")
+    options = {"device": torch.device("cpu"), "batch_size": 4, "num_workers": 0}
+    indices = {split: shapes.index(split) for split in ("train", "val")}
+    with torch.no_grad():
+        extract_features(encoder, indices, folder, **options, flipped=["train"])
+    return folder
+
+
+def sides_of(loader, plain: Tensor, mirrored: Tensor) -> list[dict[int, bool]]:
+    """Return, batch by batch, whether an image is seen mirrored."""
+    found = []
+    for batch in loader:
+        found.append({})
+        for row, seen in zip(batch.rows.tolist(), batch.annotations, strict=True):
+            found[-1][row] = torch.equal(seen, mirrored[row])
+            assert found[-1][row] or torch.equal(seen, plain[row])
+    return found
+
+
+def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(shapes, encoder, both_sides):
+    fingerprint = encoder.fingerprint()
+    plain = FeatureCache(both_sides, "train", fingerprint).gather(range(6))
+    mirrored = FeatureCache(both_sides, "train_flipped", flipped_fingerprint(fingerprint)).gather(range(6))
+    images = [encoder.preprocessing(encoder.preprocessing.load(shapes.index("train").image_path(i))) for i in range(6)]
+    with torch.no_grad():
+        expected = encoder(torch.stack(images).flip(3))
+    torch.testing.assert_close(mirrored.float(), expected, rtol=2**-10, atol=1e-4)
+    assert not torch.allclose(plain, mirrored)
+
+    options = {"features": str(both_sides), "flip": 0.5, "seed": 4}
+    loader = make_data(shapes, encoder, **options).train_dataloader()
+    epochs = [sides_of(loader, plain, mirrored) for _ in range(6)]
+    for batches in epochs:
+        sides: dict[int, set[bool]] = {}
+        for batch in batches:
+            for row, side in batch.items():
+                sides.setdefault(row, set()).add(side)
+        assert all(len(seen) == 1 for seen in sides.values()) and sides.keys() == set(range(6))
+    seen = [{row: side for batch in batches for row, side in batch.items()} for batches in epochs]
+    assert all({epoch[row] for epoch in seen} == {True, False} for row in range(6))
+
+    resumed = make_data(shapes, encoder, **options, num_workers=1).train_dataloader()  # a process of its own reads
+    resumed.load_state_dict(loader.sampler.state_dict(len(loader)) | {"epoch": 2, "batches_done": 2})
+    assert sides_of(resumed, plain, mirrored) == epochs[2][2:]
+    other = make_data(shapes, encoder, **options | {"seed": 5}).train_dataloader()
+    assert [sides_of(other, plain, mirrored) for _ in range(6)] != epochs
+
+    always = make_data(shapes, encoder, features=str(both_sides), flip=1.0)
+    assert all(side for batch in sides_of(always.train_dataloader(), plain, mirrored) for side in batch.values())
+    unflipped = FeatureCache(both_sides, "val", fingerprint)
+    for batch in always.val_dataloader():
+        assert torch.equal(batch.annotations, unflipped.gather(batch.rows))
+
+
+def test_features_of_mirrored_images_are_asked_for(shapes, encoder, features, both_sides):
+    with pytest.raises(InputError, match=r"data\.flip: .*train_flipped\.json: no features; .*extract with --flipped"):
+        make_data(shapes, encoder, features=str(features), flip=0.5).train_dataloader()
+    with pytest.raises(InputError, match=r"flip must be a probability, got 1\.5"):
+        make_data(shapes, encoder, features=str(both_sides), flip=1.5).train_dataloader()
+    with pytest.raises(InputError, match=r"features of another encoder \(flipped True there"):
+        FeatureCache(both_sides, "train_flipped", encoder.fingerprint())
 
 
 def test_flip_is_a_probability(shapes, encoder):

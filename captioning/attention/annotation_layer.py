@@ -1,0 +1,117 @@
+"""Layers between encoder and decoder that let annotations know of each other."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention.base import check_locations
+from captioning.component import Component
+from captioning.errors import InputError
+
+
+class AnnotationLayer(Component):
+    """Makes annotations of annotations, image by image; the decoder attends to what it returns.
+
+    It belongs to the decoder, so that it trains on cached features of a frozen encoder just as well.
+    """
+
+    @abstractmethod
+    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
+        """Create the parameters for annotations of size D; returns the size of those that come out.
+
+        Args:
+            grid_size: (rows, columns) of the locations; None where they form no grid.
+        """
+
+    @abstractmethod
+    def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return annotations (B, L, D') for (B, L, D).
+
+        Args:
+            mask: (B, L) bool, True where a location exists. Others influence nothing, and get 0.
+        """
+
+
+class AnnotationAttention(AnnotationLayer):
+    """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
+
+    Annotations are projected to d and get the sines and cosines of their row and their column, d / 2 each (as in
+    DETR, Carion et al. 2020); locations that form no grid have no position. Then layers of multi-head self-attention
+    and a perceptron, each normalised at its input, and a normalisation at the end.
+
+    Args:
+        dim: d, a multiple of 4 and of ``heads``; None for the annotations' size D.
+        heads: of every layer.
+        layers: how many.
+        feedforward_dim: width of the perceptron's hidden layer; None for 2 d.
+        dropout: probability of dropping attention weights, hidden units and what a layer adds.
+
+    Raises:
+        InputError: d cannot be divided so.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int | None = None,
+        heads: int = 8,
+        layers: int = 1,
+        feedforward_dim: int | None = None,
+        dropout: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if heads < 1 or layers < 1:
+            raise InputError(f"AnnotationAttention: heads and layers must be at least 1, got {heads} and {layers}")
+        self.dim = dim
+        self.heads = heads
+        self.layer_count = layers
+        self.feedforward_dim = feedforward_dim
+        self.dropout = dropout
+
+    def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
+        dim = annotation_dim if self.dim is None else self.dim
+        if dim % self.heads or dim % 4:
+            raise InputError(f"AnnotationAttention: dim {dim} must be a multiple of 4 and of its {self.heads} heads")
+        self.grid_size = grid_size
+        self.projection = nn.Linear(annotation_dim, dim)
+        self.register_buffer("positions", None if grid_size is None else grid_positions(grid_size, dim), False)
+        layer = nn.TransformerEncoderLayer(
+            dim,
+            self.heads,
+            self.feedforward_dim or 2 * dim,
+            self.dropout,
+            batch_first=True,
+            norm_first=True,
+        )
+        self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
+        for parameter in self.layers.parameters():  # the layers are copies of one, whose weights would begin alike
+            if parameter.dim() > 1:
+                nn.init.xavier_uniform_(parameter)
+        return dim
+
+    def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
+        located = self.projection(annotations)
+        if self.positions is not None:
+            assert self.grid_size is not None
+            check_locations(annotations, self.grid_size)
+            located = located + self.positions.to(located.dtype)
+        read = self.layers(located, src_key_padding_mask=None if mask is None else ~mask)
+        return read if mask is None else read.masked_fill(~mask.unsqueeze(-1), 0.0)
+
+
+def grid_positions(grid_size: tuple[int, int], dim: int) -> Tensor:
+    """Return (rows * columns, dim): sin and cos of the row, then of the column, each at dim / 4 frequencies.
+
+    The wavelengths are a geometric series from 2 pi to 2 pi * 10,000 cells (Vaswani et al. 2017, Sec. 3.5).
+    """
+    rows, columns = grid_size
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 4) / (dim // 4))
+    angles = [torch.arange(side).unsqueeze(1) * frequencies for side in (rows, columns)]
+    of_rows, of_columns = (torch.cat([angle.sin(), angle.cos()], dim=1) for angle in angles)  # (side, dim / 2)
+    return torch.cat(
+        [of_rows.unsqueeze(1).expand(-1, columns, -1), of_columns.unsqueeze(0).expand(rows, -1, -1)], dim=2
+    ).flatten(0, 1)

@@ -1,0 +1,97 @@
+"""Averages of the weights over training, which are evaluated and captioned with in place of the last ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor
+
+from captioning.errors import InputError
+from captioning.training.module import CaptioningModule
+
+
+class WeightAverage(WeightAveraging):
+    """Keeps an exponential moving average of the weights, updated after every optimizer step.
+
+    Validation and the sample captions use the average, and it is what ``state_dict`` of a checkpoint holds, so
+    ``inference.load`` captions with it; the weights that training goes on with are beside it. After training the module
+    has the average.
+
+    Differs from Lightning's ``EMAWeightAveraging``: buffers are copied, not averaged (the statistics of standardised
+    annotations are those of the data, whatever the weights, and a count of batches has no average); the first steps
+    weigh less, as below; a checkpoint saved while the average is in place, by Ctrl-C in a validation or after
+    training, keeps the two apart; and what both have alike, a frozen encoder, is saved once.
+
+    Args:
+        decay: d of ``average = d * average + (1 - d) * weights``; at step n it is at most (1 + n) / (10 + n), so that
+            a run of few steps is not an average of its random beginning.
+
+    Raises:
+        InputError: a decay that is not in [0, 1).
+    """
+
+    def __init__(self, decay: float = 0.999) -> None:
+        if not 0 <= decay < 1:
+            raise InputError(f"WeightAverage: decay must be at least 0 and below 1, got {decay}")
+        self.decay = decay
+        self._in_place = False  # whether the module has the average at the moment
+        super().__init__(use_buffers=False, avg_fn=self._updated)
+
+    def _updated(self, average: Tensor, weights: Tensor, updates: Tensor | int) -> Tensor:
+        decay = min(self.decay, (1 + int(updates)) / (10 + int(updates)))
+        return torch.lerp(average, weights, 1 - decay)
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        self._in_place = False
+        with warnings.catch_warnings():  # it assembles the model outside of a strategy's shards: there are none
+            warnings.filterwarnings("ignore", message="You're using the WeightAveraging callback with a model that")
+            super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            assert isinstance(pl_module, CaptioningModule)
+            pl_module.evaluated_weights = lambda: self._evaluating(pl_module)
+
+    @contextmanager
+    def _evaluating(self, module: pl.LightningModule) -> Iterator[None]:
+        """Put the average in place for a while, if it is not."""
+        before = self._in_place
+        if not before:
+            self._swap_models(module)
+        yield
+        if not before:
+            self._swap_models(module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._in_place:
+            self._swap_models(pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._average_model is None:
+            return
+        super().on_save_checkpoint(trainer, pl_module, checkpoint)
+        average, current = checkpoint["state_dict"], checkpoint["current_model_state"]
+        if self._in_place:
+            average, current = current, average
+        different = {name: value for name, value in current.items() if not torch.equal(value, average[name])}
+        checkpoint |= {"state_dict": average, "current_model_state": different}
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if self._average_model is None:  # an evaluation: the checkpoint's state_dict is what it needs
+            return
+        if "current_model_state" in checkpoint:
+            current = checkpoint["state_dict"] | checkpoint["current_model_state"]
+            checkpoint = checkpoint | {"current_model_state": current}
+        super().on_load_checkpoint(trainer, pl_module, checkpoint)
+
+    def _swap_models(self, pl_module: pl.LightningModule) -> None:
+        super()._swap_models(pl_module)
+        self._in_place = not self._in_place

@@ -1,0 +1,158 @@
+"""Self-attention over the locations: against a loop in NumPy, with positions, masks, caches, and in the decoder."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, AnnotationAttention, SoftAttention
+from captioning.attention.annotation_layer import grid_positions
+from captioning.data.batch import pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.errors import InputError
+
+B, GRID, D, DIM, HEADS, F, H, V = 3, (2, 5), 7, 12, 3, 9, 10, 13
+L = GRID[0] * GRID[1]
+
+
+def make_layer(grid_size: tuple[int, int] | None = GRID, layers: int = 2) -> AnnotationAttention:
+    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=layers, feedforward_dim=F)
+    assert layer.build(D, grid_size) == DIM
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.5)
+    return layer.eval()
+
+
+def make_mask() -> torch.Tensor:
+    mask = torch.rand(B, L) > 0.5
+    mask[:, 4] = True
+    return mask
+
+
+def normalised(x: np.ndarray, norm) -> np.ndarray:
+    x = x - x.mean(1, keepdims=True)
+    return x / np.sqrt((x**2).mean(1, keepdims=True) + norm.eps) * numpy(norm.weight) + numpy(norm.bias)
+
+
+def numpy(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
+
+
+def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: list[int]) -> np.ndarray:
+    """One image, the locations that exist: (n, DIM)."""
+    x = numpy(annotations)[locations] @ numpy(layer.projection.weight).T + numpy(layer.projection.bias)
+    if layer.grid_size is not None:
+        x = x + np.array([position(*divmod(i, GRID[1])) for i in locations])
+    for block in layer.layers.layers:
+        y = normalised(x, block.norm1)
+        queries, keys, values = np.split(
+            y @ numpy(block.self_attn.in_proj_weight).T + numpy(block.self_attn.in_proj_bias), 3, axis=1
+        )
+        read = np.zeros_like(x)
+        size = DIM // HEADS
+        for head in range(HEADS):
+            own = slice(head * size, (head + 1) * size)
+            for i in range(len(x)):
+                e = np.exp([queries[i, own] @ keys[j, own] / math.sqrt(size) for j in range(len(x))])
+                read[i, own] = sum(w * values[j, own] for j, w in enumerate(e / e.sum()))
+        x = x + read @ numpy(block.self_attn.out_proj.weight).T + numpy(block.self_attn.out_proj.bias)
+        y = normalised(x, block.norm2)
+        y = np.maximum(y @ numpy(block.linear1.weight).T + numpy(block.linear1.bias), 0)
+        x = x + y @ numpy(block.linear2.weight).T + numpy(block.linear2.bias)
+    return normalised(x, layer.layers.norm)
+
+
+def position(row: int, column: int) -> list[float]:
+    found = []
+    for place in (row, column):
+        angles = [place / 10_000 ** (k / (DIM // 4)) for k in range(DIM // 4)]
+        found += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    return found
+
+
+@pytest.mark.parametrize("grid_size", [GRID, None])
+@pytest.mark.parametrize("masked", [False, True])
+def test_locations_that_exist_attend_to_each_other(grid_size, masked):
+    layer, annotations = make_layer(grid_size), torch.randn(B, L, D)
+    mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
+    for mode in (torch.no_grad, torch.enable_grad):  # PyTorch has a kernel of its own where nothing is trained
+        with mode():
+            read = layer(annotations, mask if masked else None)
+        assert read.shape == (B, L, DIM)
+        for b in range(B):
+            expected = by_hand(layer, annotations[b], mask[b].nonzero().flatten().tolist())
+            np.testing.assert_allclose(numpy(read[b, mask[b]]), expected, atol=1e-4)
+            assert (read[b, ~mask[b]] == 0).all()
+
+
+def test_every_cell_has_a_position_of_its_own():
+    positions = grid_positions((14, 14), 512)
+    distances = torch.cdist(positions, positions) + 10 * torch.eye(196)
+    assert positions.shape == (196, 512) and distances.min() > 1
+
+
+def test_a_stack_begins_with_different_weights_in_each_layer():
+    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=2)
+    layer.build(D, GRID)
+    first, second = layer.layers.layers
+    assert not torch.equal(first.linear1.weight, second.linear1.weight)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"dim": 12, "heads": 5}, "dim 12 must be a multiple of 4 and of its 5 heads"),
+    ({"heads": 7}, "dim 7 must be a multiple of 4"),
+    ({"layers": 0}, "heads and layers must be at least 1, got 8 and 0"),
+])  # fmt: skip
+def test_sizes_that_cannot_be_divided_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        AnnotationAttention(**options).build(D, GRID)
+
+
+def test_another_number_of_locations_than_the_grids_is_refused():
+    with pytest.raises(ValueError, match="a grid of 2 x 5 has 10 locations, got 9"):
+        make_layer()(torch.randn(B, L - 1, D))
+
+
+# In the decoder
+
+
+def make_decoder(**options) -> AttentionDecoder:
+    layer = AnnotationAttention(dim=DIM, heads=HEADS)
+    decoder = AttentionDecoder(
+        SoftAttention(AdditiveScore(6)), embedding_dim=5, hidden_dim=H, annotation_layer=layer, **options
+    )
+    decoder.build(V, D, GRID)
+    return decoder.eval()
+
+
+def test_absent_locations_do_not_influence_the_decoder():
+    decoder, annotations, mask = make_decoder(), torch.randn(B, L, D), torch.ones(B, L, dtype=torch.bool)
+    mask[:, [0, 5]] = False
+    other = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+    captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+    outputs = [decoder(captions, lengths, decoder.encode(each, mask)) for each in (annotations, other)]
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
+    assert (outputs[0].trace.alphas[:, :, [0, 5]] == 0).all()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_decoder_attends_to_what_the_layer_returns_and_trains_it(autocast):
+    decoder = make_decoder(standardize_annotations=True).train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        memory = decoder.encode(torch.randn(B, L, D).half())  # as a feature cache has them
+        assert memory.annotations.shape == (B, L, DIM)
+        captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+        decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
+
+
+def test_config_round_trip_keeps_the_layer():
+    decoder = make_decoder()
+    again = AttentionDecoder.from_config(decoder.to_config())
+    again.build(V, D, GRID)
+    again.load_state_dict(decoder.state_dict())
+    annotations = torch.randn(B, L, D)
+    torch.testing.assert_close(again.eval().encode(annotations).annotations, decoder.encode(annotations).annotations)

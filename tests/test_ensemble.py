@@ -1,0 +1,277 @@
+"""Several captioners choose the words of one caption: the mean of their distributions, at every step of a search."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import save_image
+from helpers_runs import SIDE, WORDS, save_checkpoint
+from torch import Tensor, nn
+
+from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
+from captioning.attention import SoftAttention as Soft
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.decoding import BeamOptions, greedy
+from captioning.encoders import ConvEncoder
+from captioning.ensemble import Ensemble
+from captioning.errors import InputError
+from captioning.inference import load
+from captioning.model import Captioner
+from captioning.objective.losses import token_log_probs
+from captioning.output import MarginalOutput, Output
+from captioning.trace import EXPECTATION
+from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
+
+B, V, T = 3, 11, 6
+
+
+def make_member(seed: int, attention: Attention, output: Output | None = None, **encoder) -> Captioner:
+    torch.manual_seed(seed)
+    decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=5 + seed, gated=seed != 2, output=output)
+    member = Captioner(ConvEncoder(**{"channels": (4, 6), "strides": (2, 2), "image_size": SIDE} | encoder), decoder,
+                       vocabulary_size=V)  # fmt: skip
+    for name, parameter in decoder.named_parameters():
+        if "output" in name or "gates" in name or "score" in name:
+            nn.init.normal_(parameter, 0, 2)
+    nn.init.normal_(decoder.embedding.weight)
+    with torch.no_grad():
+        decoder.output.bias[END] = -5.0  # captions of several words
+    return member.eval()
+
+
+def make_members() -> list[Captioner]:
+    """Soft with a state of its own, hard without a gate, marginal: of the same cells and other weights; and a coarser
+    grid of another view."""
+    return [
+        make_member(1, Soft(CoverageScore(5))),
+        make_member(2, HardAttention(AdditiveScore(4))),
+        make_member(3, Soft(AdditiveScore(3)), MarginalOutput()),
+        make_member(
+            4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 4), image_size=2 * SIDE
+        ),
+    ]
+
+
+def make_views() -> list[Tensor]:
+    torch.manual_seed(9)
+    return [3 * torch.randn(B, 3, side, side) for side in (SIDE, 2 * SIDE)]
+
+
+def views_of(members: list[Captioner], views: list[Tensor]) -> list[Tensor]:
+    return [next(view for view in views if view.shape[-1] == m.encoder.preprocessing.size[0]) for m in members]
+
+
+class Alone:
+    """One member and one image, word by word, in NumPy where several come together."""
+
+    def __init__(self, member: Captioner, view: Tensor) -> None:
+        self.decoder, self.memory = member.decoder, member.encode(view[None])
+
+    def start(self):
+        return self.decoder.init_state(self.memory)
+
+    def step(self, token: int, state):
+        logits, state, trace = self.decoder.step(torch.tensor([token]), state, self.memory)
+        logits = logits[0].double().numpy()
+        return np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum(), state, trace
+
+
+def beam_by_hand(members: list[Alone], K: int) -> list[tuple[float, tuple[int, ...], list[np.ndarray]]]:
+    """Every hypothesis with a state of its own, no batch: (score, ids, alphas of each step by the first three)."""
+    live, done = [(0.0, (), [m.start() for m in members], [])], []
+    for words in range(T):
+        candidates = []
+        for score, ids, states, alphas in live:
+            found = [m.step(ids[-1] if ids else START, s) for m, s in zip(members, states, strict=True)]
+            mean = sum(p for p, _, _ in found) / len(found)
+            looked = np.mean([trace.alphas[0].numpy() for _, _, trace in found[:3]], axis=0)
+            after, seen = [s for _, s, _ in found], [*alphas, looked]
+            allowed = set(range(V)) - {PAD, START, UNK} - ({END} if words < 1 else set())
+            candidates += [(score + math.log(mean[word]), (*ids, word), after, seen) for word in sorted(allowed)]
+        best = sorted(candidates, key=lambda c: -c[0])[: K - len(done)]
+        done += [c for c in best if c[1][-1] == END]
+        live = [c for c in best if c[1][-1] != END]
+        if not live:
+            break
+    ended = sorted(done, key=lambda c: -c[0]) + sorted(live, key=lambda c: -c[0])
+    return [(score, ids, alphas) for score, ids, _, alphas in ended]
+
+
+@pytest.mark.parametrize("K", [1, 3])
+@torch.no_grad()
+def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
+    members, views = make_members(), make_views()
+    ensemble = Ensemble(members).eval()
+    memory = ensemble.encode_views(views)
+    found = ensemble.search(memory, BeamOptions(beam_size=K, max_length=T))
+    own = views_of(members, views)
+    for image, hypotheses in enumerate(found):
+        alone = [Alone(member, view[image]) for member, view in zip(members, own, strict=True)]
+        expected = beam_by_hand(alone, K)
+        assert [tuple(h.ids) + (END,) * h.finished for h in hypotheses] == [ids for _, ids, _ in expected]
+        for hypothesis, (score, ids, alphas) in zip(hypotheses, expected, strict=True):
+            assert hypothesis.score == pytest.approx(score, rel=1e-4)
+            words = len(ids) - hypothesis.finished
+            np.testing.assert_allclose(hypothesis.trace.alphas.numpy(), np.array(alphas)[:words], atol=1e-5)
+    assert len({tuple(hypotheses[0].ids) for hypotheses in found}) > 1
+
+
+def test_the_members_of_that_ensemble_do_not_agree():
+    members, views = make_members(), make_views()
+    texts = []
+    for member, view in zip(members, views_of(members, views), strict=True):
+        texts.append([h[0].ids for h in member.search(member.encode(view), BeamOptions(beam_size=3, max_length=T))])
+    assert all(one != other for number, one in enumerate(texts) for other in texts[:number])
+
+
+@torch.no_grad()
+def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at_the_same_cells():
+    members, views = make_members(), make_views()
+    ensemble = Ensemble(members).eval()
+    memory = ensemble.encode_views(views)
+    out = ensemble.stepper(memory)(torch.full((B,), START), ensemble.init_state(memory))
+    torch.testing.assert_close(out.log_probs.exp().sum(-1), torch.ones(B))
+    torch.testing.assert_close(out.trace.alphas.sum(-1), torch.ones(B))
+    assert out.trace.alphas.shape == (B, math.prod(members[0].encoder.grid_size))
+    assert out.trace.betas is None  # one of them has no gate
+    assert (out.trace.locations == EXPECTATION).all()
+    assert len(ensemble.preprocessings) == 2
+
+
+@torch.no_grad()
+def test_a_model_that_looks_elsewhere_first_gives_the_trace_alone():
+    members, views = make_members(), make_views()
+    ensemble = Ensemble([members[3], *members[:3]]).eval()
+    memory = ensemble.encode_views(views[::-1])
+    out = ensemble.stepper(memory)(torch.full((B,), START), ensemble.init_state(memory))
+    alone = members[3].stepper(memory[0])(torch.full((B,), START), members[3].init_state(memory[0]))
+    assert torch.equal(out.trace.alphas, alone.trace.alphas) and torch.equal(out.trace.betas, alone.trace.betas)
+
+
+@torch.no_grad()
+def test_twice_the_same_model_is_that_model():
+    member, (view, _) = make_members()[0], make_views()
+    twice = Ensemble([member, member]).eval()
+    options = BeamOptions(beam_size=3, max_length=T)
+    alone = member.search(member.encode(view), options)
+    together = twice.search(twice.encode_views([view]), options)
+    for one, two in zip(alone, together, strict=True):
+        assert [h.ids for h in one] == [h.ids for h in two]
+        torch.testing.assert_close(torch.tensor([h.score for h in one]), torch.tensor([h.score for h in two]))
+
+
+def make_batch(views: list[Tensor]) -> CaptionBatch:
+    captions, lengths = pad_captions([[5, 6], [7], [4, 9, 10], [8, 8], [6]])
+    owner, each = torch.tensor([0, 0, 1, 2, 2]), torch.arange(B)
+    return CaptionBatch(captions, lengths, owner, each, each, images=views[0])
+
+
+@torch.no_grad()
+def test_the_likelihood_of_references_is_that_of_the_mixture():
+    members, views = make_members(), make_views()
+    asked = []
+
+    def load_images(rows, preprocessing):
+        asked.append(preprocessing)
+        return views[1][rows]
+
+    ensemble, batch = Ensemble(members, load=load_images).eval(), make_batch(views)
+    memory = ensemble.encode_batch(batch)
+    with ensemble.inferring("expected"):
+        output = ensemble.teacher_force(batch, memory)
+    assert asked == [members[3].encoder.preprocessing]  # once, and for the one encoder that needs it
+    probabilities = np.zeros(len(output.targets))
+    for member, view in zip(members, views_of(members, views), strict=True):
+        own = dataclasses.replace(batch, images=view)
+        probabilities += np.exp(token_log_probs((f := member(own)).logits, f.targets).double().numpy()) / len(members)
+    found = token_log_probs(output.logits, output.targets)
+    np.testing.assert_allclose(found.numpy(), np.log(probabilities), rtol=1e-4)
+    existing = output.mask.nonzero(as_tuple=True)
+    torch.testing.assert_close(output.trace.alphas[existing].sum(-1), torch.ones(len(output.targets)))
+
+
+@torch.no_grad()
+def test_members_with_the_same_encoder_share_cached_features():
+    first, second = make_member(1, Soft(AdditiveScore(5))), make_member(2, HardAttention(AdditiveScore(4)))
+    second.encoder.load_state_dict(first.encoder.state_dict())
+    ensemble = Ensemble([first, second]).eval()
+    (view, _), batch = make_views(), make_batch(make_views())
+    cached = dataclasses.replace(batch, images=None, annotations=first.encoder(view))
+    second.encoder.forward = None  # would fail
+    for of_images, of_features in zip(ensemble.encode_batch(batch), ensemble.encode_batch(cached), strict=True):
+        assert torch.equal(of_images.annotations, of_features.annotations)
+
+
+def test_inference_modes_reach_the_members_that_know_them():
+    members = make_members()
+    ensemble = Ensemble(members)
+    with ensemble.inferring("argmax"):
+        assert [m.decoder.attention.inference for m in members] == ["expected", "argmax", "expected", "expected"]
+    assert {m.decoder.attention.inference for m in members} == {"expected"}
+    with (
+        pytest.raises(InputError, match="no model of the ensemble knows 'argmax'"),
+        Ensemble([members[0], members[2]]).inferring("argmax"),
+    ):
+        pass
+
+
+# Checkpoints
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("run")
+    return {
+        "soft": save_checkpoint(folder / "soft.ckpt", search={"max_length": T}),
+        "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
+        "marginal": save_checkpoint(folder / "marginal.ckpt", output=MarginalOutput()),
+        "image": save_image(folder / "image.png", 3),
+    }
+
+
+def test_several_checkpoints_load_as_one_captioner(files):
+    found = load([files["soft"], files["hard"], files["marginal"]])
+    caption = found.caption(files["image"])
+    assert caption.words and set(caption.words) <= set(WORDS)
+    assert caption.alphas.shape == (len(caption.words), 9) and len(caption.alternatives) == 2
+    np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
+    alone = [load(files[name]) for name in ("soft", "hard", "marginal")]
+    pixels = found.encoder.preprocessing.normalise(caption.view)[None]
+    memories = [each.captioner.encode(pixels) for each in alone]
+    words = [START, *(WORDS.index(word) + len(Vocabulary(WORDS)) - len(WORDS) for word in caption.words), END]
+    states = [each.captioner.init_state(memory) for each, memory in zip(alone, memories, strict=True)]
+    for token, following, log_prob in zip(words, words[1:], caption.log_probs, strict=False):
+        steps = [
+            each.captioner.stepper(memory)(torch.tensor([token]), state)
+            for each, memory, state in zip(alone, memories, states, strict=True)
+        ]
+        states = [step.state for step in steps]
+        mean = np.mean([math.exp(step.log_probs[0, following]) for step in steps])
+        assert log_prob == pytest.approx(math.log(mean), abs=1e-4)
+    assert found.caption(files["image"], method="greedy").words
+    assert load([files["soft"]]).caption(files["image"]).words == load(files["soft"]).caption(files["image"]).words
+
+
+def test_greedy_and_beams_of_one_agree(files):
+    found = load([files["soft"], files["marginal"]])
+    memory = found.captioner.encode_views([make_views()[0]])
+    first = greedy(found.captioner.stepper(memory), found.captioner.init_state(memory), max_length=T, min_length=1)
+    assert [h.ids for h in first] == [
+        h[0].ids for h in found.captioner.search(memory, BeamOptions(beam_size=1, max_length=T))
+    ]
+
+
+def test_another_vocabulary_is_refused_in_one_line(files, tmp_path):
+    content = torch.load(files["hard"], weights_only=True)
+    content["captioning"]["vocabulary"] = list(reversed(content["captioning"]["vocabulary"]))
+    torch.save(content, tmp_path / "other.ckpt")
+    with pytest.raises(InputError, match=r"other.ckpt: its vocabulary is another one .11 words, .*soft.ckpt 11"):
+        load([files["soft"], tmp_path / "other.ckpt"])
+    with pytest.raises(InputError, match="at least one checkpoint"):
+        load([])

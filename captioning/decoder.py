@@ -136,7 +136,7 @@ class AttentionDecoder(Component):
         self.tie_embeddings = tie_embeddings
         self.recurrent_dropout = Dropout(recurrent_dropout)
         self._recurrence = Recurrence()
-        self.register_load_state_dict_pre_hook(_rename_weights)
+        self.register_load_state_dict_pre_hook(rename_weights)
 
     def compile_training(self, mode: Mode) -> None:
         """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes."""
@@ -306,7 +306,7 @@ class AttentionDecoder(Component):
         )
 
 
-def _rename_weights(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Let checkpoints of earlier versions load, which know one annotation layer by the name of its class."""
+def rename_weights(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Give weights of earlier versions their names of today; a hook of ``load_state_dict``."""
     for name in [name for name in state_dict if name.startswith(f"{prefix}annotation_lstm.")]:
         state_dict[name.replace("annotation_lstm.", "annotation_layer.", 1)] = state_dict.pop(name)

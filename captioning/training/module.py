@@ -20,7 +20,7 @@ from captioning.attention import Attention, UniformAttention
 from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
 from captioning.data.word_vectors import read_word_vectors
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, rename_weights
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.ensemble import Ensemble
@@ -421,7 +421,8 @@ class CaptioningModule(pl.LightningModule):
         Raises:
             InputError: names the first that differs.
         """
-        own = self.state_dict()
+        own, weights = self.state_dict(), dict(weights)
+        rename_weights(self._parts[1], weights, "captioner.decoder.")
         for name in [*own, *weights]:
             here, there = (
                 None if tensor is None else tuple(tensor.shape) for tensor in (own.get(name), weights.get(name))

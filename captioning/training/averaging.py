@@ -50,7 +50,9 @@ class WeightAverage(WeightAveraging):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._in_place = False
         # The copy needs no recipes of an optimizer, which hold on to the command line's parser.
-        recipes = {name: vars(pl_module)[name] for name in ("optimizer", "scheduler") if name in vars(pl_module)}
+        recipes: dict[str, Any] = {
+            name: vars(pl_module)[name] for name in ("optimizer", "scheduler") if name in vars(pl_module)
+        }
         vars(pl_module).update(dict.fromkeys(recipes))
         with warnings.catch_warnings():  # it assembles the model outside of a strategy's shards: there are none
             warnings.filterwarnings("ignore", message="You're using the WeightAveraging callback with a model that")

@@ -1,7 +1,7 @@
 """Captions from a checkpoint file alone.
 
 captioner = load("best.ckpt")
-caption = captioner.caption("photo.jpg")
+caption = captioner("photo.jpg")
 caption.save_figure("photo_attention.png")
 """
 
@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 from captioning import decoding
 from captioning.attention import Memory
 from captioning.caption import Alternative, Caption
+from captioning.data.given import ImageSource, is_one, name_of, opened
 from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
@@ -32,8 +33,6 @@ from captioning.errors import InputError
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.run_folder import RunFolder
 from captioning.vocabulary import Vocabulary
-
-ImageSource = str | os.PathLike[str] | Image.Image
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,16 @@ class ImageCaptioner:
         return next(self.captioner.parameters()).device
 
     @overload
+    def __call__(self, images: ImageSource, **options: Any) -> Caption: ...
+
+    @overload
+    def __call__(self, images: Iterable[ImageSource], **options: Any) -> list[Caption]: ...
+
+    def __call__(self, images: Any, **options: Any) -> Caption | list[Caption]:
+        """Return ``caption`` of the same arguments."""
+        return self.caption(images, **options)
+
+    @overload
     def caption(self, images: ImageSource, **options: Any) -> Caption: ...
 
     @overload
@@ -116,13 +125,16 @@ class ImageCaptioner:
         top_p: float | None = None,
         seed: int | None = None,
         batch_size: int = 16,
+        download: bool = False,
     ) -> Caption | list[Caption]:
         """Return the caption of an image, or the captions of several in their order.
 
-        An image is a path or a PIL image. Options that are None take the value the model was evaluated with.
+        Options that are None take the value the model was evaluated with.
 
         Args:
-            images: one image or several.
+            images: one image or several, each a path, a PIL image, the bytes of an image file, an array (height, width,
+                3), a tensor (3, height, width), uint8 or floating-point in 0 .. 1, or an https address. An array or a
+                tensor with one more dimension, the first, is a batch.
             method: "beam", "greedy" or "sample".
             inference: "expected", "argmax" or "sample": how hard attention forms its contexts; see ``DecodingOptions``.
             beam_size: K captions are kept at every step; its results beyond the best are ``alternatives``.
@@ -130,9 +142,10 @@ class ImageCaptioner:
             max_length, min_length: words.
             temperature, top_k, top_p, seed: of method "sample"; see ``DecodingOptions``.
             batch_size: images that go through the model together.
+            download: fetch images that are given by an https address, which is refused otherwise.
 
         Raises:
-            InputError: a file that is not an image, or an option out of its range.
+            InputError: what is given is not an image, or an option is out of its range.
         """
         changes: dict[str, Any] = {
             "beam_size": beam_size,
@@ -150,9 +163,9 @@ class ImageCaptioner:
             seed=seed,
             **{name: value for name, value in changes.items() if value is not None},
         )
-        one = isinstance(images, (str, os.PathLike, Image.Image))
+        one = is_one(images)
         several: Iterable[ImageSource] = [images] if one else images  # type: ignore[assignment,list-item]
-        captions = list(self.stream(several, options, batch_size=batch_size))
+        captions = list(self.stream(several, options, batch_size=batch_size, download=download))
         return captions[0] if one else captions
 
     def stream(
@@ -161,14 +174,16 @@ class ImageCaptioner:
         options: DecodingOptions | None = None,
         *,
         batch_size: int = 16,
+        download: bool = False,
         on_error: Callable[[ImageSource, InputError], None] | None = None,
     ) -> Iterator[Caption]:
         """Yield captions in the order of the images, as soon as each batch is done. Holds one batch in memory.
 
         Args:
-            images: paths or PIL images, read as they are needed.
+            images: as ``caption`` takes them, read as they are needed.
             options: ``self.options`` by default.
             batch_size: images that go through the model together.
+            download: fetch images that are given by an https address.
             on_error: called with an image that cannot be read, which is then left out; without it the error is raised.
         """
         if batch_size < 1:
@@ -180,7 +195,8 @@ class ImageCaptioner:
                 if not sources:
                     return
                 read = []
-                for source, view in zip(sources, pool.map(self._try_view, sources), strict=True):
+                views = pool.map(lambda source: self._try_view(source, download), sources)
+                for source, view in zip(sources, views, strict=True):
                     if isinstance(view, Image.Image):
                         read.append((source, view))
                     elif on_error is None:
@@ -190,23 +206,24 @@ class ImageCaptioner:
                 if read:
                     yield from self._caption_views(read, options or self.options, number)
 
-    def _try_view(self, source: ImageSource) -> Image.Image | InputError:
+    def _try_view(self, source: ImageSource, download: bool) -> Image.Image | InputError:
         try:
-            return self.view(source)
+            return self.view(source, download=download)
         except InputError as error:
             return error
 
-    def view(self, source: ImageSource) -> Image.Image:
-        """Return the pixels the model sees of an image, a path or PIL image.
+    def view(self, source: ImageSource, *, download: bool = False) -> Image.Image:
+        """Return the pixels the model sees of an image, given as ``caption`` takes it.
 
         A photograph that its camera marked as rotated is turned upright. Differs from training, which keeps the
         stored pixel order because COCO's masks are in it; hardly any of COCO's images are marked.
 
         Raises:
-            InputError: the file is not an image.
+            InputError: it is not an image.
         """
         preprocessing = self.encoder.preprocessing
-        image = source if isinstance(source, Image.Image) else preprocessing.load(Path(source))
+        found = opened(source, download=download)
+        image = found if isinstance(found, Image.Image) else preprocessing.load(found)
         return preprocessing.view(ImageOps.exif_transpose(image))
 
     def _caption_views(
@@ -222,7 +239,7 @@ class ImageCaptioner:
                     **best,
                     cells=self.encoder.cells,
                     view=view,
-                    path=None if isinstance(source, Image.Image) else os.fspath(source),
+                    path=name_of(source),
                     alternatives=[Alternative(**other) for other in others],
                 )
             )

@@ -5,7 +5,7 @@ Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anyt
 (searched recursively), or a list of paths on standard input. The checkpoint is all that is needed beside the images.
 
 examples:
-  python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
+  python scripts/caption_image.py photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
   python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
   python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv

@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
     {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
-    {"component": "errors", "files": "errors", "terminal": "errors", "views": "cells trace"},
+    {
+        "component": "errors",
+        "files": "errors",
+        "terminal": "errors",
+        "usage": "errors run_folder",
+        "views": "cells trace",
+    },
     {"configs": "component errors", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
@@ -41,9 +47,9 @@ FLOORS: list[dict[str, str]] = [
     {
         "comparison": "caption configs data errors evaluation files inference run_folder views",
         "training": "attention component configs data decoder decoding encoders errors evaluation files model "
-        "objective provenance run_folder views vocabulary",
+        "objective provenance run_folder usage views vocabulary",
     },
-    {"__main__": "errors training"},
+    {"__main__": "errors training usage"},
 ]
 ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in floor.items()}
 

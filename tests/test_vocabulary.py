@@ -125,3 +125,17 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"v\.json: not a vocabulary file"):
         Vocabulary.load(path)
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        (["a", "dog", "runs"], ""),
+        (["a", "cat", "runs"], "'cat' only there and 'dog' only here"),
+        (["a", "runs"], "'dog' only here"),
+        (["a", "dog", "runs", *"pqrst"], "'p', 'q', 'r' and 2 more only there"),
+        (["a", "runs", "dog"], "word 2 is 'runs' there and 'dog' here"),
+    ],
+)
+def test_the_first_difference_of_two_vocabularies_is_named(words, difference):
+    assert Vocabulary(["a", "dog", "runs"]).difference(words) == difference

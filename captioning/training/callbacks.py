@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -79,24 +78,24 @@ class CaptionSamples(Callback):
         for sample in samples:
             words, trace = sample.image.words, sample.found.trace
             figure = attention_figure(sample.view, words, trace, pl_module.encoder.cells)
-            path = folder / f"{sample.image.image_id}_{trainer.current_epoch:03d}.png"
+            path = folder / f"{sample.image.image_id}_{trainer.current_epoch + 1:03d}.png"
             with replacing(path) as part:
                 figure.savefig(part, dpi=80, format="png")
             paths.append(path)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 images = [sample.image for sample in samples]
-                logger.log_samples(images, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+                logger.log_samples(images, paths, epoch=trainer.current_epoch + 1, step=trainer.global_step)
 
 
 class LogLines(Callback):
-    """One line per validation where the output is no terminal and a progress bar would show nothing until its end."""
+    """One line per validation, which stays on a terminal, too, where a progress bar is gone with its epoch."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero or sys.stdout.isatty():
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         shown = [
             f"{name} {float(trainer.callback_metrics[name]):.2f}"
@@ -134,7 +133,7 @@ class Unfreeze(Callback):
     """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
 
     Args:
-        epoch: the first epoch (from 0) in which the encoder is trained.
+        epoch: how many epochs it stays frozen.
     """
 
     def __init__(self, epoch: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
@@ -29,7 +30,11 @@ from captioning.training.callbacks import AtomicCheckpointIO, LogLines
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.module import CaptioningModule
+from captioning.training.parser import CommandLineParser
+from captioning.training.progress import with_own_displays
+from captioning.training.start import removes_what_a_failed_start_wrote
 from captioning.training.wandb_run import WandbRun
+from captioning.usage import values_of
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:
@@ -39,7 +44,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
         InputError: something in the command line, a config or the data cannot be used.
     """
     args, modules = _split_imports(sys.argv[1:] if args is None else args)
-    configs = [Path(config).parent for config in _values(args, "--config", "-c")]
+    configs = [Path(config).parent for config in values_of(args, "--config", "-c")]
     import_modules(modules, [Path(), *configs[:1]])
     wandb_offline_without_account()
     _quieten()
@@ -51,6 +56,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             save_config_callback=SaveRunConfig,
             save_config_kwargs={"save_to_log_dir": False},
             auto_configure_optimizers=False,  # the module takes its own
+            parser_class=CommandLineParser,
             parser_kwargs={"parser_mode": CONFIG_FORMAT},
             args=with_run_config(args),
         )
@@ -159,13 +165,32 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
-        with without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
+        with self._starting(), without_weights() if resumed else contextlib.nullcontext():  # the checkpoint brings them
             super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with self._starting():
+            super()._run_subcommand(subcommand)
+
+    def _starting(self) -> contextlib.AbstractContextManager[None]:
+        """Let a run that fails before its first step leave no folder behind."""
+        if self.subcommand != "fit" or getattr(rank_zero_only, "rank", 0):
+            return contextlib.nullcontext()
+        return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
+
+    def _has_begun(self) -> bool:
+        trainer = getattr(self, "trainer", None)
+        for logger in [] if trainer is None else trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.finish()  # it writes into the folder for as long as it runs
+        return RunFolder(self.run_dir).checkpoints.exists() or (trainer is not None and trainer.global_step > 0)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         self.trainer_defaults = {"callbacks": [LogLines()]}
-        return super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+        trainer = super().instantiate_trainer(plugins=[AtomicCheckpointIO()], use_distributed_sampler=False, **kwargs)
+        trainer.callbacks = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
@@ -258,25 +283,15 @@ def with_run_config(args: list[str]) -> list[str]:
     Raises:
         InputError: it is damaged, or chooses what only a config that the user names may choose.
     """
-    if _values(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
+    if values_of(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
-    for checkpoint in _values(args, "--ckpt_path"):
+    for checkpoint in values_of(args, "--ckpt_path"):
         folder = RunFolder.of(checkpoint)
         if folder is not None and folder.config.is_file():
             select = resume_settings if args[0] == "fit" else evaluation_settings
             settings = select(read_config(folder.config), folder.config)
             return [args[0], "--config", json.dumps(settings), *args[1:]]
     return args
-
-
-def _values(args: list[str], *options: str) -> list[str]:
-    """Return what follows the options, as ``--option VALUE`` or ``--option=VALUE``."""
-    found = []
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
-        name, equals, value = arg.partition("=")
-        if name in options:
-            found.append(value if equals else following)
-    return found
 
 
 def _split_imports(args: list[str]) -> tuple[list[str], list[str]]:

@@ -164,6 +164,7 @@ class CaptioningModule(pl.LightningModule):
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         for name, value in (terms | statistics | schedule).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
+        self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
 
     def on_train_epoch_end(self) -> None:
@@ -274,6 +275,8 @@ class CaptioningModule(pl.LightningModule):
         scores, self.results = self._gathered().finish(java=evaluating)
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
+        if self.trainer.state.fn == "fit":
+            self.log("epoch", float(self.current_epoch + 1))
         if scores and evaluating:
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
@@ -304,8 +307,8 @@ class CaptioningModule(pl.LightningModule):
             raise InputError("the checkpoint was not written by this project: it has no vocabulary")
         if tuple(words) != self.vocabulary.words:
             raise InputError(
-                f"the checkpoint's vocabulary ({len(words)} words) is not the data's ({len(self.vocabulary.words)}); "
-                "use the data settings the checkpoint was trained with"
+                f"the checkpoint's vocabulary ({len(words)} words) is not the data's ({len(self.vocabulary.words)}): "
+                f"{self.vocabulary.difference(words)}; use the data settings the checkpoint was trained with"
             )
         self._random_state = checkpoint.get("random_state")
 

@@ -30,6 +30,7 @@ from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError
+from captioning.exported import is_export, read_export, write_export
 from captioning.model import CHECKPOINT_FORMAT, Captioner
 from captioning.run_folder import RunFolder
 from captioning.vocabulary import Vocabulary
@@ -89,6 +90,22 @@ class ImageCaptioner:
     @property
     def encoder(self) -> Encoder:
         return self.captioner.encoder
+
+    def export(self, folder: str | Path, card: str = "") -> None:
+        """Write a folder that ``load`` takes, to be passed on: safetensors, JSON and a model card in Markdown.
+
+        Raises:
+            InputError: it cannot be written.
+        """
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "encoder": self.encoder.to_config(),
+            "decoder": self.captioner.decoder.to_config(),
+            "preprocessing": self.encoder.preprocessing.to_dict(),
+            "vocabulary": list(self.vocabulary.words),
+            "settings": self.settings,
+        }
+        write_export(Path(folder), content, self.captioner.state_dict(), card)
 
     @property
     def device(self) -> torch.device:
@@ -302,7 +319,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner
     """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: a .ckpt file of this project.
+        path: a .ckpt file of this project, or a folder that scripts/export.py wrote.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
@@ -310,7 +327,7 @@ def load(path: str | Path, device: str | torch.device = "cpu") -> ImageCaptioner
             is not there.
     """
     target = _device(device)
-    checkpoint = _read(Path(path))
+    checkpoint = read_export(Path(path)) if is_export(Path(path)) else _read(Path(path))
     content = checkpoint.get("captioning")
     if not isinstance(content, dict) or "state_dict" not in checkpoint:
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")

@@ -243,7 +243,8 @@ def _weights(options: argparse.Namespace) -> None:
     from safetensors.torch import save_file
 
     with replacing(path) as part:
-        save_file(encoder.network.state_dict(), part, metadata={"network": f"timm {MOBILENET}"})
+        tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
+        save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
         f"{path}: the published weights of {MOBILENET}. They are for padding on all sides: train with "
         "--model.encoder.model_args '{}'.\ndocs/results.md was measured with other weights of it, trained with "

@@ -26,7 +26,7 @@ FLOORS: list[dict[str, str]] = [
         "usage": "errors run_folder",
         "views": "cells trace",
     },
-    {"configs": "component errors", "vocabulary": "errors files"},
+    {"configs": "component errors", "exported": "errors files", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
         "caption": "cells errors files trace views",
@@ -40,7 +40,7 @@ FLOORS: list[dict[str, str]] = [
     {"decoder": "attention component kernels output trace vocabulary"},
     {"model": "attention data decoder decoding encoders"},
     {
-        "inference": "attention caption data decoder decoding encoders errors model run_folder vocabulary",
+        "inference": "attention caption data decoder decoding encoders errors exported model run_folder vocabulary",
         "objective": "attention component data decoder errors kernels model output trace",
     },
     {"evaluation": "attention cells data decoding errors files model objective vocabulary"},

@@ -61,13 +61,9 @@ def card(captioner: ImageCaptioner, name: str, run: Path | None, license: str | 
         run: the folder with the results of tests; None if there is none.
         license: of the weights; None is said to be open.
     """
-    head = [
-        "---",
-        "library_name: captioning",
-        "pipeline_tag: image-to-text",
-        "tags: [image-captioning, visual-attention]",
-    ]
-    head += [f"license: {license}"] if license else []
+    head = ["---", "library_name: captioning", "pipeline_tag: image-to-text"]
+    head += ["tags: [image-captioning, visual-attention]", *([f"license: {license}"] if license else [])]
+    licence = license or "Of the weights: not stated; ask whoever gave you this folder"
     sections = [
         "\n".join([*head, "---"]),
         f"# {name}",

@@ -1,4 +1,4 @@
-"""A captioner as a folder: the same captions word for word, nothing that runs, a card with data, settings and scores."""
+"""A captioner as a folder: the same captions, nothing that runs, a card with data, settings and scores."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def known_class(path: str, kind: type[T]) -> type[T]:
     Raises:
         InputError: there is none.
     """
-    found = _in_this_package(path) or next((c for c in _subclasses(kind) if path in _paths(c)), None)
+    found = _in_this_package(path) or next((c for c in subclasses(kind) if path in _paths(c)), None)
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
     return found
@@ -196,7 +196,8 @@ def _revive(value: Any) -> Any:
     return value
 
 
-def _subclasses(cls: type[T]) -> Iterator[type[T]]:
+def subclasses(cls: type[T]) -> Iterator[type[T]]:
+    """Yield a class and all that derive from it, as far as they are imported."""
     yield cls
     for child in cls.__subclasses__():
-        yield from _subclasses(child)
+        yield from subclasses(child)

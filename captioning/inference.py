@@ -1,7 +1,7 @@
 """Captions from a checkpoint file alone.
 
 captioner = load("best.ckpt")
-caption = captioner.caption("photo.jpg")
+caption = captioner("photo.jpg")
 caption.save_figure("photo_attention.png")
 
 Of several checkpoints, ``load(["soft.ckpt", "hard.ckpt"])`` makes one captioner, an ensemble.
@@ -25,7 +25,8 @@ from PIL import Image
 
 from captioning import decoding
 from captioning.caption import Alternative, Caption, Photo
-from captioning.checkpoint import read_checkpoint
+from captioning.checkpoint import CHECKPOINT_FORMAT, read_checkpoint
+from captioning.data.given import ImageSource, is_one, name_of, opened
 from captioning.data.images import load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
 from captioning.decoder import AttentionDecoder
@@ -33,10 +34,9 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.ensemble import Ensemble
 from captioning.errors import InputError, check_range, one_line
+from captioning.exported import is_export, read_export, write_export
 from captioning.model import Captioner, CaptionModel
 from captioning.vocabulary import Vocabulary
-
-ImageSource = str | os.PathLike[str] | Image.Image
 
 _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
@@ -104,9 +104,38 @@ class ImageCaptioner(Generic[Model]):
     def encoder(self) -> Encoder:
         return self.captioner.encoder
 
+    def export(self, folder: str | Path, card: str = "") -> None:
+        """Write a folder that ``load`` takes, to be passed on: safetensors, JSON and a model card in Markdown.
+
+        Raises:
+            InputError: it cannot be written, or this is an ensemble.
+        """
+        captioner: CaptionModel = self.captioner
+        if not isinstance(captioner, Captioner):
+            raise InputError("an ensemble is not exported as one; export its members")
+        content = {
+            "format": CHECKPOINT_FORMAT,
+            "encoder": self.encoder.to_config(),
+            "decoder": captioner.decoder.to_config(),
+            "preprocessing": self.encoder.preprocessing.to_dict(),
+            "vocabulary": list(self.vocabulary.words),
+            "settings": self.settings,
+        }
+        write_export(Path(folder), content, self.captioner.state_dict(), card)
+
     @property
     def device(self) -> torch.device:
         return next(self.captioner.parameters()).device
+
+    @overload
+    def __call__(self, images: ImageSource, **options: Any) -> Caption: ...
+
+    @overload
+    def __call__(self, images: Iterable[ImageSource], **options: Any) -> list[Caption]: ...
+
+    def __call__(self, images: Any, **options: Any) -> Caption | list[Caption]:
+        """Return ``caption`` of the same arguments."""
+        return self.caption(images, **options)
 
     @overload
     def caption(self, images: ImageSource, **options: Any) -> Caption: ...
@@ -129,13 +158,16 @@ class ImageCaptioner(Generic[Model]):
         top_p: float | None = None,
         seed: int | None = None,
         batch_size: int = 16,
+        download: bool = False,
     ) -> Caption | list[Caption]:
         """Return the caption of an image, or the captions of several in their order.
 
-        An image is a path or a PIL image. Options that are None take the value the model was evaluated with.
+        Options that are None take the value the model was evaluated with.
 
         Args:
-            images: one image or several.
+            images: one image or several, each a path, a PIL image, the bytes of an image file, an array (height, width,
+                3), a tensor (3, height, width), uint8 or floating-point in 0 .. 1, or an https address. An array or a
+                tensor with one more dimension, the first, is a batch.
             method: "beam", "greedy" or "sample".
             inference: "expected", "argmax" or "sample": how hard attention forms its contexts; see ``DecodingOptions``.
             beam_size: K captions are kept at every step; its results beyond the best are ``alternatives``.
@@ -143,9 +175,10 @@ class ImageCaptioner(Generic[Model]):
             max_length, min_length: words.
             temperature, top_k, top_p, seed: of method "sample"; see ``DecodingOptions``.
             batch_size: images that go through the model together.
+            download: fetch images that are given by an https address, which is refused otherwise.
 
         Raises:
-            InputError: a file that is not an image, or an option out of its range.
+            InputError: what is given is not an image, or an option is out of its range.
         """
         changes: dict[str, Any] = {
             "beam_size": beam_size,
@@ -163,9 +196,9 @@ class ImageCaptioner(Generic[Model]):
             seed=seed,
             **{name: value for name, value in changes.items() if value is not None},
         )
-        one = isinstance(images, (str, os.PathLike, Image.Image))
+        one = is_one(images)
         several: Iterable[ImageSource] = [images] if one else images  # type: ignore[assignment,list-item]
-        captions = list(self.stream(several, options, batch_size=batch_size))
+        captions = list(self.stream(several, options, batch_size=batch_size, download=download))
         return captions[0] if one else captions
 
     def stream(
@@ -174,14 +207,16 @@ class ImageCaptioner(Generic[Model]):
         options: DecodingOptions | None = None,
         *,
         batch_size: int = 16,
+        download: bool = False,
         on_error: Callable[[ImageSource, InputError], None] | None = None,
     ) -> Iterator[Caption]:
         """Yield captions in the order of the images, as soon as each batch is done. Holds one batch in memory.
 
         Args:
-            images: paths or PIL images, read as they are needed.
+            images: as ``caption`` takes them, read as they are needed.
             options: ``self.options`` by default.
             batch_size: images that go through the model together.
+            download: fetch images that are given by an https address.
             on_error: called with an image that cannot be read, which is then left out; without it the error is raised.
         """
         if batch_size < 1:
@@ -193,7 +228,8 @@ class ImageCaptioner(Generic[Model]):
                 if not sources:
                     return
                 read = []
-                for source, views in zip(sources, pool.map(self._try_views, sources), strict=True):
+                several = pool.map(lambda source: self._try_views(source, download), sources)
+                for source, views in zip(sources, several, strict=True):
                     if not isinstance(views, InputError):
                         read.append((source, views))
                     elif on_error is None:
@@ -203,10 +239,10 @@ class ImageCaptioner(Generic[Model]):
                 if read:
                     yield from self._caption_views(read, options or self.options, number)
 
-    def _try_views(self, source: ImageSource) -> list[Image.Image] | InputError:
+    def _try_views(self, source: ImageSource, download: bool) -> list[Image.Image] | InputError:
         """Return what the models see of an image, one for each way of preprocessing; the first is ``view``."""
         try:
-            return [_view(source, preprocessing) for preprocessing in self.captioner.preprocessings]
+            return _views(source, self.captioner.preprocessings, download=download)
         except InputError as error:
             return error
 
@@ -222,7 +258,7 @@ class ImageCaptioner(Generic[Model]):
         """Return given captions of images with the attention that the model has along them: teacher forcing, no search.
 
         Args:
-            images: paths or PIL images.
+            images: as ``caption`` takes them.
             captions: of each image the words; what the vocabulary lacks is read as <unk>, and shown as given.
             inference, seed: of the contexts; see ``DecodingOptions``.
             batch_size: images that go through the model together.
@@ -237,23 +273,23 @@ class ImageCaptioner(Generic[Model]):
             words = list(captions[start : start + batch_size])
             ids = [self.vocabulary.encode(each) for each in words]
             with torch.inference_mode(), self._forming_contexts(options, number):
-                views = [[_view(source, way) for way in self.captioner.preprocessings] for source in sources]
+                views = [_views(source, self.captioner.preprocessings) for source in sources]
                 hypotheses = self.captioner.force_decode(self._encode(views), ids)
             for source, (view, *_), hypothesis, each in zip(sources, views, hypotheses, words, strict=True):
                 fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
                 found.append(self._to_caption(source, view, fields))
         return found
 
-    def view(self, source: ImageSource) -> Image.Image:
-        """Return the pixels the (first) model sees of an image, a path or PIL image.
+    def view(self, source: ImageSource, *, download: bool = False) -> Image.Image:
+        """Return the pixels the (first) model sees of an image, given as ``caption`` takes it.
 
         A photograph that its camera marked as rotated is turned upright. Differs from training, which keeps the
         stored pixel order because COCO's masks are in it; hardly any of COCO's images are marked.
 
         Raises:
-            InputError: the file is not an image.
+            InputError: it is not an image.
         """
-        return _view(source, self.encoder.preprocessing)
+        return _views(source, [self.encoder.preprocessing], download=download)[0]
 
     def _caption_views(
         self, images: Sequence[tuple[ImageSource, list[Image.Image]]], options: DecodingOptions, number: int
@@ -272,7 +308,7 @@ class ImageCaptioner(Generic[Model]):
             **fields,
             cells=self.encoder.cells,
             view=view,
-            path=None if isinstance(source, Image.Image) else os.fspath(source),
+            path=name_of(source),
             photo=functools.partial(_photo, source, self.encoder.preprocessing),
             alternatives=list(others),
         )
@@ -341,8 +377,8 @@ def _photo(source: ImageSource, preprocessing: Preprocessing) -> Photo:
     Raises:
         InputError: the file is no longer an image.
     """
-    image = rgb(source) if isinstance(source, Image.Image) else load_image(os.fspath(source), minimum_side=_PHOTO_SIDE)
-    turned = upright(image)
+    found = opened(source, download=True)  # what is drawn was captioned, so that its address was to be followed
+    turned = upright(rgb(found) if isinstance(found, Image.Image) else load_image(found, minimum_side=_PHOTO_SIDE))
     return Photo(turned, preprocessing.region(turned.size))
 
 
@@ -356,12 +392,19 @@ def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
     return DecodingOptions(**{name: value for name, value in search.items() if name in names})
 
 
-def _view(source: ImageSource, preprocessing: Preprocessing) -> Image.Image:
-    if not isinstance(source, Image.Image):
-        return preprocessing.view(upright(preprocessing.load(Path(source))))
+def _views(
+    source: ImageSource, preprocessings: Sequence[Preprocessing], *, download: bool = False
+) -> list[Image.Image]:
+    """Return the pixels of an image for each way of preprocessing."""
+    found = opened(source, download=download)
     try:
-        return preprocessing.view(upright(rgb(source)))
+        return [
+            way.view(upright(rgb(found) if isinstance(found, Image.Image) else way.load(found)))
+            for way in preprocessings
+        ]
     except ValueError as error:
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"image: {error}") from error
 
 
@@ -381,8 +424,8 @@ def load(
     """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: a .ckpt file of this project; or several, whose word distributions are averaged at every step. Views,
-            settings and default options are then the first one's.
+        path: a .ckpt file of this project, or a folder that scripts/export.py wrote; or several, whose word
+            distributions are averaged at every step. Views, settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
@@ -406,7 +449,7 @@ def load(
 
 def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> ImageCaptioner[Captioner]:
     target = _device(device)
-    checkpoint = read_checkpoint(Path(path))
+    checkpoint = read_export(Path(path)) if is_export(Path(path)) else read_checkpoint(Path(path))
     content = checkpoint["captioning"]
     try:
         vocabulary = Vocabulary(content["vocabulary"])

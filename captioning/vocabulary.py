@@ -152,6 +152,16 @@ class Vocabulary:
                 words.append(SPECIALS[i] if i < len(SPECIALS) else self.words[i - len(SPECIALS)])
         return words
 
+    def difference(self, words: Sequence[str]) -> str:
+        """Return in a few words where a list of words first differs from this one, "" where it does not."""
+        gone, new = [word for word in words if word not in self], sorted(set(self.words) - set(words))
+        if gone or new:
+            parts = [_some(found) + where for found, where in ((gone, " only there"), (new, " only here")) if found]
+            return " and ".join(parts)
+        pairs = enumerate(zip(words, self.words, strict=False), 1)
+        moved = (f"word {i} is {there!r} there and {here!r} here" for i, (there, here) in pairs if there != here)
+        return next(moved, "")
+
     def save(self, path: str | Path) -> None:
         """Write ``{"words": [...]}`` as JSON."""
         write_json(Path(path), {"words": self.words}, indent=0)
@@ -175,3 +185,7 @@ class Vocabulary:
             return cls(words)
         except InputError as error:
             raise InputError(f"{path}: {error}") from None
+
+
+def _some(words: Sequence[str]) -> str:
+    return ", ".join(map(repr, words[:3])) + (f" and {len(words) - 3} more" if len(words) > 3 else "")

@@ -6,7 +6,7 @@ Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anyt
 With several, each after a --checkpoint of its own, every word comes from the mean of their distributions.
 
 examples:
-  python scripts/caption_image.py photo.jpg --checkpoint runs/demo/checkpoints/best.ckpt --overlay photo_attention.png
+  python scripts/caption_image.py photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
   python scripts/caption_image.py holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
   python scripts/caption_image.py photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
   python scripts/caption_image.py holiday/ --checkpoint best.ckpt --explorer holiday.html

@@ -6,6 +6,7 @@ An interrupted demo resumes where it stopped; delete its folder to start over.
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shlex
 import time
@@ -14,12 +15,13 @@ from typing import Any
 
 from captioning.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import replacing, write_json
+from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
+EXAMPLES = (0, 8)  # images of the test split whose captions the summary keeps, and the README shows
 _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
 
@@ -27,6 +29,9 @@ _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 def main(argv: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write the captions of this demo into the README's examples"
+    )
     parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)
 
@@ -41,6 +46,8 @@ def main(argv: list[str] | None = None) -> None:
         write_json(summary_file, summary)
     page = compare(args.runs, list(RUNS)) if len(RUNS) > 1 else None
     report(args.runs, summary, page)
+    if args.readme:
+        write_text(args.readme, with_captions(args.readme.read_text(encoding="utf-8"), summary["soft"]))
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
@@ -81,8 +88,10 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     from captioning import inference
     from captioning.provenance import provenance
 
-    image = cli.datamodule.evaluated.image_path(0)
-    caption = inference.load(best).caption(image)
+    index = cli.datamodule.evaluated
+    images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
+    captions = inference.load(best).caption(images)
+    image, caption = images[0], captions[0]
     overlay_file = folder / "overlay.png"
     with replacing(overlay_file) as part:
         caption.figure().savefig(part, dpi=120, format="png")
@@ -94,6 +103,7 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
         "overlay": str(overlay_file),
         "image": str(image),
         "caption": caption.text,
+        "examples": {str(path): found.text for path, found in zip(images, captions, strict=True)},
         "config": config,
         "finished": time.time(),
         **provenance(command="make demo", seed=cli.config_dump["seed_everything"]),
@@ -114,6 +124,28 @@ def compare(runs: Path, names: list[str]) -> Path:
     print(f"\n$ python scripts/compare_runs.py {shlex.join(arguments)}", flush=True)
     runpy.run_path(str(REPOSITORY / "scripts" / "compare_runs.py"))["main"](arguments)
     return page
+
+
+_COMMAND = r"\$ python scripts/caption_image\.py (\S+) \\\n.*--checkpoint runs/demo/soft/.*\n"
+
+
+def with_captions(readme: str, entry: dict[str, Any]) -> str:
+    """Return the README's text with the captions of the demo's soft model in its examples.
+
+    Args:
+        entry: of the summary.
+
+    Raises:
+        InputError: the README shows an image that the demo did not caption.
+    """
+
+    def caption_of(found: re.Match[str]) -> str:
+        if found[2] not in entry["examples"]:
+            raise InputError(f"README: {found[2]} is none of {', '.join(entry['examples'])}")
+        return f"{found[1]}{entry['examples'][found[2]]}\n"
+
+    readme = re.sub(rf"({_COMMAND}).*\n", caption_of, readme)
+    return re.sub(r"^soft: .*$", lambda _: f"soft: {entry['caption']}", readme, flags=re.MULTILINE)
 
 
 def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:

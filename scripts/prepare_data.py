@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Get a data set, or say what is missing and where to get it.
+"""Get a data set or an encoder's weights, or say what is missing and where to get it.
 
 Existing files are not fetched again, and an interrupted download or unpacking resumes when the same command is run
 again. Downloads are compared with the published MD5 where there is one, else with their length and the
@@ -11,6 +11,7 @@ examples:
   python scripts/prepare_data.py flickr8k              captions are downloaded, images must be requested
   python scripts/prepare_data.py flickr30k
   python scripts/prepare_data.py shapes                generated here, in a minute
+  python scripts/prepare_data.py weights               what the MobileNet configurations read their encoder from
   python scripts/prepare_data.py coco --check          only check that all files are there
 """
 
@@ -24,9 +25,10 @@ import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captioning.errors import InputError, exits_on_input_error
+from captioning.files import replacing
 from captioning.terminal import script_parser, size_text
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
 COCO_HOST = "http://images.cocodataset.org"  # its https certificate is of another name; the MD5 guards the content
 KARPATHY_URL = "https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip"
+MOBILENET, MOBILENET_FILE = "mobilenetv1_100", "mobilenetv1_100_trunk.safetensors"
 SHOWN = 5  # missing files that are named
 
 
@@ -140,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__)
-    commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes")
+    commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes|weights")
 
     def command(name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, allow_abbrev=False)
@@ -155,6 +158,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     for sub in (coco, command("flickr8k", _flickr), command("flickr30k", _flickr)):
         sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
         sub.add_argument("--keep-archives", action="store_true", help="keep the zip files after unpacking them")
+    command("weights", _weights)
     shapes = command("shapes", _shapes)
     shapes.add_argument("--seed", type=int, default=0, help="of all randomness; default: %(default)s")
     for split, count in (("train", 6000), ("val", 500), ("test", 500)):
@@ -215,6 +219,38 @@ def _shapes(options: argparse.Namespace) -> None:
     if not options.check:
         source.prepare()
     _finish({split: source.index(split) for split in ("train", "val", "test")})
+
+
+def _weights(options: argparse.Namespace) -> None:
+    """Write timm's published weights to where the MobileNet configurations read them, or check the file there."""
+    from captioning.encoders import TimmEncoder
+
+    path = options.root / MOBILENET_FILE
+    arguments: dict[str, Any] = {"image_size": 224, "crop": False, "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    if path.is_file():
+        TimmEncoder(MOBILENET, weights=str(path), model_args={"pad_type": "same"}, **arguments)
+        print(f"{path}: fits {MOBILENET} of timm", flush=True)
+        return
+    if options.check:
+        raise InputError(f"{path}: missing; run the same command without --check")
+    try:
+        encoder = TimmEncoder(MOBILENET, **arguments)
+    except InputError as error:
+        raise InputError(
+            f"{error}. By hand: get model.safetensors of {MOBILENET} from timm's collection on a model hub, and put it "
+            f"at {path}; the whole network's file does, too"
+        ) from error
+    from safetensors.torch import save_file
+
+    with replacing(path) as part:
+        tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
+        save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
+    print(
+        f"{path}: the published weights of {MOBILENET}. They are for padding on all sides: train with "
+        "--model.encoder.model_args '{}'.\ndocs/results.md was measured with other weights of it, trained with "
+        "TensorFlow's padding (pad_type: same), which are not published as a file for timm.",
+        flush=True,
+    )
 
 
 def _read(source: KarpathySource) -> dict[str, CaptionIndex]:

@@ -100,6 +100,38 @@ def test_missing_checkpoint_is_one_line(workdir):
         main(["test", "--config", "tiny.yaml"])
 
 
+def test_a_run_that_fails_before_its_first_step_leaves_no_folder(workdir):
+    logger = {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"project": "captioning"}}
+    config = yaml.safe_load(Path("tiny.yaml").read_text())
+    config["trainer"]["logger"] = [logger]
+    Path("logged.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", "tiny.yaml"])
+    for bad, message in (
+        (["--data.source.init_args.train", "0"], "train must be 1 to"),  # while classes are made
+        (["--data.vocabulary_file", "gone.json"], r"gone\.json: cannot be read"),  # after the loggers have begun
+    ):
+        with pytest.raises(InputError, match=message):
+            main(["fit", "--config", "logged.yaml", *bad])
+        assert [path.name for path in Path("runs").iterdir()] == ["tiny"]
+
+
+def test_a_failed_start_removes_nothing_that_was_there(workdir):
+    notes = Path("runs/tiny/notes.txt")
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine")
+    with pytest.raises(InputError, match=r"gone\.json"):
+        main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "gone.json"])
+    assert [str(path) for path in Path("runs").rglob("*")] == ["runs/tiny", str(notes)]
+
+
+def test_a_checkpoint_of_another_vocabulary_names_a_word_that_differs(workdir):
+    main(["fit", "--config", "tiny.yaml"])
+    Path("words.json").write_text(json.dumps({"words": ["zebra"]}))
+    message = r"vocabulary \(\d+ words\) is not the data's \(1\): .* only there and 'zebra' only here; use the"
+    with pytest.raises(InputError, match=message):
+        main(["validate", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+
+
 def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "captioning", *args],

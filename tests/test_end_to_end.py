@@ -59,8 +59,13 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
 
-    load_script("demo").main(["--overlay-config", "tiny.yaml"])
+    shown = "$ python scripts/caption_image.py {} \\\n --checkpoint runs/demo/soft/checkpoints/best.ckpt\n{}\n"
+    Path("README.md").write_text(shown.format(entry["image"], "of another demo"))
+    load_script("demo").main(["--overlay-config", "tiny.yaml", "--readme", "README.md"])
     assert "Next:" in capsys.readouterr().out
+    load_script("caption_image").main([entry["image"], "--checkpoint", entry["checkpoint"], "--device", "cpu"])
+    caption = capsys.readouterr().out.strip()
+    assert Path("README.md").read_text() == shown.format(entry["image"], caption)
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 

@@ -25,9 +25,10 @@ FLOORS: list[dict[str, str]] = [
         "component": "errors",
         "files": "errors",
         "terminal": "errors",
+        "usage": "errors run_folder",
         "views": "cells trace",
     },
-    {"configs": "component errors", "vocabulary": "errors files"},
+    {"configs": "component errors", "exported": "errors files", "vocabulary": "errors files"},
     {
         "attention": "component errors kernels trace",
         "caption": "cells errors files trace views",
@@ -46,14 +47,14 @@ FLOORS: list[dict[str, str]] = [
     },
     {
         "evaluation": "cells data decoding errors files model objective vocabulary",
-        "inference": "caption checkpoint data decoder decoding encoders ensemble errors model vocabulary",
+        "inference": "caption checkpoint data decoder decoding encoders ensemble errors exported model vocabulary",
     },
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
         "training": "attention checkpoint component configs data decoder decoding encoders ensemble errors evaluation "
-        "files inference model objective provenance run_folder views vocabulary",
+        "files inference model objective provenance run_folder usage views vocabulary",
     },
-    {"__main__": "errors training"},
+    {"__main__": "errors training usage"},
 ]
 ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in floor.items()}
 

@@ -12,6 +12,7 @@ import threading
 import zipfile
 
 import pytest
+import yaml
 from helpers import SCRIPTS, load_script
 
 from captioning.data import download
@@ -379,6 +380,34 @@ def test_shapes_are_generated_and_checked(script, tmp_path, capsys):
     out = capsys.readouterr().out
     assert len(re.findall(r"train +3 images +15 captions +all files there", out)) == 2
     assert len(re.findall("test +1 images", out)) == 2
+
+
+def test_weights_are_written_where_the_mobilenet_configs_read_them(script, tmp_path, monkeypatch, capsys):
+    timm = pytest.importorskip("timm")
+    create = timm.create_model
+
+    def published(name, **options):
+        """Random weights in the place of the download."""
+        return create(name, **options | {"pretrained": False})
+
+    monkeypatch.setattr(timm, "create_model", published)
+    with pytest.raises(SystemExit):
+        script.main(["weights", "--root", str(tmp_path), "--check"])
+    assert "mobilenetv1_100_trunk.safetensors: missing" in capsys.readouterr().err
+    script.main(["weights", "--root", str(tmp_path)])
+    script.main(["weights", "--root", str(tmp_path), "--check"])
+    assert "the published weights" in (out := capsys.readouterr().out) and "fits mobilenetv1_100 of timm" in out
+    for config in (SCRIPTS.parent / "configs").glob("*mobilenet*.yaml"):
+        weights = yaml.safe_load(config.read_text())["model"]["encoder"]["init_args"]["weights"]
+        assert weights == f"data/weights/{script.MOBILENET_FILE}"
+
+
+def test_weights_that_cannot_be_downloaded_are_explained(script, tmp_path, capsys):
+    pytest.importorskip("timm")
+    with pytest.raises(SystemExit):
+        script.main(["weights", "--root", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert "By hand: get model.safetensors of mobilenetv1_100" in error and error.count("\n") == 1
 
 
 def test_help_comes_without_importing_what_is_slow():

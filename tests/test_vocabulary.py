@@ -138,3 +138,17 @@ def test_many_texts_are_tokenised_as_each_of_them_is():
     texts += ["", "  a", "a  ", ".", "a.b", "a . b", "gimme", "A man.", "A man .", "a\n"]
     assert tokenize_all(texts) == [" ".join(tokenize(text)) for text in texts]
     assert tokenize_all([]) == [] and tokenize_all([""]) == [""] and tokenize_all(["\n"]) == [""]
+
+
+@pytest.mark.parametrize(
+    ("words", "difference"),
+    [
+        (["a", "dog", "runs"], ""),
+        (["a", "cat", "runs"], "'cat' only there and 'dog' only here"),
+        (["a", "runs"], "'dog' only here"),
+        (["a", "dog", "runs", *"pqrst"], "'p', 'q', 'r' and 2 more only there"),
+        (["a", "runs", "dog"], "word 2 is 'runs' there and 'dog' here"),
+    ],
+)
+def test_the_first_difference_of_two_vocabularies_is_named(words, difference):
+    assert Vocabulary(["a", "dog", "runs"]).difference(words) == difference

@@ -129,7 +129,7 @@ def test_summary_keeps_the_best_value_beside_the_last(runs):
 def test_table_has_a_row_per_image_and_validation(runs):
     tables = [table for run in ("first", "resumed") for _, table in table_rows(runs[run])]
     assert len(tables) == RESUMED_EPOCHS
-    for epoch, table in enumerate(tables):
+    for epoch, table in enumerate(tables, 1):
         assert table["columns"] == [
             *("epoch", "image_id", "overlay", "caption", "references", "bleu1", "bleu4", "log_prob")
         ]

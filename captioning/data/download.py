@@ -21,12 +21,13 @@ from typing import IO
 
 from captioning.errors import InputError
 from captioning.files import complete, part_of, replacing
-from captioning.terminal import Progress
+from captioning.terminal import Progress, size_text
 
 CHUNK = 1 << 20  # bytes
 ATTEMPTS = 5  # in a row without a byte of progress
 PAUSE = 2.0  # seconds before the second attempt; doubles with each
 TIMEOUT = 60.0  # seconds without an answer
+LARGEST_IMAGE = 100_000_000  # bytes
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = None) -> None:
@@ -49,6 +50,31 @@ def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = No
         part.unlink()  # which part is wrong is unknown, so it cannot be resumed
         raise
     complete(path)
+
+
+def fetch_image(url: str) -> bytes:
+    """Return the content of an https address, at most ``LARGEST_IMAGE`` bytes; follows redirections to https alone.
+
+    Raises:
+        InputError: another kind of address, no answer, or more bytes.
+    """
+    if not url.startswith("https://"):
+        raise InputError(f"{url}: only https addresses are fetched; download it yourself and give the file")
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT) as response:
+            if not response.url.startswith("https://"):
+                raise InputError(f"{url}: leads to {response.url}, which is not https")
+            content = response.read(LARGEST_IMAGE + 1)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise InputError(f"{url}: the server says {error.code} {error.reason}") from error
+    except InputError:
+        raise
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise InputError(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from error
+    if len(content) > LARGEST_IMAGE:
+        raise InputError(f"{url}: has more than {size_text(LARGEST_IMAGE)}")
+    return bytes(content)
 
 
 def download(url: str, path: Path, size: int | None = None) -> Path:

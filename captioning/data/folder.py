@@ -28,13 +28,14 @@ class FolderSource(CaptionSource):
 
     Args:
         root: the folder.
-        captions: the file, relative to ``root``; its name ends in .jsonl or .csv.
+        captions: the file, relative to ``root``; its name ends in .jsonl or .csv. By default ``captions.jsonl`` or
+            ``captions.csv``, whichever is there.
         allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
     """
 
-    def __init__(self, root: str, *, captions: str = "captions.jsonl", allow_outside: bool = False) -> None:
+    def __init__(self, root: str, *, captions: str | None = None, allow_outside: bool = False) -> None:
         self.root = Path(root)
-        self.captions = self.root / captions
+        self.captions = self.root / captions if captions is not None else _captions_file(self.root)
         self.allow_outside = allow_outside
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
@@ -46,18 +47,23 @@ class FolderSource(CaptionSource):
             InputError: it is missing.
         """
         if not self.captions.is_file():
-            raise InputError(f"{self.captions}: missing; data/README.md says what it should hold")
+            raise InputError(
+                f"{self.captions}: missing; give the folder with captions.jsonl or captions.csv, or the file's name as "
+                "captions (data/README.md says what it holds)"
+            )
 
     def index(self, split: str) -> CaptionIndex:
         check_split(split)
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
+        any_named = False
         read = _read_jsonl if self.captions.suffix == ".jsonl" else _read_csv
         try:
             for line, row in read(self.captions):
                 where = f"{self.captions}: line {line}"
                 image, caption, named = _fields(row, where)
+                any_named = any_named or named is not None
                 image_name(image, allow_outside=self.allow_outside, where=where)
                 if split_of.setdefault(image, named or hashed_split(image)) != (named or split_of[image]):
                     raise InputError(f"{where}: {image} is in the {named} split here, in {split_of[image]} above")
@@ -68,10 +74,30 @@ class FolderSource(CaptionSource):
             raise InputError(f"{self.captions}: not UTF-8 text ({error})") from error
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            raise InputError(
-                f"{self.captions}: no image of {len(entries)} is in the {split} split; a split column can say which is"
-            )
+            raise InputError(_empty(self.captions, split, len(entries), any_named))
         return CaptionIndex.build(self.root, chosen, origin=self.captions)
+
+
+def _captions_file(root: Path) -> Path:
+    """Return the file of captions in a folder, by its usual names.
+
+    Raises:
+        InputError: both are there.
+    """
+    there = [root / name for name in ("captions.jsonl", "captions.csv") if (root / name).is_file()]
+    if len(there) > 1:
+        raise InputError(f"{root}: has captions.jsonl and captions.csv; give captions, one of them")
+    return there[0] if there else root / "captions.jsonl"
+
+
+def _empty(captions: Path, split: str, images: int, named: bool) -> str:
+    """Return what to do about a split without an image."""
+    if named:
+        return f"{captions}: none of {images} images is in the {split} split; write {split} in the split column of some"
+    return (
+        f"{captions}: none of {images} images is in the {split} split, which takes one in ten by its name; "
+        f"give more images, or a column split (train, val or test) with {split} for some"
+    )
 
 
 def hashed_split(image: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -66,12 +65,12 @@ class CaptionSamples(Callback):
             return
         assert isinstance(pl_module, CaptioningModule)
         samples = pl_module.caption_samples(self.images)
-        names = [f"{sample.image.image_id}_{trainer.current_epoch:03d}.png" for sample in samples]
+        names = [f"{sample.image.image_id}_{trainer.current_epoch + 1:03d}.png" for sample in samples]
         paths = _save_figures(pl_module, samples, names)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 images = [sample.image for sample in samples]
-                logger.log_samples(images, paths, epoch=trainer.current_epoch, step=trainer.global_step)
+                logger.log_samples(images, paths, epoch=trainer.current_epoch + 1, step=trainer.global_step)
 
 
 class LogTest(Callback):
@@ -134,13 +133,13 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
 
 
 class LogLines(Callback):
-    """One line per validation where the output is no terminal and a progress bar would show nothing until its end."""
+    """One line per validation, which stays on a terminal, too, where a progress bar is gone with its epoch."""
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero or sys.stdout.isatty():
+        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
             return
         shown = [
             f"{name} {float(trainer.callback_metrics[name]):.2f}"
@@ -179,7 +178,7 @@ class Unfreeze(Callback):
     """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
 
     Args:
-        epoch: the first epoch (from 0) in which the encoder is trained.
+        epoch: how many epochs it stays frozen.
     """
 
     def __init__(self, epoch: int) -> None:

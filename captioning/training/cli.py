@@ -36,12 +36,16 @@ from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.checks import refuse_impossible, refuse_missing, refuse_unknown_monitors, while_restoring
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
+from captioning.training.failed_start import removes_what_a_failed_start_wrote
 from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.interruption import ends_after_the_step
 from captioning.training.module import CaptioningModule
+from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption
+from captioning.training.progress import with_own_displays
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
+from captioning.usage import values_of
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"
 """Environment variable by which the first process of a run tells the others where it writes."""
@@ -54,7 +58,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
         InputError: something in the command line, a config or the data cannot be used.
     """
     args, modules = _split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
-    configs = [Path(config) for config in _values(args, "--config", "-c")]
+    configs = [Path(config) for config in values_of(args, "--config", "-c")]
     import_modules(modules, [Path(), *(config.parent for config in configs[:1])])
     for config in configs:
         if not config.exists() or config.is_file():  # a pipe can be read once
@@ -70,6 +74,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
                 save_config_callback=SaveRunConfig,
                 save_config_kwargs={"save_to_log_dir": False},
                 auto_configure_optimizers=False,  # the module takes its own
+                parser_class=CommandLineParser,
                 parser_kwargs={"parser_mode": CONFIG_FORMAT, "exit_on_error": False},
                 args=with_run_config(args),
             )
@@ -175,12 +180,6 @@ class CaptioningCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        with warnings.catch_warnings():
-            if subcommand != "fit":  # what trained a checkpoint is not needed to evaluate it
-                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
-            super()._run_subcommand(subcommand)
-
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         fitting = self.subcommand == "fit"
@@ -223,8 +222,6 @@ class CaptioningCLI(LightningCLI):
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
         else:
-            # An evaluation saves no checkpoint: which callbacks did is nothing to warn about.
-            warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`")
             if config.ensemble and not config.results:
                 config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
             if config.results:
@@ -258,8 +255,28 @@ class CaptioningCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
-        with without_weights() if resumed or self.start else contextlib.nullcontext():  # the checkpoint brings them
+        weights = without_weights() if resumed or self.start else contextlib.nullcontext()  # the checkpoint brings them
+        with self._starting(), weights:
             super().instantiate_classes()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        with warnings.catch_warnings(), self._starting():
+            if subcommand != "fit":  # what trained a checkpoint is not needed to evaluate it
+                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
+            super()._run_subcommand(subcommand)
+
+    def _starting(self) -> contextlib.AbstractContextManager[None]:
+        """Let a run that fails before its first step leave no folder behind."""
+        if self.subcommand != "fit" or getattr(rank_zero_only, "rank", 0):
+            return contextlib.nullcontext()
+        return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
+
+    def _has_begun(self) -> bool:
+        trainer = getattr(self, "trainer", None)
+        for logger in [] if trainer is None else trainer.loggers:
+            if isinstance(logger, WandbRun):
+                logger.finish()  # it writes into the folder for as long as it runs
+        return RunFolder(self.run_dir).checkpoints.exists() or (trainer is not None and trainer.global_step > 0)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
@@ -267,11 +284,13 @@ class CaptioningCLI(LightningCLI):
         self.trainer_defaults = {"callbacks": [LogLines(), StopOnDivergence(), Preemption(), *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:
-            return super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
+            trainer = super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
         except InputError:
             raise
         except (ValueError, TypeError) as error:  # a strategy, precision .. that there is not
             raise InputError(f"trainer: {one_line(error)}") from error
+        trainer.callbacks = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
+        return trainer
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
@@ -388,9 +407,9 @@ def with_run_config(args: list[str]) -> list[str]:
     Raises:
         InputError: it is damaged, or chooses what only a config that the user names may choose.
     """
-    if _values(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
+    if values_of(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
-    for checkpoint in _values(args, "--ckpt_path"):
+    for checkpoint in values_of(args, "--ckpt_path"):
         if checkpoint not in ("best", "last"):
             refuse_missing(checkpoint)
         folder = RunFolder.of(checkpoint)
@@ -399,16 +418,6 @@ def with_run_config(args: list[str]) -> list[str]:
             settings = select(read_config(folder.config), folder.config)
             return [args[0], "--config", json.dumps(settings), *args[1:]]
     return args
-
-
-def _values(args: list[str], *options: str) -> list[str]:
-    """Return what follows the options, as ``--option VALUE`` or ``--option=VALUE``."""
-    found = []
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
-        name, equals, value = arg.partition("=")
-        if name in options:
-            found.append(value if equals else following)
-    return found
 
 
 def _split_imports(args: list[str]) -> tuple[list[str], list[str]]:

@@ -223,6 +223,7 @@ class CaptioningModule(pl.LightningModule):
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         for name, value in (self._over_processes(terms | statistics) | schedule).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
+        self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
 
     def _over_processes(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -381,6 +382,8 @@ class CaptioningModule(pl.LightningModule):
         scores, self.results = self._gathered().finish(java=evaluating)
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
+        if self.trainer.state.fn == "fit":
+            self.log("epoch", float(self.current_epoch + 1))
         if scores and evaluating:
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:

@@ -47,6 +47,6 @@ def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -
     """
     if tuple(words) != vocabulary.words:
         raise InputError(
-            f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}); "
-            "use the data settings the checkpoint was trained with"
+            f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
+            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with"
         )

@@ -15,7 +15,7 @@ SPLITS = [{**row, "split": split} for row, split in zip(ROWS, ["train", "val", "
 
 def jsonl(root, rows):
     (root / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return FolderSource(str(root))
+    return FolderSource(str(root), captions="captions.jsonl")
 
 
 def csv(root, text):
@@ -70,8 +70,21 @@ def test_new_images_move_no_old_ones(tmp_path):
 
 
 def test_a_split_without_images_is_refused_and_the_column_named(tmp_path):
-    with pytest.raises(InputError, match=r"captions\.jsonl: no image of 2 is in the test split; a split column can"):
+    with pytest.raises(InputError, match=r"captions\.jsonl: none of 2 images is in the test split; write test in the"):
         jsonl(tmp_path, SPLITS).index("test")
+    with pytest.raises(InputError, match=r"none of 2 images is in the val split, .*; give more images, or a column"):
+        jsonl(tmp_path, ROWS).index("val")
+
+
+def test_the_file_of_captions_is_found_by_either_usual_name(tmp_path):
+    with pytest.raises(InputError, match=r"captions\.jsonl: missing; give the folder with captions\.jsonl or captions"):
+        FolderSource(str(tmp_path)).index("train")
+    csv(tmp_path, "image,caption\na.jpg,a dog\nb.jpg,a cat\nc.jpg,a cow\n")
+    source = FolderSource(str(tmp_path))
+    assert source.captions.name == "captions.csv" and len(source.index("train"))
+    jsonl(tmp_path, ROWS[:0])
+    with pytest.raises(InputError, match=r"has captions\.jsonl and captions\.csv; give captions"):
+        FolderSource(str(tmp_path))
 
 
 def test_blank_lines_are_skipped(tmp_path):
@@ -125,7 +138,7 @@ def test_a_file_in_another_encoding_is_named(tmp_path):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"captions\.jsonl: missing; data/README\.md says"):
+    with pytest.raises(InputError, match=r"captions\.jsonl: missing; give the folder"):
         FolderSource(str(tmp_path)).prepare()
 
 

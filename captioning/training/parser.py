@@ -1,0 +1,212 @@
+"""The parser of the command line: an error is one line, and ``--PLACE.help`` lists what can stand at a place."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+
+import pytorch_lightning as pl
+from pytorch_lightning.cli import LightningArgumentParser
+
+from captioning.component import public_path, subclasses
+from captioning.errors import InputError
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.module import CaptioningModule
+from captioning.usage import did_you_mean
+
+_ROOTS: dict[str, type[Any]] = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
+_SHOWN = 12  # names in a message
+
+
+class CommandLineParser(LightningArgumentParser):
+    """Lightning's parser, which prints its whole usage at any error and lists no classes."""
+
+    def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
+        if args is not None:
+            _print_help_of_a_place(list(args))
+        return super().parse_args(args, *others, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Say what is wrong in one line.
+
+        Raises:
+            InputError: always.
+        """
+        if getattr(self, "_inner_parser", False):  # of one class's arguments; the outer parser adds the place
+            super().error(message, ex)
+        parser = getattr(ex, "subcommand_parser", None) or self
+        known = [option for option in parser._option_string_actions if option.startswith("--")]
+        raise InputError(explain(message, known)) from ex
+
+
+# What can stand at a place
+
+
+def kinds_at(place: str) -> list[type[Any]]:
+    """Return the types that an argument takes, by its place such as "model.decoder.attention"; [] if there is none."""
+    names = [name for name in place.split(".") if name != "init_args"]
+    kinds = [_ROOTS[names[0]]] if names[0] in _ROOTS else []
+    for name in names[1:]:
+        hints = [_hints(cls)[name] for kind in kinds for cls in subclasses(kind) if name in _hints(cls)]
+        kinds = list(dict.fromkeys(kind for hint in hints for kind in _classes(hint)))
+    return kinds
+
+
+def classes_at(place: str) -> dict[str, type[Any]]:
+    """Return the classes that can stand at a place, by their names, those of this package first.
+
+    What others derive from is left out, and so are classes of this package that no folder's ``__init__`` exports.
+    """
+    kinds = kinds_at(place)
+    found = {cls for kind in kinds for cls in subclasses(kind) if cls not in kinds or not kind.__subclasses__()}
+    usable = [cls for cls in found if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
+    own = {cls: public_path(cls).split(".") for cls in usable if cls.__module__.startswith("captioning.")}
+    usable = [cls for cls in usable if len(own.get(cls, ())) <= 3]
+    return {cls.__name__: cls for cls in sorted(usable, key=lambda cls: (cls not in own, cls.__name__))}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(cls.__init__)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):  # of a name that only a type checker imports
+        return {}
+
+
+def _classes(hint: Any) -> Iterator[type[Any]]:
+    """Yield the classes whose objects a type admits, or that a function of this type returns, but plain ones."""
+    if get_origin(hint) is collections.abc.Callable:
+        yield from _classes(get_args(hint)[-1])
+    elif get_args(hint):
+        for inner in get_args(hint):
+            yield from _classes(inner)
+    elif inspect.isclass(hint) and hint.__module__ != "builtins":
+        yield hint
+
+
+def _print_help_of_a_place(args: list[str]) -> None:
+    """Answer ``--PLACE.help [CLASS]``: every class that can stand there, or the options of one; then end."""
+    for number, arg in enumerate(args):
+        option, _, name = arg.partition("=")
+        if not (option.startswith("--") and option.endswith(".help")):
+            continue
+        place = option[2:].removesuffix(".help")
+        known = classes_at(place)
+        if not known:
+            raise InputError(f"{option}: no class stands there; such as --data.source.help, --model.encoder.help")
+        following = args[number + 1] if number + 1 < len(args) else ""
+        name = name or ("" if following.startswith("-") else following)
+        if not name and len(known) == 1:
+            (name,) = known
+        print(_options_text(place, name, known) if name else _classes_text(place, known))
+        sys.exit(0)
+
+
+def _classes_text(place: str, known: dict[str, type]) -> str:
+    width = max(map(len, known))
+    lines = [f"  {name:<{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in known.items()]
+    example = f"the options of one: --{place}.help {next(iter(known))}"
+    return "\n".join([f"--{place} CLASS, one of:", *lines, "", example])
+
+
+def _options_text(place: str, name: str, known: dict[str, type]) -> str:
+    cls = known.get(name.rpartition(".")[2])
+    if cls is None:
+        raise InputError(f"--{place}.help {name}: no such class{_near(name, list(known))}")
+    parser = LightningArgumentParser(prog="captioning", usage=f"--{place} {name}", description="", add_help=False)
+    supplied = {"optimizer", "params", "total_steps"}  # what training hands to an optimizer or a schedule
+    parser.add_class_arguments(cls, place, skip=supplied, fail_untyped=False)
+    return parser.format_help().rstrip()
+
+
+# Errors in one line
+
+
+def explain(message: str, options: Sequence[str]) -> str:
+    """Return jsonargparse's message in one line, with what was probably meant.
+
+    Args:
+        options: of the command, ``--data.batch_size`` and so on.
+    """
+    if found := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
+        words = found[1].split()
+        option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
+        return f"{option}: no such option{did_you_mean(option, options)}"
+    if found := re.search(r"does not accept option '(.+?)'", message):
+        return _no_such_setting(found[1], [option[2:] for option in options])
+    if found := re.match(r"the following arguments are required: (.*)", message):
+        missing = ", ".join(name.partition(".")[2] or name for name in found[1].split(", "))
+        return f"no {missing} given; give a configuration, such as --config configs/shapes_soft.yaml"
+    if found := re.match(r"argument (\S+): expected (?:one|at least one) argument", message):
+        return f"{found[1]}: needs a value"
+    if message.startswith('Parser key "'):
+        return _wrong_value(message)
+    return _one_line(message)
+
+
+def _no_such_setting(place: str, known: list[str]) -> str:
+    sections = sorted({name.partition(".")[0] for name in known})
+    head = place.partition(".")[0]
+    if head not in sections:
+        return f"{head}: no such section of a configuration{_near(head, sections)}"
+    return f"{place}: no such setting{did_you_mean(place, known)}"
+
+
+# Where a message of nested parsers arrives at the cause; the earliest is that of the first of several alternatives.
+_CAUSE = re.compile(
+    r"Option '(?P<option>\w+)' is not accepted"
+    r"|the following arguments are required: (?P<required>.+)"
+    r"|has no attribute '(?P<missing>\w+)'"
+    r"|Expected a dot import path string: (?P<unknown>\S+)"
+    r"|Expected an? (?P<type>[^\n]+)\. Got value: (?P<value>.+)"
+    r"|Given value: (?P<given>.+)"
+)
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null"}
+
+
+def _wrong_value(message: str) -> str:
+    cause = _CAUSE.search(message)
+    if cause is None:
+        return _one_line(message.replace('Parser key "', "", 1).replace('":', ":", 1))
+    before = message[: cause.start()]
+    place = ".".join(re.findall(r'Parser key "([^"]+)"', before))
+    paths = re.findall(r"class_path '?([\w.]+)", before) or re.findall(r"class_path='([\w.]+)'", message)
+    if cause["option"] or cause["required"]:
+        name = paths[-1].rpartition(".")[2] if paths else ""
+        if cause["required"]:
+            return f"{place}: {name} needs {cause['required']}; give --{place}.{cause['required'].split(', ')[0]}"
+        cls = classes_at(place).get(name)
+        taken = [] if cls is None else list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
+        return f"{place}: {name or 'its class'} takes no {cause['option']}{_near(cause['option'], taken, 'it takes')}"
+    if cause["missing"] or cause["unknown"]:
+        name = cause["missing"] or cause["unknown"]
+        known = [name for name, cls in classes_at(place).items() if public_path(cls).startswith("captioning.")]
+        wanted = did_you_mean(name, list(classes_at(place))) or _near(name, known)
+        return f"{place}: {name} is no class that can stand there{wanted or f'; see --{place}.help'}"
+    return _of_another_type(place, message, cause)
+
+
+def _of_another_type(place: str, message: str, cause: re.Match[str]) -> str:
+    if cause["type"]:
+        types, value = [cause["type"]], cause["value"]
+    else:
+        types, value = re.findall(r"- Expected an? ([^\n]+)", message), cause["given"]
+    choices = [choice.strip("' ") for text in types if "Literal[" in text for choice in text[15:-1].split(",")]
+    plain = [_TYPES.get(text[8:-2], text) for text in types if "Literal[" not in text]
+    names = [*dict.fromkeys(choices), *plain]
+    wanted = f"one of {', '.join(names)}" if choices else " or ".join(names)
+    return f"{place}: must be {wanted}, got {value.strip()}{did_you_mean(value.strip(), choices)}"
+
+
+def _near(word: str, known: Sequence[str], otherwise: str = "one of") -> str:
+    """Return what may have been meant by a word, or, where they are few, all that are known."""
+    if hint := did_you_mean(word, known):
+        return hint
+    return f"; {otherwise} {', '.join(known)}" if 0 < len(known) <= _SHOWN else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

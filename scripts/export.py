@@ -1,0 +1,190 @@
+#!/usr/bin/env python
+"""Write a trained captioner as a folder to pass on: weights as safetensors, configuration, vocabulary, model card.
+
+The card says what the model is, what it was trained with, and the scores that `captioning test` and `captioning
+validate` left in the checkpoint's run folder, with intervals. The folder holds nothing that runs when it is opened;
+`load(DIR)` of captioning.inference captions with it.
+
+examples:
+  python scripts/export.py runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
+  python scripts/export.py best.ckpt --output exported/mine --license cc-by-4.0
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioning.errors import InputError, exits_on_input_error
+from captioning.files import refuse_inputs
+from captioning.run_folder import RunFolder
+from captioning.terminal import add_import_option, script_parser
+
+if TYPE_CHECKING:
+    from captioning.inference import ImageCaptioner
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    arguments = _parse(argv)
+    from captioning.component import import_modules
+    from captioning.exported import WEIGHTS
+    from captioning.inference import load
+
+    folder = Path(arguments.output)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"--output {folder}: is a file; give a folder")
+    refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")
+    import_modules(arguments.imports, [Path()])
+    captioner = load(arguments.checkpoint)
+    run = RunFolder.of(arguments.checkpoint)
+    name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    captioner.export(folder, card(captioner, name, run.path if run else None, arguments.license))
+    size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
+    print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = script_parser(__doc__)
+    parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
+    add_import_option(parser)
+    return parser.parse_args(argv)
+
+
+def card(captioner: ImageCaptioner, name: str, run: Path | None, license: str | None) -> str:
+    """Return the model card, Markdown with a YAML head.
+
+    Args:
+        run: the folder with the results of tests; None if there is none.
+        license: of the weights; None is said to be open.
+    """
+    head = ["---", "library_name: captioning", "pipeline_tag: image-to-text"]
+    head += ["tags: [image-captioning, visual-attention]", *([f"license: {license}"] if license else [])]
+    licence = license or "Of the weights: not stated; ask whoever gave you this folder"
+    sections = [
+        "\n".join([*head, "---"]),
+        f"# {name}",
+        "An image captioner with visual attention (*Show, Attend and Tell*, Xu et al. 2015).",
+        _usage(),
+        "## Model\n\n" + _table(("part", "what"), _parts(captioner)),
+        "## Training\n\n" + _training(captioner.settings),
+        "## Scores\n\n" + _scores(run),
+        "## Limits\n\n" + _limits(captioner),
+        f"## Licence\n\n{licence}. Training data have licences of their own.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _usage() -> str:
+    return """```python
+from captioning.inference import load
+
+caption = load("THIS_FOLDER")("photo.jpg")
+print(caption.text)
+caption.save_figure("attention.png")
+```"""
+
+
+def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
+    encoder, decoder = captioner.encoder, captioner.captioner.decoder
+    rows, columns = encoder.grid_size
+    height, width = encoder.preprocessing.size
+    attention = sum(p.numel() for p in decoder.attention.parameters())
+    others = sum(p.numel() for p in decoder.parameters()) - attention
+    seen = sum(p.numel() for p in encoder.parameters())
+    return [
+        ("encoder", f"{type(encoder).__name__}, {seen:,} parameters, {height} x {width} pixels"),
+        ("annotations", f"{rows} x {columns} locations of {encoder.annotation_dim}"),
+        ("attention", f"{type(decoder.attention).__name__}, {attention:,} parameters"),
+        ("decoder", f"LSTM of {decoder.hidden_dim}, {others:,} parameters"),
+        ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),
+    ]
+
+
+def _training(settings: dict[str, Any]) -> str:
+    if not settings:
+        return "Its settings were not saved."
+    data, trainer, model = (settings.get(part) or {} for part in ("data", "trainer", "model"))
+    shown = {
+        "data": _class(data.get("source")),
+        "batch size": data.get("batch_size"),
+        "epochs, at most": trainer.get("max_epochs"),
+        "precision": trainer.get("precision"),
+        "optimizer": _class(model.get("optimizer")),
+        "label smoothing": model.get("label_smoothing"),
+        "attention penalty": model.get("attention_penalty"),
+        "seed": settings.get("seed_everything"),
+    }
+    rows = [(name, str(value)) for name, value in shown.items() if value is not None]
+    return _table(("setting", "value"), rows) + "\n\nAll settings are in `config.json`."
+
+
+def _class(config: Any) -> str | None:
+    """Return a class's name with its plain arguments."""
+    if not isinstance(config, dict) or "class_path" not in config:
+        return None
+    arguments = config.get("init_args") or {}
+    plain = [f"{name} {value}" for name, value in arguments.items() if isinstance(value, (int, float, str))]
+    return ", ".join([config["class_path"].rpartition(".")[2], *plain])
+
+
+def _scores(run: Path | None) -> str:
+    """Return a table for each split that was scored, with 95 % intervals over its images."""
+    from captioning.evaluation.records import read_captions, read_scores
+
+    parts = []
+    for stage, title in (("test", "Test split"), ("val", "Validation split")):
+        metrics, captions = (None if run is None else run / f"{stage}_{what}.json" for what in ("metrics", "captions"))
+        if metrics is None or captions is None or not (metrics.is_file() and captions.is_file()):
+            continue
+        images = read_captions(captions)
+        scores, search = read_scores(metrics)
+        with_intervals = _with_intervals(list(images.values()))
+        rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
+        rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
+        how = ", ".join(f"{name} {value}" for name, value in search.items())
+        parts.append(f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}")
+    if not parts:
+        return "It was not tested: run `captioning test --ckpt_path FILE` and export again."
+    from captioning.evaluation.scores import TOKENIZER, UNIT
+
+    parts.append(f"{UNIT}. Intervals: bootstrap over images. Tokens: {TOKENIZER}. nll in nats per word.")
+    return "\n\n".join(parts)
+
+
+def _with_intervals(images: list[Any]) -> list[tuple[str, float, float, float]]:
+    from captioning.evaluation.resampling import intervals
+    from captioning.evaluation.scores import count
+
+    hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
+    found = []
+    for family, counts in count(hypotheses, references):
+        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
+            found.append((title, float(value), float(low), float(high)))
+    return found
+
+
+def _limits(captioner: ImageCaptioner) -> str:
+    words = captioner.vocabulary.words
+    return "\n".join(
+        [
+            f"- It knows {len(words):,} words, those of its training captions, and can say nothing else.",
+            "- It describes what images like those it was trained on show; on others it is fluent and wrong.",
+            "- Attention shows which locations the words were computed from; it is no proof of why a word was chosen.",
+            "- What people wrote about the training images, their prejudices included, is what it learned.",
+        ]
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(
+        f"| {' | '.join(cell.replace('|', ' ').replace(chr(10), ' ') for cell in line)} |" for line in lines
+    )
+
+
+if __name__ == "__main__":
+    main()

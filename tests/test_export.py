@@ -1,0 +1,112 @@
+"""A captioner as a folder: the same captions, nothing that runs, a card with data, settings and scores."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from helpers import load_script, save_image
+from helpers_runs import make_captions, save_checkpoint
+from safetensors import safe_open
+
+from captioning.errors import InputError
+from captioning.evaluation.records import write_evaluation
+from captioning.evaluation.scores import score_captions
+from captioning.inference import load
+
+SETTINGS = {
+    "seed_everything": 7,
+    "trainer": {"max_epochs": 4, "precision": "32-true"},
+    "data": {"source": {"class_path": "captioning.data.ShapesSource", "init_args": {"train": 5}}, "batch_size": 12},
+    "model": {"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.25}}, "search": {"beam_size": 2}},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A tested run."""
+    folder = tmp_path / "runs" / "mine"
+    (folder / "checkpoints").mkdir(parents=True)
+    save_checkpoint(folder / "checkpoints/best.ckpt", settings=SETTINGS)
+    images = list(make_captions(20).values())
+    scores = score_captions([image.words for image in images], [image.reference_words for image in images])
+    write_evaluation(folder, "test", scores | {"nll": 1.25}, images, search={"beam_size": 2})
+    return folder
+
+
+def export(run, *options):
+    target = run.parent.parent / "exported"
+    load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
+    return target
+
+
+def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
+    images = [save_image(tmp_path / f"{n}.png", n, (30 + n, 20)) for n in range(4)]
+    folder = export(run)
+    expected, found = load(run / "checkpoints/best.ckpt"), load(folder)
+    assert found.options == expected.options and found.vocabulary == expected.vocabulary
+    assert found.settings == SETTINGS and found.encoder.preprocessing == expected.encoder.preprocessing
+    for caption, other in zip(found(images, max_length=6), expected(images, max_length=6), strict=True):
+        assert (caption.text, caption.log_probs) == (other.text, other.log_probs)
+    assert "model.safetensors, vocabulary.json" in capsys.readouterr().out
+
+
+def test_the_weights_are_those_of_the_model_alone(run):
+    folder = export(run)
+    assert sorted(file.name for file in folder.iterdir()) == [
+        *("README.md", "config.json", "model.safetensors", "vocabulary.json")
+    ]
+    expected = load(run / "checkpoints/best.ckpt").captioner.state_dict()
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        assert set(file.keys()) == set(expected)
+        assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
+
+
+def test_an_export_can_be_exported_again(run, tmp_path):
+    load(export(run)).export(tmp_path / "again", "# card\n")
+    assert load(tmp_path / "again").captioner.decoder.hidden_dim == 7
+
+
+def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
+    text = (export(run, "--license", "cc-by-4.0") / "README.md").read_text()
+    assert text.startswith("---\nlibrary_name: captioning\n") and "license: cc-by-4.0" in text
+    for part in ("# mine", "## Model", "## Training", "## Scores", "## Limits", "## Licence"):
+        assert f"\n{part}\n" in text
+    assert "| data | ShapesSource, train 5 |" in text and "| optimizer | Adam, lr 0.25 |" in text
+    assert "| attention | SoftAttention, " in text and "| vocabulary | 7 words |" in text
+    scores = json.loads((run / "test_metrics.json").read_text())
+    low, high = text.partition(f"| BLEU-4 | {scores['test/bleu4']:.2f} | ")[2].partition(" |")[0].split(" to ")
+    assert float(low) < scores["test/bleu4"] < float(high)
+    assert "Test split, 20 images; beam_size 2." in text and "| nll | 1.25 |" in text
+
+
+def test_a_card_without_a_test_says_so(tmp_path):
+    checkpoint = save_checkpoint(tmp_path / "best.ckpt")
+    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "out")])
+    text = (tmp_path / "out/README.md").read_text()
+    assert "It was not tested" in text and "settings were not saved" in text and "not stated" in text
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("model.safetensors", b"x" * 20, r"model\.safetensors: damaged"),
+        ("config.json", b"[", r"config\.json: cannot be read"),
+        ("config.json", b"[]", r"config\.json or vocabulary\.json is not what scripts/export\.py writes"),
+        ("config.json", b'{"format": 99}', "has checkpoint format 99"),
+        ("vocabulary.json", b'{"words": 3}', r"is not what scripts/export\.py writes"),
+        ("vocabulary.json", b'{"words": ["a"]}', "weights do not fit the model"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(run, file, content, message):
+    folder = export(run)
+    (folder / file).write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        load(folder)
+
+
+def test_an_output_that_is_a_file_is_refused(run, capsys):
+    with pytest.raises(SystemExit):
+        load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
+    assert "is a file; give a folder" in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""Images in every form that callers have them in, with the same caption; anything else is named."""
+
+from __future__ import annotations
+
+import io
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import save_image
+from helpers_runs import save_checkpoint
+from PIL import Image
+
+from captioning.data import download
+from captioning.data.given import is_one, opened
+from captioning.errors import InputError
+from captioning.inference import load
+
+ADDRESS = "https://example.org/cat.png"
+
+
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory):
+    return load(save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt"))
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    return save_image(tmp_path_factory.mktemp("images") / "cat.png", 3, (30, 20))
+
+
+class Answer(io.BytesIO):
+    def __init__(self, content: bytes, url: str = ADDRESS) -> None:
+        super().__init__(content)
+        self.url = url
+
+
+@pytest.fixture
+def web(monkeypatch):
+    """Answers of addresses instead of the network's."""
+    answers: dict[str, Answer] = {}
+
+    def urlopen(url, timeout):
+        if url not in answers:
+            raise urllib.error.URLError("no such host")
+        return answers[url]
+
+    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
+    return answers
+
+
+def pixels(path: Path) -> Image.Image:
+    with Image.open(path) as image:
+        return image.convert("RGB")
+
+
+def forms(path: Path) -> dict:
+    """One image in every form."""
+    array = np.array(pixels(path))
+    tensor = torch.from_numpy(array).permute(2, 0, 1)
+    return {
+        "path": path,
+        "text": str(path),
+        "PIL": pixels(path),
+        "bytes": path.read_bytes(),
+        "bytearray": bytearray(path.read_bytes()),
+        "array": array,
+        "floating-point array": array / 255,
+        "tensor": tensor,
+        "floating-point tensor": tensor / 255,
+        "array with opacity": np.dstack([array, np.full(array.shape[:2], 255, np.uint8)]),
+    }
+
+
+@pytest.mark.parametrize("form", ["path", "text", "PIL", "bytes", "bytearray", "array", "tensor"])
+def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
+    caption = captioner(forms(path)[form], max_length=6)
+    expected = captioner.caption(path, max_length=6)
+    assert caption.text == expected.text and caption.log_probs == expected.log_probs
+    assert caption.path == (str(path) if form in ("path", "text") else None)
+
+
+def test_every_form_has_the_same_pixels(path):
+    expected = np.array(pixels(path))
+    for form, source in forms(path).items():
+        found = opened(source)
+        np.testing.assert_array_equal(np.array(pixels(found) if isinstance(found, Path) else found), expected, form)
+
+
+def test_grey_images_have_equal_channels():
+    grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    for source in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]):
+        np.testing.assert_array_equal(np.array(opened(source)), np.repeat(grey[..., None], 3, axis=2))
+
+
+def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
+    other = save_image(tmp_path / "dog.png", 4, (30, 20))
+    expected = [caption.text for caption in captioner([path, other], max_length=6)]
+    arrays = np.stack([np.array(pixels(name)) for name in (path, other)])
+    for batch in (arrays, torch.from_numpy(arrays).permute(0, 3, 1, 2), [arrays[0], other], (path, arrays[1])):
+        assert [caption.text for caption in captioner(batch, max_length=6)] == expected
+    assert not is_one(arrays) and is_one(arrays[0])
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (7, r"images: an image is a path, .*, got int 7"),
+        (None, "got NoneType None"),
+        ({"image": "cat.png"}, "got dict"),
+        ([3.5], r"image: must be a path, .*, got float 3\.5"),
+        (b"not an image", "bytes: 12 bytes that are no image file"),
+        (
+            np.zeros((4, 5, 2), np.uint8),
+            r"array must be \(height, width, 1, 3 or 4\) or \(height, width\), got \(4, 5, 2\)",
+        ),
+        (torch.zeros(5, 4, 3), r"tensor must be \(1, 3 or 4, height, width\) or \(height, width\), got \(5, 4, 3\)"),
+        (np.zeros((0, 5, 3), np.uint8), r"got \(0, 5, 3\)"),
+        (np.zeros((4, 5, 3), np.int64), r"must be uint8, or floating-point in 0 \.\. 1, got int64"),
+        (np.full((4, 5, 3), 255.0), r"array of float64 must lie in 0 \.\. 1, got 255 \.\. 255"),
+        (torch.full((3, 4, 5), float("nan")), r"tensor of float32 must lie in 0 \.\. 1, got nan"),
+        (ADDRESS, r"cat\.png: is an address; give download=True"),
+    ],
+)
+def test_what_is_no_image_is_said(captioner, source, message):
+    with pytest.raises(InputError, match=message):
+        captioner(source)
+
+
+def test_an_address_is_fetched_when_asked(captioner, path, web):
+    web[ADDRESS] = Answer(path.read_bytes())
+    caption = captioner(ADDRESS, download=True, max_length=6)
+    assert caption.text == captioner(path, max_length=6).text and caption.path == ADDRESS
+
+
+@pytest.mark.parametrize(
+    ("address", "answer", "message"),
+    [
+        ("http://example.org/a.png", None, "only https addresses are fetched"),
+        (ADDRESS, None, "no such host"),
+        (ADDRESS, Answer(b"", "http://example.org/a.png"), "leads to http://example.org/a.png, which is not https"),
+        (ADDRESS, Answer(b"x" * 300), "has more than 0.0 MB"),
+        (ADDRESS, Answer(b"<html>"), "6 bytes that are no image file"),
+    ],
+)
+def test_an_address_without_an_image_is_one_line(captioner, web, monkeypatch, address, answer, message):
+    monkeypatch.setattr(download, "LARGEST_IMAGE", 200)
+    if answer is not None:
+        web[address] = answer
+    with pytest.raises(InputError, match=message):
+        captioner(address, download=True)

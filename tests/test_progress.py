@@ -1,0 +1,54 @@
+"""What a run shows: epochs counted from 1 wherever they are shown, and how large the parts of the model are."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
+from pytorch_lightning.callbacks import ModelSummary, RichModelSummary, RichProgressBar, TQDMProgressBar
+from pytorch_lightning.loggers import CSVLogger
+
+from captioning.training.callbacks import CaptionSamples, LogLines
+from captioning.training.progress import EpochBar, PartSizes, with_own_displays
+
+
+def test_lightnings_displays_are_replaced_and_others_kept():
+    tqdm, samples = TQDMProgressBar(), CaptionSamples()
+    found = with_own_displays([RichProgressBar(), tqdm, ModelSummary(), RichModelSummary(), samples])
+    assert [type(callback) for callback in found] == [EpochBar, TQDMProgressBar, PartSizes, PartSizes, CaptionSamples]
+    assert found[1] is tqdm and found[4] is samples
+
+
+@pytest.mark.parametrize(("last", "shown"), [(3, "epoch 2/3"), (-1, "epoch 2"), (None, "epoch 2")])
+def test_the_bar_counts_epochs_from_one(last, shown):
+    bar = EpochBar()
+    bar._trainer = SimpleNamespace(max_epochs=last)
+    assert bar._get_train_description(1).strip() == shown
+
+
+def test_line_samples_and_metrics_count_epochs_alike_and_sizes_are_the_parameters(tmp_path, capsys):
+    module, source = make_module(), make_shapes(tmp_path, train=4, val=3, test=1)
+    logger = CSVLogger(str(tmp_path), name="metrics", version=0)
+    callbacks = with_own_displays([LogLines(), RichProgressBar(), ModelSummary(), CaptionSamples(images=1)])
+    displays = {"enable_progress_bar": True, "enable_model_summary": True}
+    trainer = make_trainer(tmp_path, logger=logger, callbacks=callbacks, max_epochs=2, **displays)
+    run_stage(trainer.fit, module, make_data(source))
+    shown = capsys.readouterr().out
+    assert re.findall(r"^epoch (\d+), step", shown, re.MULTILINE) == ["1", "2"]
+    assert "epoch 2/2" in shown and "Epoch" not in shown and "v_num" not in shown
+    assert sorted(path.name[-8:] for path in (tmp_path / "samples").iterdir()) == ["_001.png", "_002.png"]
+    rows = (tmp_path / "metrics/version_0/metrics.csv").read_text().splitlines()
+    column = rows[0].split(",").index("epoch")
+    assert {float(row.split(",")[column]) for row in rows[1:]} == {1.0, 2.0}
+
+    decoder = module.captioner.decoder
+    counts = {
+        "encoder": sum(p.numel() for p in module.captioner.encoder.parameters()),
+        "attention": sum(p.numel() for name, p in decoder.named_parameters() if name.startswith("attention.")),
+        "decoder": sum(p.numel() for name, p in decoder.named_parameters() if not name.startswith("attention.")),
+    }
+    total = sum(p.numel() for p in module.parameters())
+    sizes = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+    assert f"parameters: {sizes}; {total:,} of {total:,} are trained\n" in shown

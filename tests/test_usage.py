@@ -1,0 +1,89 @@
+"""What the command says at once: help, misspelt commands, files that are not there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from captioning.errors import InputError
+from captioning.usage import COMMANDS, HELP, command_help, did_you_mean, first_line
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_a_command_is_short_and_answered_at_once(command):
+    program = (
+        f"import sys; sys.argv = ['captioning', '{command}', '--config', 'x.yaml', '--help']\n"
+        "from captioning.__main__ import main\nmain()\n"
+        "slow = {'torch', 'numpy', 'jsonargparse', 'pytorch_lightning'} & set(sys.modules)\nassert not slow, slow\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"usage: captioning {command} ") and lines[2] == "most used:" and len(lines) < 60
+    assert max(map(len, lines)) <= 120
+
+
+@pytest.mark.parametrize("text", [HELP, *map(command_help, COMMANDS)])
+def test_every_file_that_the_help_names_is_there_or_made_by_it(text):
+    named = set(re.findall(r"[\w/]+\.(?:yaml|py)", text)) - {"CONFIG.yaml", "FILE.yaml"}
+    assert all((ROOT / name).is_file() for name in named), named
+    runs = re.findall(r"runs/(\w+)/checkpoints", text)  # of an example that trains it
+    assert all((ROOT / "configs" / f"{run}.yaml").is_file() for run in runs)
+
+
+def test_the_first_line_comes_long_before_the_libraries(tmp_path):
+    (tmp_path / "x.yaml").write_text("{}")
+    command = [sys.executable, "-m", "captioning", "fit", "--config", "x.yaml"]
+    env = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    started = time.monotonic()
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+        line, seconds = process.stderr.readline(), time.monotonic() - started
+        process.kill()
+    assert line == "captioning fit x.yaml: importing PyTorch and Lightning ...\n"
+    assert seconds < 5  # 0.1 s on a machine that does nothing else; the libraries take 7
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["ftt"], "captioning ftt: no such command; did you mean fit?"),
+        (["quit"], "captioning quit: no such command; one of fit, validate, test, predict"),
+        (["fit", "--config", "configs/shape_soft.yaml"], "no such file; did you mean configs/shapes_soft.yaml?"),
+        (["fit", "-c", "a.yaml"], "--config a.yaml: no such file"),
+        (["test", "--ckpt_path=x.ckpt"], "--ckpt_path x.ckpt: no such file; `captioning fit` writes RUNS/NAME/checkp"),
+        (["test", "--ckpt_path", "runs/soft/checkpoints/bets.ckpt"], "mean runs/soft/checkpoints/best.ckpt?"),
+        (["test", "--ckpt_path", "runs/sof/checkpoints/best.ckpt"], "mean runs/soft/checkpoints/best.ckpt?"),
+        (["test", "--ckpt_path", "runs/soft"], "runs/soft: is a folder; give runs/soft/checkpoints/best.ckpt"),
+        (["test", "--ckpt_path", "configs"], "configs: is a folder; give a .ckpt file"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_was_probably_meant(tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    for file in ("configs/shapes_soft.yaml", "runs/soft/checkpoints/best.ckpt"):
+        (tmp_path / file).parent.mkdir(parents=True)
+        (tmp_path / file).touch()
+    with pytest.raises(InputError) as error:
+        first_line(args)
+    assert message in str(error.value)
+
+
+def test_what_is_there_is_said_back(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.yaml").touch()
+    (tmp_path / "best.ckpt").touch()
+    assert first_line(["test", "-c", "a.yaml", "--ckpt_path", "best.ckpt"]).startswith(
+        "captioning test a.yaml best.ckpt:"
+    )
+    assert first_line(["test", "--ckpt_path", "best"]).startswith("captioning test best:")
+
+
+def test_a_word_that_is_like_none_gets_no_suggestion():
+    assert did_you_mean("hiden_dim", ["hidden_dim", "dropout"]) == "; did you mean hidden_dim?"
+    assert did_you_mean("zzz", ["hidden_dim", "dropout"]) == ""

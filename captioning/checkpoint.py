@@ -10,7 +10,7 @@ import os
 import pickle
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +63,7 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     content = checkpoint.get("captioning") if isinstance(checkpoint, dict) else None
     if not isinstance(content, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
-    number = content.get("format")
-    if type(number) is not int or number < 1:
-        raise InputError(f"{path}: has checkpoint format {number!r}, which there never was; it was edited")
-    if number > CHECKPOINT_FORMAT:
-        raise InputError(
-            f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
-        )
+    check_format(path, content)
     if training:
         for name, kind in _OF_TRAINING.items():
             if name in checkpoint and not isinstance(checkpoint[name], kind):
@@ -77,6 +71,19 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     if checksums:
         _compare(path, checkpoint if training else checkpoint["state_dict"], checksums)
     return checkpoint
+
+
+def check_format(path: Path, content: Mapping[str, Any]) -> None:
+    """Raises:
+    InputError: the content of a checkpoint is of a version that there is not, or not yet.
+    """
+    number = content.get("format")
+    if type(number) is not int or number < 1:
+        raise InputError(f"{path}: has checkpoint format {number!r}, which there never was; it was edited")
+    if number > CHECKPOINT_FORMAT:
+        raise InputError(
+            f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
+        )
 
 
 def read_back(path: Path) -> None:

@@ -25,7 +25,7 @@ from PIL import Image
 
 from captioning import decoding
 from captioning.caption import Alternative, Caption, Photo
-from captioning.checkpoint import CHECKPOINT_FORMAT, read_checkpoint
+from captioning.checkpoint import CHECKPOINT_FORMAT, check_format, read_checkpoint
 from captioning.data.given import ImageSource, is_one, name_of, opened
 from captioning.data.images import load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
@@ -451,6 +451,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
     target = _device(device)
     checkpoint = read_export(Path(path)) if is_export(Path(path)) else read_checkpoint(Path(path))
     content = checkpoint["captioning"]
+    check_format(Path(path), content)
     try:
         vocabulary = Vocabulary(content["vocabulary"])
         encoder = Encoder.rebuild(content["encoder"])

@@ -118,7 +118,7 @@ def test_without_a_config_the_line_says_what_to_give(monkeypatch):
 
 
 PLACES = [f"model.{name}" for name in ("encoder", "estimator", "reduction")]
-PLACES += [f"model.decoder.{name}" for name in ("attention", "attention.score", "output", "annotation_lstm")]
+PLACES += [f"model.decoder.{name}" for name in ("attention", "attention.score", "output", "annotation_layer")]
 
 
 def test_every_component_of_the_package_stands_at_some_place():
@@ -159,7 +159,7 @@ def test_help_of_a_place_lists_every_class_and_of_a_class_every_option(capsys):
     text = printed("--data.source.help")
     sources = [cls.__name__ for cls in subclasses(CaptionSource) if cls.__module__.startswith("captioning.data")]
     assert re.findall(r"^  (\w+)  ", text, re.MULTILINE) == sorted(set(sources) - {"CaptionSource"})
-    text = printed("--data.source.help", "FolderSource", "--config", "x.yaml")
+    text = printed("--data.source.help", "FolderSource")
     assert all(f"--data.source.{name}" in text for name in list(inspect.signature(FolderSource).parameters))
     assert "--model.decoder.hidden_dim" in printed("--model.decoder.help")
     assert "warmup_steps" in printed("--model.scheduler.help=WarmupCosine")
@@ -172,9 +172,17 @@ def test_the_short_help_names_options_and_classes_that_exist(settings, command):
         if option.startswith(("model", "data")):
             assert set(re.findall(r"\w+", choices)) <= set(parsers.classes_at(option)), option
     values = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "trainer.logger": "false", "results": "x"}
-    values |= {"data.features": "x", "data.test_split": "test", "name": "x", "runs": "x", "model.optimizer.lr": "0.1"}
+    values |= {
+        "data.features": "x",
+        "data.test_split": "test",
+        "name": "x",
+        "runs": "x",
+        "model.optimizer.lr": "0.1",
+        "init_from": "x",
+    }
+    values["ensemble"] = '["x"]'
     for option in re.findall(r"^  --([a-z][\w.]+) [^C\n]", text, re.MULTILINE):
-        if option not in ("config", "ckpt_path", "import", "print_config", "help_all"):
+        if option not in ("config", "ckpt_path", "import", "debug", "print_config", "help_all"):
             first = ["--model.optimizer", "Adam"] if "optimizer" in option else []
             settings(*first, f"--{option}", values.get(option, "3"))
     defaults = settings()

@@ -33,7 +33,7 @@ from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
-from captioning.objective.processes import summed
+from captioning.objective.processes import process_count, summed
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.start import Start, check_vocabulary
@@ -228,9 +228,9 @@ class CaptioningModule(pl.LightningModule):
 
     def _over_processes(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the means over all processes; of the terms of the loss these are the whole batch's."""
-        if self.trainer.world_size == 1:
+        if (processes := process_count()) == 1:
             return values
-        means = summed(torch.stack([value.float() for value in values.values()])) / self.trainer.world_size
+        means = summed(torch.stack([value.float() for value in values.values()])) / processes
         return dict(zip(values, means, strict=True))
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:

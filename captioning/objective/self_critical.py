@@ -165,7 +165,7 @@ class SequenceObjective:
 def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:
     """Return the logits (M, V), at least float32, without the words that are never drawn: p is what was drawn from."""
     rules, logits = Rules.on(output.logits.device, min_length), output.logits
-    never = torch.finfo(torch.float32).min  # finite: the kernels take no infinities
+    never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill(-1, rules.always, never)
     early = output.mask.nonzero()[:, 1] < min_length
     end = logits[:, END].masked_fill(early, never)

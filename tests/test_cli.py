@@ -209,7 +209,7 @@ def test_wandb_mode_of_the_user_is_kept(monkeypatch, tmp_path):
 def test_config_of_the_checkpoints_run_is_added_when_none_is_named(workdir):
     checkpoint = workdir / "runs/x/checkpoints/best.ckpt"
     checkpoint.parent.mkdir(parents=True)
-    checkpoint.touch()
+    torch.save({}, checkpoint)
     Path("runs/x/config.yaml").write_bytes(Path("tiny.yaml").read_bytes())
     args = ["test", "--ckpt_path", str(checkpoint)]
     command, option, settings, *others = with_run_config(args)

@@ -41,11 +41,11 @@ def workdir(shapes, tmp_path, monkeypatch) -> Path:
 ADAM = ["--model.optimizer", "Adam", "--model.optimizer.lr"]
 DECODER = "--model.decoder.init_args."
 OPTIONS = {
-    Fault("an option that there is not", "unrecognized arguments: --model.attention_penaltie 3"): [
+    Fault("an option that there is not", "--model.attention_penaltie: no such option; did you mean --model.attention_penalty?"): [
         "--model.attention_penaltie",
         "3",
     ],
-    Fault("a class that there is not", "Expected a dot import path string: Nope"): ["--model.encoder", "Nope"],
+    Fault("a class that there is not", "model.encoder: Nope is no class that can stand there"): ["--model.encoder", "Nope"],
     Fault("`--seed_everything -1`", "seed_everything must be in 0 .. 4294967295, got -1"): ["--seed_everything", "-1"],
     Fault("`--data.num_workers -1`", "num_workers must be in 0 .. 1024, got -1"): ["--data.num_workers", "-1"],
     Fault("`--data.num_workers 99999`", "num_workers must be in 0 .. 1024"): ["--data.num_workers", "99999"],
@@ -101,7 +101,7 @@ OPTIONS = {
         "nope",
     ],
     Fault("`--trainer.devices 99` on a CPU", "--trainer.devices 99: "): ["--trainer.devices", "99"],
-    Fault("`--trainer.precision 17`", 'Parser key "trainer.precision"'): ["--trainer.precision", "17"],
+    Fault("`--trainer.precision 17`", "trainer.precision: must be one of"): ["--trainer.precision", "17"],
     Fault("`--trainer.max_epochs -5`", "`max_epochs` must be a non-negative integer or -1"): [
         "--trainer.max_epochs",
         "-5",

@@ -59,7 +59,7 @@ CASES: dict[str, Callable[[], dict]] = {
     "ntm": lambda: {"attention": SoftAttention(NTMScore(4))},
     "read first": lambda: {
         "attention": SoftAttention(AdditiveScore(4)),
-        "annotation_lstm": AnnotationLSTM(3),
+        "annotation_layer": AnnotationLSTM(3),
         "standardize_annotations": True,
     },
     "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},

@@ -234,7 +234,7 @@ def test_unfreeze_waits_for_its_epoch(shapes, tmp_path):
 def test_samples_are_drawn_for_the_first_validation_images(shapes, tmp_path):
     run_stage(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, make_module(), make_data(shapes))
     first = shapes.index("val").image_ids[:2].tolist()
-    assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_000.png" for i in first]
+    assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
 
 
 def test_samples_of_a_marginal_output_show_the_posterior(shapes, tmp_path, monkeypatch):

@@ -41,11 +41,11 @@ def workdir(shapes, tmp_path, monkeypatch) -> Path:
 ADAM = ["--model.optimizer", "Adam", "--model.optimizer.lr"]
 DECODER = "--model.decoder.init_args."
 OPTIONS = {
-    Fault("an option that there is not", "--model.attention_penaltie: no such option; did you mean --model.attention_penalty?"): [
+    Fault("an option that there is not", "no such option; did you mean --model.attention_penalty?"): [
         "--model.attention_penaltie",
         "3",
     ],
-    Fault("a class that there is not", "model.encoder: Nope is no class that can stand there"): ["--model.encoder", "Nope"],
+    Fault("a class that there is not", "model.encoder: Nope is no class that can stand"): ["--model.encoder", "Nope"],
     Fault("`--seed_everything -1`", "seed_everything must be in 0 .. 4294967295, got -1"): ["--seed_everything", "-1"],
     Fault("`--data.num_workers -1`", "num_workers must be in 0 .. 1024, got -1"): ["--data.num_workers", "-1"],
     Fault("`--data.num_workers 99999`", "num_workers must be in 0 .. 1024"): ["--data.num_workers", "99999"],

@@ -19,7 +19,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import AtomicCheckpointIO
+from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.preemption import Preemption
 

@@ -158,7 +158,8 @@ def test_help_of_a_place_lists_every_class_and_of_a_class_every_option(capsys):
 
     text = printed("--data.source.help")
     sources = [cls.__name__ for cls in subclasses(CaptionSource) if cls.__module__.startswith("captioning.data")]
-    assert re.findall(r"^  (\w+)  ", text, re.MULTILINE) == sorted(set(sources) - {"CaptionSource"})
+    listed = re.findall(r"^  (\w+)  ", text, re.MULTILINE)  # other tests may have imported sources of their own
+    assert [name for name in listed if name in sources] == sorted(set(sources) - {"CaptionSource"})
     text = printed("--data.source.help", "FolderSource")
     assert all(f"--data.source.{name}" in text for name in list(inspect.signature(FolderSource).parameters))
     assert "--model.decoder.hidden_dim" in printed("--model.decoder.help")

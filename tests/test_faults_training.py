@@ -236,7 +236,7 @@ def test_ctrl_c_at_the_terminal_ends_with_130_and_a_checkpoint(tmp_path, fault):
 def test_a_second_ctrl_c_ends_at_once(tmp_path):
     process = start(tmp_path)
     assert process.stdout is not None
-    while not process.stdout.readline().startswith("epoch 1,"):
+    while not process.stdout.readline().startswith("epoch 2,"):
         pass
     for _ in range(2):
         os.kill(process.pid, signal.SIGINT)

@@ -257,3 +257,11 @@ def test_bounds_by_sampling_match_enumeration_and_are_in_order():
     assert bounds.bound / copies == pytest.approx(bound, abs=0.05)
     assert bounds.importance_weighted / copies == pytest.approx(pairs, abs=0.05)
     assert bound + 0.2 < pairs < marginal - 0.1
+
+
+def test_a_batch_before_the_ramp_draws_nothing_and_earns_nothing():
+    captioner = make_captioner()
+    captioner.decoder.attention.ramp = (0, 1)
+    objective = Objective(captioner.decoder.attention, estimator=NoBaseline()).double()
+    seen = [set(objective(captioner, make_batch())[1]) for _ in range(2)]
+    assert "reward" not in seen[0] and "reward" in seen[1]

@@ -18,7 +18,6 @@ import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
@@ -41,7 +40,7 @@ from captioning.training.foreign_settings import evaluation_settings, resume_set
 from captioning.training.interruption import ends_after_the_step
 from captioning.training.module import CaptioningModule
 from captioning.training.parser import CommandLineParser
-from captioning.training.preemption import Preemption
+from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
@@ -197,13 +196,13 @@ class CaptioningCLI(LightningCLI):
                 self.run_dir = folder.path
             elif fitting and not _same(folder, self.run_dir) and RunFolder(self.run_dir).is_trained():
                 raise InputError(f"{self.run_dir}: holds another run than {checkpoint} is of; give another --name")
-        elif _rank() and _FOLDER in os.environ:
+        elif process_rank() and _FOLDER in os.environ:
             self.run_dir = Path(os.environ[_FOLDER])
         if config.ensemble and fitting:
             raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if fitting:
             refuse_impossible(config)
-            if not _rank():
+            if not process_rank():
                 self.run_dir = self._claim(self.run_dir, resumed=bool(checkpoint))
                 os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
         if config.get("weights_only") is None:
@@ -217,7 +216,7 @@ class CaptioningCLI(LightningCLI):
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
             self.start = Start.read(config.init_from)
         if fitting:
-            if not _rank() and not checkpoint:
+            if not process_rank() and not checkpoint:
                 RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
             group = _config_name(config.get("config"))
             config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
@@ -267,7 +266,7 @@ class CaptioningCLI(LightningCLI):
 
     def _starting(self) -> contextlib.AbstractContextManager[None]:
         """Let a run that fails before its first step leave no folder behind."""
-        if self.subcommand != "fit" or getattr(rank_zero_only, "rank", 0):
+        if self.subcommand != "fit" or process_rank():
             return contextlib.nullcontext()
         return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
 
@@ -333,11 +332,6 @@ class CaptioningCLI(LightningCLI):
 def _say_how_to_upload(run_dir: Path) -> None:
     if any((run_dir / "wandb").glob("offline-run-*")):
         print(f"wandb ran offline; to upload: wandb sync {run_dir}/wandb/offline-run-*")
-
-
-def _rank() -> int:
-    """Return which process this is, before there is a trainer that knows it."""
-    return getattr(rank_zero_only, "rank", 0)
 
 
 def _seed(seed: int | bool) -> int:

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from captioning.training.preemption import STOPPED
+from captioning.training.preemption import STOPPED, process_rank
 
 
 @contextmanager
@@ -49,7 +48,7 @@ def ends_after_the_step() -> Iterator[None]:
     try:
         yield
     except SIGTERMException:
-        if getattr(rank_zero_only, "rank", 0):
+        if process_rank():
             raise SystemExit(0) from None
         if asked:
             raise KeyboardInterrupt from None

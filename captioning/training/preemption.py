@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.strategies import ParallelStrategy
+from pytorch_lightning.utilities import rank_zero_only
 
 STOPPED = 128 + signal.SIGTERM
 """Exit code of a run that was asked to stop and can be resumed."""
@@ -45,3 +46,8 @@ class Preemption(Callback):
             asked = bool(trainer.strategy.reduce(anyone, reduce_op="sum"))
         if asked:
             trainer._signal_connector.received_sigterm = True  # what the trainer looks at when a batch is done
+
+
+def process_rank() -> int:
+    """Return which process this is, before there is a trainer that knows it."""
+    return getattr(rank_zero_only, "rank", 0)

@@ -88,6 +88,7 @@ class CocoSource(CaptionSource):
                 raise InputError(f"{path}: image {image_id} has no file")
             if "/" in name or "\\" in name or "\0" in name or name == "..":
                 image_name(name, allow_outside=self.allow_outside, where=f"{path}: image {image_id}")
+        check_texts(captions.names, path)
         return CaptionIndex.pack(
             self.root,
             captions.image_ids,

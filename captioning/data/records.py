@@ -104,6 +104,7 @@ def check_texts(texts: Iterable[str], where: str | Path) -> None:
     """Raises:
     InputError: a text that UTF-8 cannot hold. JSON can hold half of a pair of surrogates.
     """
+    texts = list(texts)
     try:
         "".join(texts).encode("utf-8")
     except UnicodeEncodeError:
@@ -160,6 +161,7 @@ class CaptionIndex:
             paths.append(entry.path)
             counts.append(len(entry.captions))
             captions += [" ".join(caption.split()) for caption in entry.captions]
+        check_texts(itertools.chain(captions, paths), str(origin) or str(root))
         index = cls.pack(root, image_ids, paths, counts, captions, origin=origin)
         index.warn_left_out()
         return index
@@ -180,14 +182,13 @@ class CaptionIndex:
         Args:
             image_ids, paths: of every image.
             counts: captions of every image.
-            captions: of one image after the other; the words of each joined by one space.
+            captions: of one image after the other; the words of each joined by one space. Texts that went through
+                ``check_texts``, as paths did.
         """
         name = str(origin) or str(root)
         if image_ids and not 0 <= min(image_ids) <= max(image_ids) < 2**63:
             wrong = next(row for row, image_id in enumerate(image_ids) if not 0 <= image_id < 2**63)
             raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {image_ids[wrong]} ({paths[wrong]})")
-        check_texts(captions, name)
-        check_texts(paths, name)
         if len(set(image_ids)) != len(image_ids):
             twice, path = next(
                 (image_id, path)

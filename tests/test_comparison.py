@@ -222,7 +222,14 @@ def test_speed_size_and_decoding_stand_side_by_side():
     attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
     hard = run_of(
         "hard",
-        settings={"model": {"decoder": {"class_path": "x.D", "init_args": {"attention": attention}}}},
+        settings={
+            "model": {
+                "decoder": {
+                    "class_path": "x.D",
+                    "init_args": {"attention": attention, "output": {"class_path": "x.MarginalOutput"}},
+                }
+            }
+        },
         curves={"train/captions_per_second": [(1, 1500.0)]},
         search={"inference": "argmax", "beam_size": 3},
         parameters={"decoder": 1234567, "encoder": 89},
@@ -235,7 +242,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
     assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
     assert (cells(found, title, "Attention")[1].text, cells(found, title, "Attention")[1].detail) == (
         "HardAttention",
-        "DotScore",
+        "DotScore, MarginalOutput",
     )
     assert cells(found, title, "Context in the test")[1].text == "argmax"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from captioning.evaluation.scores import TITLES, Family
 from captioning.evaluation.seeds import seed_differences
 
 _SEEDS = ("seed_everything", "data.seed")
-_OFF = (None, False, 0, "", [], {})
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _SEPARATORS = "_-. /"
 _OWN_SCORES = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
 

@@ -47,7 +47,8 @@ FLOORS: list[dict[str, str]] = [
     },
     {
         "evaluation": "cells data decoding errors files model objective vocabulary",
-        "inference": "caption checkpoint data decoder decoding encoders ensemble errors exported model vocabulary",
+        "inference": "caption checkpoint data decoder decoding encoders ensemble errors exported files model "
+        "vocabulary",
     },
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
@@ -73,8 +74,8 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "aiohttp",
         "ftplib",
         "socket",
-        "huggingface_hub",
     ): "data.download",
+    ("huggingface_hub",): "inference.hub",
 }
 
 

@@ -1,4 +1,4 @@
-"""Captioners from files: a checkpoint, an exported folder, or several of them as an ensemble."""
+"""Captioners from a checkpoint, an exported folder, the hub, or several of them as an ensemble."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from captioning.ensemble import Ensemble
 from captioning.errors import InputError, one_line
 from captioning.exported import is_export, read_export
 from captioning.inference.captioner import ImageCaptioner
+from captioning.inference.hub import download, is_on_hub
 from captioning.model import Captioner
 from captioning.vocabulary import Vocabulary
 
@@ -37,13 +38,14 @@ def load(
     """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: a .ckpt file of this project, or a folder that scripts/export.py wrote; or several, whose word
-            distributions are averaged at every step. Views, settings and default options are then the first one's.
+        path: a .ckpt file of this project, a folder that scripts/export.py wrote, or the name of such a folder on the
+            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision"; or several, whose word distributions are
+            averaged at every step. Views, settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
         InputError: a file is missing, damaged, of another project or of a newer version of this one; the device is not
-            there; or the vocabularies of several differ.
+            there; the hub has no such captioner or cannot be reached; or the vocabularies of several differ.
     """
     if isinstance(path, (str, os.PathLike)):
         return _load_one(path, device)
@@ -62,7 +64,8 @@ def load(
 
 def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> ImageCaptioner[Captioner]:
     target = _device(device)
-    checkpoint = read_export(Path(path)) if is_export(Path(path)) else read_checkpoint(Path(path))
+    place = download(str(path)) if is_on_hub(path) else Path(path)
+    checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
     try:

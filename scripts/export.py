@@ -3,11 +3,13 @@
 
 The card says what the model is, what it was trained with, and the scores that `captioning test` and `captioning
 validate` left in the checkpoint's run folder, with intervals. The folder holds nothing that runs when it is opened;
-`load(DIR)` of captioning.inference captions with it.
+`load(DIR)` of captioning.inference captions with it. With --onnx it also holds encoder.onnx and step.onnx, which
+scripts/caption_onnx.py captions with where there is no PyTorch.
 
 examples:
   python scripts/export.py runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
   python scripts/export.py best.ckpt --output exported/mine --license cc-by-4.0
+  python scripts/export.py best.ckpt --output exported/mine --onnx
 """
 
 from __future__ import annotations
@@ -40,6 +42,10 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.checkpoint)
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    if arguments.onnx:
+        from captioning.inference.onnx_graphs import write_onnx
+
+        write_onnx(captioner, folder)
     captioner.export(folder, card(captioner, name, run.path if run else None, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
@@ -50,6 +56,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
+    parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
     add_import_option(parser)
     return parser.parse_args(argv)
 

@@ -24,6 +24,7 @@ from PIL import Image, ImageOps
 
 PAD, START, END, UNK = range(4)
 SPECIALS = 4
+FIRST_IDEOGRAPH = "\u2e80"
 
 
 class Found(NamedTuple):
@@ -64,13 +65,13 @@ class OnnxCaptioner:
         return self.beam_search(parts, **(self.search | options))
 
     def text(self, found: Found) -> str:
-        """Return the words as people write them: characters without spaces, but between two Latin words."""
+        """Return the words as people write them: characters without spaces, but between two of alphabets."""
         words = [self.words[i - SPECIALS] for i in found.ids]
         if not (self.config.get("tokenizer") or {}).get("class_path", "").endswith(".Characters"):
             return " ".join(words)
         text = ""
         for word in words:
-            text += " " * bool(text and text[-1].isascii() and word[0].isascii()) + word
+            text += " " * bool(text and text[-1] < FIRST_IDEOGRAPH and word[0] < FIRST_IDEOGRAPH) + word
         return text
 
     def beam_search(

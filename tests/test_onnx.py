@@ -71,7 +71,7 @@ def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
 def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos, changes):
     checkpoint, folder = exported(tmp_path, **changes)
     captioner, graphs = load(checkpoint), load_script("caption_onnx").OnnxCaptioner(folder)
-    said = set()
+    scores = set()
     for photo in photos:
         expected, found = captioner(photo), graphs.caption(photo)
         assert graphs.text(found[0]) == graphs(photo) == expected.text
@@ -79,8 +79,8 @@ def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos,
         np.testing.assert_allclose(found[0].alphas, expected.trace.alphas, atol=1e-4)
         assert [graphs.text(other) for other in found[1:]] == [other.text for other in expected.alternatives]
         assert graphs(photo, beam_size=1) == captioner(photo, method="greedy").text
-        said.add(expected.text)
-    assert len(said) > 1  # the image is seen
+        scores.add(round(expected.score, 3))
+    assert len(scores) > 1  # the image is seen
 
 
 def test_no_torch_and_nothing_of_this_package_is_needed(tmp_path, photos):

@@ -26,7 +26,7 @@ from captioning.exported import write_export
 from captioning.inference.images import photo_of, views_of
 from captioning.inference.options import DecodingOptions, configured_options
 from captioning.model import Captioner, CaptionModel
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import Vocabulary, tokenizer_config
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 
@@ -67,6 +67,7 @@ class ImageCaptioner(Generic[Model]):
             "decoder": captioner.decoder.to_config(),
             "preprocessing": self.encoder.preprocessing.to_dict(),
             "vocabulary": list(self.vocabulary.words),
+            "tokenizer": tokenizer_config(self.vocabulary.tokenizer),
             "settings": self.settings,
         }
         write_export(Path(folder), content, self.captioner.state_dict(), card)
@@ -224,7 +225,7 @@ class ImageCaptioner(Generic[Model]):
                 views = [views_of(source, self.captioner.preprocessings) for source in sources]
                 hypotheses = self.captioner.force_decode(self._encode(views), ids)
             for source, (view, *_), hypothesis, each in zip(sources, views, hypotheses, words, strict=True):
-                fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
+                fields = self._fields(hypothesis) | {"words": list(each), "text": self.vocabulary.tokenizer.join(each)}
                 found.append(self._to_caption(source, view, fields))
         return found
 
@@ -265,7 +266,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the fields of an ``Alternative``."""
         words = self.vocabulary.decode(hypothesis.ids)
         return {
-            "text": " ".join(words),
+            "text": self.vocabulary.tokenizer.join(words),
             "words": words,
             "log_probs": hypothesis.log_probs,
             "score": hypothesis.score,

@@ -19,7 +19,7 @@ from captioning.exported import is_export, read_export
 from captioning.inference.captioner import ImageCaptioner
 from captioning.inference.hub import download, is_on_hub
 from captioning.model import Captioner
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
 @overload
@@ -69,7 +69,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
     content = checkpoint["captioning"]
     check_format(Path(path), content)
     try:
-        vocabulary = Vocabulary(content["vocabulary"])
+        vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content.get("tokenizer")))
         encoder = Encoder.rebuild(content["encoder"])
         encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
         decoder = AttentionDecoder.from_config(content["decoder"])

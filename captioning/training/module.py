@@ -35,9 +35,10 @@ from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
+from captioning.tokenizers import PennTreebank
 from captioning.training.datamodule import CaptionDataModule
-from captioning.training.start import Start, check_vocabulary
-from captioning.vocabulary import Vocabulary
+from captioning.training.start import Start, check_tokenizer, check_vocabulary
+from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 
 class Sample(NamedTuple):
@@ -310,7 +311,7 @@ class CaptioningModule(pl.LightningModule):
         assert self._evaluator is not None
         images = [image for image, _ in self._evaluator.caption(batch)]
         self._evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
-        return [{name: getattr(image, name) for name in ("image_id", "caption", "log_prob")} for image in images]
+        return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
 
     def on_predict_epoch_end(self) -> None:
         images = dict(sorted(self._gathered().images.items()))
@@ -379,7 +380,9 @@ class CaptioningModule(pl.LightningModule):
     def _finish_evaluation(self, stage: str) -> None:
         # METEOR alone takes seconds: not after every epoch, and not on every process.
         evaluating = self.trainer.state.fn != "fit" and self.trainer.is_global_zero
-        scores, self.results = self._gathered().finish(java=evaluating)
+        assert self.vocabulary is not None
+        tokenizer = self.vocabulary.tokenizer
+        scores, self.results = self._gathered().finish(java=evaluating and tokenizer.english)
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
         if self.trainer.state.fn == "fit":
@@ -388,6 +391,8 @@ class CaptioningModule(pl.LightningModule):
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
+            if not isinstance(tokenizer, PennTreebank):
+                search["tokenizer"] = type(tokenizer).__name__
             if self._others:
                 search["ensemble"] = 1 + len(self._others)
             write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
@@ -402,6 +407,7 @@ class CaptioningModule(pl.LightningModule):
             **self._recipe,
             "preprocessing": self.encoder.preprocessing.to_dict(),
             "vocabulary": list(self.vocabulary.words),
+            "tokenizer": tokenizer_config(self.vocabulary.tokenizer),
             "settings": self.settings,
         }
         state = {"cpu": torch.get_rng_state()}
@@ -411,7 +417,9 @@ class CaptioningModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None
-        check_vocabulary("the checkpoint's", checkpoint["captioning"].get("vocabulary") or (), self.vocabulary)
+        content = checkpoint["captioning"]
+        check_tokenizer(tokenizer_from(content.get("tokenizer")), self.vocabulary.tokenizer)
+        check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.vocabulary)
         self._refuse_other_sizes(checkpoint["state_dict"])
         if self.trainer.state.fn == "fit" and not {"optimizer_states", "loops"} <= checkpoint.keys():
             raise InputError("the checkpoint holds the model alone; training cannot go on from it")

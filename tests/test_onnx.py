@@ -61,12 +61,11 @@ def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
-        {"gated": False, "attention": heads},
-        {"attention": hard},
-        {"output": MarginalOutput()},
+        pytest.param({}, id="soft"),
+        pytest.param({"output": MarginalOutput()}, id="marginal"),
+        pytest.param({"gated": False, "attention": heads}, id="heads", marks=pytest.mark.slow),
+        pytest.param({"attention": hard}, id="hard argmax", marks=pytest.mark.slow),
     ],
-    ids=["soft", "heads", "hard argmax", "marginal"],
 )
 def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos, changes):
     checkpoint, folder = exported(tmp_path, **changes)

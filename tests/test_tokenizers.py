@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -136,53 +137,97 @@ def test_karpathy_needs_raw_texts_for_another_tokenizer(tmp_path):
         source.index("train")
 
 
-@pytest.fixture
-def chinese(tmp_path, monkeypatch) -> Path:
-    """An empty folder with photos, Chinese captions and a config, entered."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    with (tmp_path / "captions.csv").open("w", encoding="utf-8", newline="") as file:
+GERMAN = ["Eine rote Katze sitzt", "zwei Katzen, schlafend", "Katze und Hund", "ein Hund auf dem Gras"]
+
+
+def write_run(folder: Path, captions: list[str], tokenizer: str) -> None:
+    """Write photos with captions and a config of one run."""
+    with (folder / "captions.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["image", "caption", "split"])
-        for number, text in enumerate(CHINESE):
-            save_image(tmp_path / f"{number}.png", number)
+        for number, text in enumerate(captions):
             for split in ("train", "val", "test"):
-                save_image(tmp_path / f"{split}{number}.png", number)
+                save_image(folder / f"{split}{number}.png", number)
                 writer.writerow([f"{split}{number}.png", text, split])
-    source = {"class_path": "FolderSource", "init_args": {"root": str(tmp_path), "captions": "captions.csv"}}
-    data = {"source": source, "batch_size": 4, "num_workers": 0, "tokenizer": {"class_path": "Characters"}}
+    source = {"class_path": "FolderSource", "init_args": {"root": str(folder), "captions": "captions.csv"}}
+    data = {"source": source, "batch_size": 4, "num_workers": 0, "tokenizer": {"class_path": tokenizer}}
     settings = yaml.safe_load(yaml.safe_dump(TINY)) | {"data": data}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch) -> Path:
+    """An empty folder, entered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
     return tmp_path
 
 
-def test_chinese_from_photos_to_scores(chinese, capsys):
-    """Trained, tested, captioned and exported; the scores are those of the written captions, character by character."""
-    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "2"])
-    best = "runs/tiny/checkpoints/best.ckpt"
-    captioner = load(best)
-    assert set(captioner.vocabulary.words) == set("".join(CHINESE).replace("。", ""))
-    caption = captioner("0.png")
-    assert len(caption.words) > 1 and caption.text == "".join(caption.words)
-    captioner.export("out")
-    assert load("out")("0.png").text == caption.text
+BEST = "runs/tiny/checkpoints/best.ckpt"
 
-    main(["test", "--ckpt_path", best])
+
+@pytest.fixture(scope="module")
+def chinese_run(tmp_path_factory) -> Path:
+    """A folder with photos, Chinese captions, and a run that was trained on them."""
+    folder = tmp_path_factory.mktemp("chinese")
+    write_run(folder, CHINESE, "Characters")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", ["captioning"])
+        main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "2"])
+    return folder
+
+
+@pytest.fixture
+def chinese(chinese_run, workdir, monkeypatch) -> Path:
+    """A copy of it, entered."""
+    shutil.copytree(chinese_run, workdir, dirs_exist_ok=True)
+    return workdir
+
+
+def check_scores(tokenizer: str, captions: list[list[str]]) -> dict[int, str]:
+    """Test the run of this folder, compare its scores with those of the written captions, and return these."""
+    main(["test", "--ckpt_path", BEST])
     results = read_results(Path("runs/tiny/test_results.json"))
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
-    assert metrics["search"]["tokenizer"] == "Characters" and not any(" " in text for text in results.values())
-    index = FolderSource(".", captions="captions.csv").index("test")
-    references = [[list(text.rstrip("。"))] for text in CHINESE]
-    expected = score_captions([list(results[i]) for i in index.image_ids.tolist()], references, java=False)
-    assert metrics["test/bleu4"] == pytest.approx(expected["bleu4"])
-    assert metrics["test/cider_d"] == pytest.approx(expected["cider_d"])
+    assert metrics["search"]["tokenizer"] == tokenizer
+    said = [tokenizer_from(tokenizer).tokenize(results[i]) for i in sorted(results)]
+    expected = score_captions(said, [[words] for words in captions], java=False)
+    assert len(said) == len(captions) and any(said)
+    for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):
+        assert metrics[f"test/{name}"] == pytest.approx(expected[name])
+    return results
 
-    capsys.readouterr()
-    load_script("evaluate").main(["--checkpoint", best])
+
+def test_chinese_from_photos_to_scores(chinese):
+    captioner = load(BEST)
+    assert set(captioner.vocabulary.words) == set("".join(CHINESE).replace("。", ""))
+    caption = captioner("test0.png")
+    assert len(caption.words) > 1 and caption.text == "".join(caption.words)
+    captioner.export("out")
+    assert load("out")("test0.png").text == caption.text
+    results = check_scores("Characters", [list(text.rstrip("。")) for text in CHINESE])
+    assert caption.text in results.values() and not any(" " in text for text in results.values())
+    written = json.loads(Path("runs/tiny/test_captions.json").read_text())
+    assert all(entry["written"] == entry["caption"].replace(" ", "") for entry in written)
+
+
+def test_white_space_from_photos_to_scores(workdir):
+    write_run(workdir, GERMAN, "Whitespace")
+    main(["fit", "--config", "tiny.yaml"])
+    captioner = load(BEST)
+    assert set(captioner.vocabulary.words) == set(" ".join(GERMAN).split())  # capitals and commas are kept
+    caption = captioner("test0.png")
+    assert caption.text == " ".join(caption.words)
+    assert caption.text in check_scores("Whitespace", [text.split() for text in GERMAN]).values()
+
+
+def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
+    load_script("evaluate").main(["--checkpoint", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
-        main(["test", "--ckpt_path", best, "--data.tokenizer", "Whitespace"])
-    load_script("export").main([best, "--output", "card"])
+        main(["test", "--ckpt_path", BEST, "--data.tokenizer", "Whitespace"])
+    load_script("export").main([BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
 
@@ -206,8 +251,9 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     assert "Nobody is not a known Tokenizer" in capsys.readouterr().err
 
 
-def test_a_vocabulary_file_is_one_of_the_data_s_tokenizer(chinese):
+def test_the_words_of_a_vocabulary_file_are_those_of_the_data_s_tokenizer(workdir):
+    write_run(workdir, CHINESE, "Characters")
     Vocabulary(list("猫狗"), Characters()).save("words.json")
     main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
-    content = torch.load("runs/tiny/checkpoints/best.ckpt", weights_only=True)["captioning"]
+    content = torch.load(BEST, weights_only=True)["captioning"]
     assert content["vocabulary"] == ["猫", "狗"] and content["tokenizer"] == tokenizer_config(Characters())

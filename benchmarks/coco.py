@@ -105,7 +105,7 @@ def read(subject: str, path: Path) -> dict[str, float]:
     from pycocotools.coco import COCO
 
     from captioning.data.coco import CocoSource
-    from captioning.vocabulary import tokenize
+    from captioning.tokenizers import tokenize
 
     tokenize("it's")  # imports nltk
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -46,7 +46,7 @@ class Alternative:
     """A caption that the search ended with, and where the model looked at each word.
 
     Attributes:
-        text: the words, joined by spaces.
+        text: the words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
         log_probs: nats per word, and one more for <end> when the caption is finished.
         score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
@@ -113,7 +113,14 @@ class Caption(Alternative):
 
         whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
         return attention_figure(
-            self.view, self.words, self.trace, self.cells, photo=whole.image, region=whole.region, style=style
+            self.view,
+            self.words,
+            self.trace,
+            self.cells,
+            photo=whole.image,
+            region=whole.region,
+            style=style,
+            text=self.text,
         )
 
     def for_explorer(

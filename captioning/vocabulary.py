@@ -2,97 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
+from captioning.component import known_class, public_path
 from captioning.errors import InputError, check_range
 from captioning.files import write_json
+from captioning.tokenizers import PennTreebank, Tokenizer
 
 PAD, START, END, UNK = range(4)
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
-
-# Tokens that the COCO caption toolkit drops after its Penn Treebank tokeniser.
-PUNCTUATION = frozenset("'' ' `` ` -LRB- -RRB- -LCB- -RCB- . ? ! , : - -- ... ; ( ) [ ] { } \" # /".split())
-
-
-@functools.cache
-def _treebank():  # type: ignore[no-untyped-def]
-    from nltk.tokenize import TreebankWordTokenizer  # nltk is slow to import, and most uses have tokens already
-
-    return TreebankWordTokenizer()
-
-
-# The words that Penn Treebank rules split although they are all letters: can not, gim me ..
-CONTRACTIONS = frozenset("cannot gimme gonna gotta lemme wanna".split())
-
-
-def tokenize(text: str) -> list[str]:
-    """Return the words of ``text``: Penn Treebank rules, lower case, punctuation dropped."""
-    # Splitting at spaces first changes nothing (no rule crosses a space) but makes caching possible: running nltk's
-    # rules over the 592,000 captions of COCO would take minutes.
-    return [word for piece in text.lower().replace(".", " ").split() for word in _tokenize_piece(piece)]
-
-
-def tokenize_all(texts: Sequence[str]) -> list[str]:
-    """Return ``" ".join(tokenize(text))`` of every text, quickly for many: most have no word that a rule changes."""
-    found: list[str] = []
-    for start in range(0, len(texts), _TOGETHER):
-        found += _tokenize_some(texts[start : start + _TOGETHER])
-    return found
-
-
-_TOGETHER = 1 << 14
-_PLAIN = b"abcdefghijklmnopqrstuvwxyz0123456789 \n"
-_UNUSUAL = bytes(byte not in _PLAIN for byte in range(256))
-_LOWER = bytes(range(256)).lower().replace(b".", b" ")
-
-
-class _Pieces(dict[str, str]):
-    """What stands between two spaces -> its words, joined by spaces."""
-
-    def __missing__(self, piece: str) -> str:
-        if len(self) >= 1 << 16:
-            self.clear()
-        words = self[piece] = " ".join(_tokenize_piece(piece))
-        return words
-
-
-_pieces = _Pieces()
-
-
-def _tokenize_some(texts: Sequence[str]) -> list[str]:
-    """``tokenize_all`` of texts that are searched as one, a line each."""
-    joined = "\n".join(texts)
-    if joined.count("\n") != len(texts) - 1:
-        joined = "\n".join(text.replace("\n", " ") for text in texts)
-    content = joined.encode("utf-8").translate(_LOWER)
-    while b"  " in content:
-        content = content.replace(b"  ", b" ")
-    content = content.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
-    lines = content.decode("utf-8").split("\n")
-    # Of letters and digits with single spaces between them nothing is changed.
-    unusual = np.flatnonzero(np.frombuffer(content.translate(_UNUSUAL), np.uint8))
-    split = [match.start() for word in CONTRACTIONS if (known := word.encode()) in content
-             for match in re.finditer(known, content)]  # fmt: skip
-    ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
-    places = np.concatenate((unusual, np.array(split, np.int64)))
-    for row in set(np.searchsorted(ends, places).tolist()):
-        found = map(_pieces.__getitem__, texts[row].lower().replace(".", " ").split())
-        lines[row] = " ".join(filter(None, found))
-    return lines
-
-
-@functools.lru_cache(maxsize=1 << 16)
-def _tokenize_piece(piece: str) -> tuple[str, ...]:
-    if piece.isascii() and piece.isalnum() and piece not in CONTRACTIONS:
-        return (piece,)  # no rule changes it
-    return tuple(word for word in _treebank().tokenize(piece) if word not in PUNCTUATION)
 
 
 class Vocabulary:
@@ -100,23 +22,33 @@ class Vocabulary:
 
     Args:
         words: distinct words without the special tokens; word ``i`` gets id ``i + 4``.
+        tokenizer: what made words of texts, and makes texts of words.
     """
 
-    def __init__(self, words: Sequence[str]) -> None:
+    def __init__(self, words: Sequence[str], tokenizer: Tokenizer = PennTreebank()) -> None:  # noqa: B008 - no state
         self.words = tuple(words)
+        self.tokenizer = tokenizer
         self._ids = {word: i for i, word in enumerate(SPECIALS + self.words)}
         if len(self._ids) != len(SPECIALS) + len(self.words):
             twice = [word for word, n in Counter(SPECIALS + self.words).items() if n > 1]
             raise InputError(f"words must be distinct and not special tokens, got {twice[:3]} twice")
 
     @classmethod
-    def build(cls, captions: Iterable[Sequence[str]], *, min_count: int = 1, max_size: int | None = None) -> Vocabulary:
+    def build(
+        cls,
+        captions: Iterable[Sequence[str]],
+        *,
+        min_count: int = 1,
+        max_size: int | None = None,
+        tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
+    ) -> Vocabulary:
         """Count the words of tokenised training captions and keep the frequent ones, most frequent first.
 
         Args:
             captions: word lists of the **training** split.
             min_count: a word seen less often becomes ``<unk>``.
             max_size: at most this many words, not counting the special tokens.
+            tokenizer: what the words come from.
 
         Raises:
             InputError: a number below 1.
@@ -124,13 +56,13 @@ class Vocabulary:
         check_range(1, min_count=min_count, max_words=max_size)
         counts = Counter(word for words in captions for word in words)
         kept = sorted((word for word, n in counts.items() if n >= min_count), key=lambda word: (-counts[word], word))
-        return cls([word for word in kept if word not in SPECIALS][:max_size])
+        return cls([word for word in kept if word not in SPECIALS][:max_size], tokenizer)
 
     def __len__(self) -> int:
         return len(SPECIALS) + len(self.words)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.words == other.words
+        return isinstance(other, Vocabulary) and (self.words, self.tokenizer) == (other.words, other.tokenizer)
 
     def __hash__(self) -> int:
         return hash(self.words)
@@ -189,3 +121,29 @@ class Vocabulary:
 
 def _some(words: Sequence[str]) -> str:
     return ", ".join(map(repr, words[:3])) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
+
+
+def tokenizer_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return ``{"class_path": .., "init_args": {}}``, as YAML files and checkpoints name a tokenizer."""
+    return {"class_path": public_path(type(tokenizer)), "init_args": {}}
+
+
+def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
+    """Return the tokenizer that a file or an option names: of this package, or of a module that is imported already.
+
+    Args:
+        config: what ``tokenizer_config`` returned, or a class path alone; None, as in older files, is the default.
+
+    Raises:
+        InputError: there is none of that name, or it cannot be made without arguments.
+    """
+    if config is None:
+        return PennTreebank()
+    path = config.get("class_path") if isinstance(config, Mapping) else config
+    if not isinstance(path, str):
+        raise InputError(f"tokenizer: {config!r} names no class")
+    try:
+        found: Any = known_class(path, Tokenizer)
+        return found()
+    except TypeError as error:
+        raise InputError(f"tokenizer: {path}: {error}") from error

@@ -36,7 +36,8 @@ from captioning.run_folder import RunFolder
 from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
-    from captioning.inference import Caption, DecodingOptions, ImageCaptioner
+    from captioning.caption import Caption
+    from captioning.inference import DecodingOptions, ImageCaptioner
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 

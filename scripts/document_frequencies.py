@@ -26,10 +26,15 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.data import CaptionSource
     from captioning.evaluation.cider import DocumentFrequencies
     from captioning.evaluation.rewards import words_with_end
+    from captioning.tokenizers import Tokenizer
 
     import_modules(options.imports, [Path(), options.config[0].parent])
     configs = [read_config(path, "--config") for path in options.config]
-    (source,) = build({"data.source": CaptionSource}, configs, overrides)
+    kinds: dict[str, type] = {"data.source": CaptionSource}
+    if any((config.get("data") or {}).get("tokenizer") for config in configs):
+        kinds["data.tokenizer"] = Tokenizer
+    source, *tokenizer = build(kinds, configs, overrides)
+    source.tokenizer = tokenizer[0] if tokenizer else source.tokenizer
     source.prepare()
     frequencies = DocumentFrequencies.of(words_with_end(source.index(options.split)))
     frequencies.save(options.output)
@@ -45,7 +50,7 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         action="append",
         type=Path,
         required=True,
-        help="training YAML, of which data.source is used; given again, later files override earlier ones",
+        help="training YAML, of which data.source and data.tokenizer are used; later files override earlier ones",
     )
     parser.add_argument("--output", type=Path, required=True, metavar="JSON", help="the file to write")
     parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="(default: %(default)s)")

@@ -161,6 +161,11 @@ def _parser() -> argparse.ArgumentParser:
         choices=("expected", "argmax", "sample"),
         help="what hard attention forms its contexts with (default: the checkpoint's)",
     )
+    parser.add_argument(
+        "--tokenizer",
+        metavar="CLASS",
+        help="of --captions: Whitespace, Characters .. (default: PennTreebank)",
+    )
     add_import_option(parser)
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and where they come from")
     return parser
@@ -168,24 +173,29 @@ def _parser() -> argparse.ArgumentParser:
 
 def _score_file(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     """Print the scores of a file of captions with their intervals."""
+    from captioning.component import import_modules
     from captioning.evaluation.files import pair, read_references, read_results
     from captioning.evaluation.resampling import intervals
-    from captioning.evaluation.scores import TOKENIZER, UNIT, count
+    from captioning.evaluation.scores import UNIT, count
+    from captioning.vocabulary import tokenizer_from
 
     args = parser.parse_args(argv)  # refuses what is not an option
     if args.references is None:
         raise InputError("--captions needs --references")
     given = {name for name, value in vars(args).items() if value != parser.get_default(name)}
-    if other := sorted(given - {"captions", "references", "split"}):
+    if other := sorted(given - {"captions", "references", "split", "tokenizer", "imports"}):
         raise InputError(f"--{other[0]} goes with --checkpoint, not with --captions")
-    captions, references = read_results(args.captions), read_references(args.references, split=args.split)
-    hypotheses, of_images = pair(captions, references, where=args.captions)
+    import_modules(args.imports, [Path()])
+    tokenizer = tokenizer_from(args.tokenizer)
+    captions = read_results(args.captions)
+    references = read_references(args.references, split=args.split, tokenizer=tokenizer)
+    hypotheses, of_images = pair(captions, references, where=args.captions, tokenizer=tokenizer)
     print(f"{len(captions)} captions of {len(references)} images with references")
     print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
-    for family, counts in count(hypotheses, of_images):
+    for family, counts in count(hypotheses, of_images, java=tokenizer.english):
         for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
             print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-    print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {TOKENIZER}.")
+    print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokenizer.description}.")
 
 
 def _data_overlay(path: Path, folder: Path) -> Path:
@@ -217,9 +227,13 @@ def _print_grounding(scores: dict[str, float]) -> None:
 
 
 def _conditions(cli: Any) -> str:
+    from captioning.tokenizers import PennTreebank
+
     source = cli.config_dump["data"]["source"]["class_path"].rpartition(".")[2]
-    tokens = "the file's own tokens" if source == "KarpathySource" else "Penn Treebank tokens without punctuation"
-    return f"{tokens}, lower case, {cli.model.attention.inference} context, percent"
+    tokens = cli.datamodule.tokenizer.description
+    if source == "KarpathySource" and isinstance(cli.datamodule.tokenizer, PennTreebank):
+        tokens = "the file's own tokens, lower case"
+    return f"{tokens}; {cli.model.attention.inference} context, percent"
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
 
 The card says what the model is, what it was trained with, and the scores that `captioning test` and `captioning
 validate` left in the checkpoint's run folder, with intervals. The folder holds nothing that runs when it is opened;
-`load(DIR)` of captioning.inference captions with it.
+`load(DIR)` of captioning.inference captions with it. With --onnx it also holds encoder.onnx and step.onnx, which
+scripts/caption_onnx.py captions with where there is no PyTorch.
 
 examples:
   python scripts/export.py runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
   python scripts/export.py best.ckpt --output exported/mine --license cc-by-4.0
+  python scripts/export.py best.ckpt --output exported/mine --onnx
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from captioning.terminal import add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.inference import ImageCaptioner
+    from captioning.tokenizers import Tokenizer
 
 
 @exits_on_input_error
@@ -40,6 +43,10 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.checkpoint)
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    if arguments.onnx:
+        from captioning.inference.onnx_graphs import write_onnx
+
+        write_onnx(captioner, folder)
     captioner.export(folder, card(captioner, name, run.path if run else None, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
@@ -50,6 +57,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
+    parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
     add_import_option(parser)
     return parser.parse_args(argv)
 
@@ -71,7 +79,7 @@ def card(captioner: ImageCaptioner, name: str, run: Path | None, license: str | 
         _usage(),
         "## Model\n\n" + _table(("part", "what"), _parts(captioner)),
         "## Training\n\n" + _training(captioner.settings),
-        "## Scores\n\n" + _scores(run),
+        "## Scores\n\n" + _scores(run, captioner.vocabulary.tokenizer),
         "## Limits\n\n" + _limits(captioner),
         f"## Licence\n\n{licence}. Training data have licences of their own.",
     ]
@@ -101,6 +109,7 @@ def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
         ("attention", f"{type(decoder.attention).__name__}, {attention:,} parameters"),
         ("decoder", f"LSTM of {decoder.hidden_dim}, {others:,} parameters"),
         ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),
+        ("tokenizer", f"{type(captioner.vocabulary.tokenizer).__name__}: {captioner.vocabulary.tokenizer.description}"),
     ]
 
 
@@ -131,7 +140,7 @@ def _class(config: Any) -> str | None:
     return ", ".join([config["class_path"].rpartition(".")[2], *plain])
 
 
-def _scores(run: Path | None) -> str:
+def _scores(run: Path | None, tokenizer: Tokenizer) -> str:
     """Return a table for each split that was scored, with 95 % intervals over its images."""
     from captioning.evaluation.records import read_captions, read_scores
 
@@ -142,26 +151,27 @@ def _scores(run: Path | None) -> str:
             continue
         images = read_captions(captions)
         scores, search = read_scores(metrics)
-        with_intervals = _with_intervals(list(images.values()))
+        with_intervals = _with_intervals(list(images.values()), java=tokenizer.english)
         rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
         rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
         how = ", ".join(f"{name} {value}" for name, value in search.items())
         parts.append(f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}")
     if not parts:
         return "It was not tested: run `captioning test --ckpt_path FILE` and export again."
-    from captioning.evaluation.scores import TOKENIZER, UNIT
+    from captioning.evaluation.scores import UNIT
 
-    parts.append(f"{UNIT}. Intervals: bootstrap over images. Tokens: {TOKENIZER}. nll in nats per word.")
+    tokens = tokenizer.description
+    parts.append(f"{UNIT}. Intervals: bootstrap over images. Tokens: {tokens}. nll in nats per word.")
     return "\n\n".join(parts)
 
 
-def _with_intervals(images: list[Any]) -> list[tuple[str, float, float, float]]:
+def _with_intervals(images: list[Any], *, java: bool) -> list[tuple[str, float, float, float]]:
     from captioning.evaluation.resampling import intervals
     from captioning.evaluation.scores import count
 
     hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
     found = []
-    for family, counts in count(hypotheses, references):
+    for family, counts in count(hypotheses, references, java=java):
         for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
             found.append((title, float(value), float(low), float(high)))
     return found

@@ -12,6 +12,7 @@ from captioning.errors import InputError
 from captioning.evaluation import scores
 from captioning.evaluation.files import pair, read_references, read_results, write_results
 from captioning.evaluation.scores import score_captions
+from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
     {"id": 1, "image_id": 7, "caption": "A dog runs, fast."},
@@ -154,7 +155,7 @@ def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkey
     for name in scores.NAMES[:6]:
         (line,) = (line for line in printed.splitlines() if line.startswith(scores.TITLES[name]))
         assert f"{expected[name]:8.2f}" in line and " to " in line
-    assert scores.TOKENIZER in printed and scores.UNIT in printed
+    assert PennTreebank.description in printed and scores.UNIT in printed
     assert 0 < expected["bleu4"] < 100 and expected["cider_d"] > 0
 
 

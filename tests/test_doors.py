@@ -130,6 +130,8 @@ HOSTILE_PARTS = {
     "estimator": ("model.estimator", SHELL),
     "reduction": ("model.reduction", SHELL),
     "source": ("data.source", SHELL),
+    "tokenizer": ("data.tokenizer", SHELL),
+    "tokenizer of another module": ("data.tokenizer", "evil.Words"),
     "data option": ("data.features", SHELL),
     "class of torch": ("model.encoder", {"class_path": "torch.nn.Linear"}),
     "seed": ("seed_everything", SHELL),

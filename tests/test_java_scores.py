@@ -21,7 +21,7 @@ from captioning.evaluation.java import (
     missing_spice,
     spice,
 )
-from captioning.vocabulary import tokenize
+from captioning.tokenizers import PennTreebank, tokenize
 
 SENTENCES = """a dog runs over the green grass
 two dogs are running in the grass
@@ -165,7 +165,7 @@ def test_tokens_are_the_toolkits_but_for_abbreviations_brackets_and_signs(capfd)
     assert ours[: len(AGREEING)] == [theirs[i][0] for i in range(len(AGREEING))]
     assert dict(zip(DIFFERING, (theirs[len(AGREEING) + i][0] for i in range(len(DIFFERING))), strict=True)) == DIFFERING
     assert all(word not in DIFFERING.values() for word in ours[len(AGREEING) :])
-    assert "not the COCO toolkit's" in scores.TOKENIZER
+    assert "not the COCO toolkit's" in PennTreebank.description
 
 
 FAKE = """#!{python}

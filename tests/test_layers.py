@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "trace": ""},
+    {"cells": "", "errors": "", "kernels": "", "provenance": "", "run_folder": "", "tokenizers": "", "trace": ""},
     {
         "checkpoint": "errors run_folder",
         "commands": "errors",
@@ -28,11 +28,11 @@ FLOORS: list[dict[str, str]] = [
         "usage": "errors run_folder",
         "views": "cells trace",
     },
-    {"configs": "component errors", "exported": "errors files", "vocabulary": "errors files"},
+    {"configs": "component errors", "exported": "errors files", "vocabulary": "component errors files tokenizers"},
     {
         "attention": "component errors kernels trace",
         "caption": "cells errors files trace views",
-        "data": "errors files terminal vocabulary",
+        "data": "errors files terminal tokenizers vocabulary",
         "decoding": "errors trace vocabulary",
     },
     {
@@ -46,13 +46,14 @@ FLOORS: list[dict[str, str]] = [
         "objective": "attention component data decoder decoding errors kernels model output trace vocabulary",
     },
     {
-        "evaluation": "cells data decoding errors files model objective vocabulary",
-        "inference": "caption checkpoint data decoder decoding encoders ensemble errors exported model vocabulary",
+        "evaluation": "cells data decoding errors files model objective tokenizers vocabulary",
+        "inference": "attention caption checkpoint data decoder decoding encoders ensemble errors exported files "
+        "kernels model output vocabulary",
     },
     {
         "comparison": "configs data errors evaluation files inference run_folder views",
         "training": "attention checkpoint component configs data decoder decoding encoders ensemble errors evaluation "
-        "files inference model objective provenance run_folder usage views vocabulary",
+        "files inference model objective provenance run_folder tokenizers usage views vocabulary",
     },
     {"__main__": "errors training usage"},
 ]
@@ -73,8 +74,9 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "aiohttp",
         "ftplib",
         "socket",
-        "huggingface_hub",
     ): "data.download",
+    ("huggingface_hub",): "inference.hub",
+    ("onnx", "onnxscript", "onnxruntime"): "inference.onnx_graphs scripts.caption_onnx",
 }
 
 

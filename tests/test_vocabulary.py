@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from captioning.errors import InputError
-from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary, tokenize, tokenize_all
+from captioning.tokenizers import tokenize, tokenize_all
+from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 CAPTIONS = [["a", "dog", "runs"], ["a", "dog"], ["a", "cat"], ["zebra", "cat"]]
 

@@ -225,7 +225,7 @@ class Attention(Component):
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         """Attend with queries (N, H), N = B * R, and the state of the step before; None at the first step."""
-        images = len(memory.annotations)
+        images = memory.annotations.shape[0]
         if state is None:
             state = for_rows(self.init_state(memory), len(query) // images)
         queries, *carried = (x.unflatten(0, (images, -1)) for x in (query, *state))  # (B, R, ..)

@@ -82,7 +82,7 @@ class MultiHeadAttention(SoftAttention):
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         assert isinstance(memory, MultiHeadMemory)
-        images, heads = len(memory.annotations), self.heads
+        images, heads = memory.annotations.shape[0], self.heads
         if state is None:
             state = for_rows(self.init_state(memory), len(query) // images)
 

@@ -216,7 +216,7 @@ def _one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
 
 def _one_location(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Selected:
     """Attend with log_alphas (B, R, L) to one location per row, (B, R): nothing is summed over L."""
-    images = torch.arange(len(locations), device=locations.device).unsqueeze(1)
+    images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
     return Selected(memory.annotations[images, locations], locations, _log_prob(log_alphas, locations))
 
 

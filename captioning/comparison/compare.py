@@ -36,7 +36,7 @@ def compare(
         resamples: of the images, for every interval and every test.
         seed: of the resampling.
         images: how many disagreements to list.
-        java: also METEOR and SPICE, where they are available.
+        java: also METEOR and SPICE, where they are available and all runs use the English tokenizer.
 
     Raises:
         InputError: ``metric`` is not available.
@@ -50,6 +50,7 @@ def compare(
     groups = group_by_seed([run for run in runs if run.captions])
     compared = _compared_one_by_one(result.runs, groups) if common and result.runs[0] in tested else []
     scored = Scored(tested, common, compared, resamples, seed)
+    java = java and not any(run.search.get("tokenizer") for run in runs)
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
     if any(metric not in names_of(families) for families in counted.values()):
         missing = next(family.missing for family in FAMILIES if metric in family.names)

@@ -47,6 +47,10 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         ),
         Row("Attention", [_attention(run) for run in runs]),
         Row("Context in the test", [plain_cell(run.search.get("inference"), "{}") for run in runs]),
+        Row(
+            "Tokenizer, if not English",
+            [plain_cell(run.search.get("tokenizer"), "{}") for run in runs],
+        ),
         Row("Beam size in the test", [plain_cell(run.search.get("beam_size"), "{}") for run in runs]),
     ]
     rows = [row for row in rows if any(cell.text for cell in row.cells)]

@@ -21,7 +21,7 @@ from captioning.data.objects import GroundedObject
 from captioning.data.outlines import check_outline
 from captioning.data.records import CaptionIndex, CaptionSource, check_split, check_texts, image_name
 from captioning.errors import InputError, one_line
-from captioning.vocabulary import tokenize_all
+from captioning.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     from pycocotools.coco import COCO
@@ -71,15 +71,16 @@ class CocoSource(CaptionSource):
                 raise InputError(f"{path}: missing; run {self._command()} or see data/README.md")
 
     def index(self, split: str) -> CaptionIndex:
-        """Return a split; captions are tokenised by Penn Treebank rules."""
+        """Return a split; captions are tokenised."""
         check_split(split)
         if split == "test" and self.test_captions is None:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         path, images = self._files(split)
         with _opened(path, f"run {self._command()}"):
-            options = (str(path), images, self.allow_outside)
+            options = (str(path), images, self.allow_outside, type(self.tokenizer).__name__)
+            own = type(self.tokenizer).__module__ == Tokenizer.__module__  # a user's may change under the same name
             with _without_collection():
-                return cached_index(path, options, self.root, lambda: self._index(path, images))
+                return cached_index(path, options, self.root, lambda: self._index(path, images), keep=own)
 
     def _index(self, path: Path, images: str) -> CaptionIndex:
         captions = _captions(path)
@@ -94,7 +95,7 @@ class CocoSource(CaptionSource):
             captions.image_ids,
             [f"{images}/{name}" for name in captions.names],
             captions.counts,
-            tokenize_all(captions.texts),
+            self.tokenizer.tokenize_all(captions.texts),
             origin=path,
         )
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
-from captioning.vocabulary import tokenize
 
 
 class FolderSource(CaptionSource):
@@ -19,7 +18,7 @@ class FolderSource(CaptionSource):
 
     The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header, with the
     columns ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are
-    ignored. Lines of one image need not be adjacent. Captions are tokenised by Penn Treebank rules. Images are
+    ignored. Lines of one image need not be adjacent. Images are
     numbered in the order of first appearance, so appended lines renumber nothing.
 
     Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
@@ -69,7 +68,7 @@ class FolderSource(CaptionSource):
                     raise InputError(f"{where}: {image} is in the {named} split here, in {split_of[image]} above")
                 entry = entries.setdefault(image, ImageEntry(len(entries), image, []))
                 if split_of[image] == split:
-                    entry.captions.append(" ".join(tokenize(caption)))
+                    entry.captions.append(" ".join(self.tokenizer.tokenize(caption)))
         except UnicodeDecodeError as error:
             raise InputError(f"{self.captions}: not UTF-8 text ({error})") from error
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]

@@ -31,7 +31,7 @@ _STRINGS = ("paths", "captions")
 
 
 def cached_index(
-    file: Path, options: tuple[object, ...], root: Path, build: Callable[[], CaptionIndex]
+    file: Path, options: tuple[object, ...], root: Path, build: Callable[[], CaptionIndex], *, keep: bool = True
 ) -> CaptionIndex:
     """Return ``build()``, or what an earlier call with the same options returned for a file of the same content.
 
@@ -39,8 +39,9 @@ def cached_index(
         file: of the annotations; all of it is hashed, so that no edit is missed.
         options: whatever else the index depends on, its root excepted.
         root: the index's.
+        keep: False calls ``build`` whatever the cache has, and leaves nothing there.
     """
-    if file.stat().st_size < SMALLEST:
+    if not keep or file.stat().st_size < SMALLEST:
         index = build()
     else:
         key = hashlib.sha256(repr((_FORMAT, version("nltk"), options)).encode())  # nltk: of the tokeniser

@@ -9,12 +9,14 @@ from typing import Any
 
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
+from captioning.tokenizers import PennTreebank, Tokenizer
 
 
 class KarpathySource(CaptionSource):
     """A data set split and tokenised as in Karpathy & Fei-Fei 2015, which most published numbers use.
 
-    The file's own tokens are taken: lower case, without punctuation. ``restval``, COCO's validation images that he
+    The file's own tokens are taken: lower case, without punctuation. With another tokenizer than the default one they
+    are made of the sentences' ``raw`` texts. ``restval``, COCO's validation images that he
     put into neither the validation nor the test split, belongs to the training split. An image's number is its
     ``cocoid``, or its ``imgid`` if it has none; its file is ``filename``, below ``filepath`` if given (COCO:
     train2014 or val2014).
@@ -49,7 +51,7 @@ class KarpathySource(CaptionSource):
         if not isinstance(images, list):
             raise InputError(f'{self.json_path}: not a split file, expected {{"images": [...]}}')
         try:
-            entries = list(_entries(images, split, self.allow_outside))
+            entries = list(_entries(images, split, self.allow_outside, self.tokenizer))
         except InputError as error:
             raise InputError(f"{self.json_path}: {error}") from error
         if not entries:
@@ -65,7 +67,9 @@ class KarpathySource(CaptionSource):
         return "see data/README.md"
 
 
-def _entries(images: list[dict[str, Any]], split: str, allow_outside: bool) -> Iterator[ImageEntry]:
+def _entries(
+    images: list[dict[str, Any]], split: str, allow_outside: bool, tokenizer: Tokenizer
+) -> Iterator[ImageEntry]:
     wanted = {"train", "restval"} if split == "train" else {split}
     for number, image in enumerate(images):
         if not isinstance(image, dict):
@@ -79,8 +83,15 @@ def _entries(images: list[dict[str, Any]], split: str, allow_outside: bool) -> I
         if not isinstance(folder, str) or not isinstance(file, str) or not file:
             raise InputError(f"image {image_id} has no file")
         try:
-            captions = [" ".join(sentence["tokens"]) for sentence in image.get("sentences", ())]
-        except (KeyError, TypeError):
-            raise InputError(f"image {image_id} has a sentence without tokens") from None
+            captions = [_words(sentence, tokenizer) for sentence in image.get("sentences", ())]
+        except (KeyError, TypeError, AttributeError):
+            field = "tokens" if isinstance(tokenizer, PennTreebank) else "its raw text"
+            raise InputError(f"image {image_id} has a sentence without {field}") from None
         name = image_name(str(Path(folder, file)), allow_outside=allow_outside, where=f"image {image_id}")
         yield ImageEntry(image_id, name, captions)
+
+
+def _words(sentence: dict[str, Any], tokenizer: Tokenizer) -> str:
+    if isinstance(tokenizer, PennTreebank):
+        return " ".join(sentence["tokens"])
+    return " ".join(tokenizer.tokenize(sentence["raw"]))

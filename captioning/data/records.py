@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from captioning.errors import InputError
+from captioning.tokenizers import PennTreebank, Tokenizer
 
 if TYPE_CHECKING:
     from captioning.data.objects import ObjectLookup
@@ -294,7 +295,13 @@ class CaptionIndex:
 
 
 class CaptionSource:
-    """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source."""
+    """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source.
+
+    Attributes:
+        tokenizer: what makes words of its captions; the data module sets its own.
+    """
+
+    tokenizer: Tokenizer = PennTreebank()
 
     def prepare(self) -> None:
         """Generate the data or check that its files are there. Runs once per machine, before ``index``.

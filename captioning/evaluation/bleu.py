@@ -1,6 +1,6 @@
 """Caption metrics. Strings in, numbers out, so that no special token can leak into a score.
 
-Every score is over word lists as ``vocabulary.tokenize`` makes them (Penn Treebank rules, lower case, no punctuation),
+Every score is over word lists as ``tokenizers`` makes them (Penn Treebank rules, lower case, no punctuation),
 or over a data set's own tokens where it brings them.
 """
 

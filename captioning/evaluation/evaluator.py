@@ -196,7 +196,8 @@ class Evaluator:
         images = [
             CaptionedImage(
                 image_id=image_id,
-                caption=" ".join(self.vocabulary.decode(best.ids)),
+                caption=" ".join(words := self.vocabulary.decode(best.ids)),
+                written=self._written(words),
                 log_prob=best.score,
                 finished=best.finished,
                 references=self.index.references(row),
@@ -204,6 +205,10 @@ class Evaluator:
             for image_id, row, best in zip(batch.image_ids.tolist(), batch.rows.tolist(), found, strict=True)
         ]
         return list(zip(images, found, strict=True))
+
+    def _written(self, words: list[str]) -> str | None:
+        text = self.vocabulary.tokenizer.join(words)
+        return None if text == " ".join(words) else text
 
     def _reference_hits(self, batch: CaptionBatch, alphas: Tensor) -> dict[int, list[NounHit]]:
         """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""

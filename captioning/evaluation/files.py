@@ -9,7 +9,7 @@ from typing import Any
 
 from captioning.errors import InputError
 from captioning.files import write_json
-from captioning.vocabulary import tokenize
+from captioning.tokenizers import PennTreebank, Tokenizer
 
 MAX_ID = 2**63 - 1
 
@@ -49,16 +49,23 @@ def read_results(path: Path) -> dict[int, str]:
     return captions
 
 
-def read_references(path: Path, *, split: str = "test") -> dict[int, list[list[str]]]:
+def read_references(
+    path: Path,
+    *,
+    split: str = "test",
+    tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
+) -> dict[int, list[list[str]]]:
     """Return the word lists of each image's references, by image number.
 
     The captions of an annotation file of COCO (``captions_val2017.json``) are tokenised; a split file of Karpathy
-    (``dataset_coco.json``) brings its own tokens, and images are numbered by their ``cocoid``, else their ``imgid``.
+    (``dataset_coco.json``) brings its own tokens, which the default tokenizer takes, and images are numbered by their
+    ``cocoid``, else their ``imgid``.
     References without a word are left out.
 
     Args:
         path: the file.
         split: of a Karpathy file; COCO's are files of one split.
+        tokenizer: what makes words of captions.
 
     Raises:
         InputError: the file cannot be read, is neither, holds a wrong field, or no reference.
@@ -67,12 +74,14 @@ def read_references(path: Path, *, split: str = "test") -> dict[int, list[list[s
     references: dict[int, list[list[str]]] = {}
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         for _, (image_id, caption) in _captions(path, "annotation", content["annotations"]):
-            if words := tokenize(caption):
+            if words := tokenizer.tokenize(caption):
                 references.setdefault(image_id, []).append(words)
     elif isinstance(content, dict) and isinstance(content.get("images"), list):
         from captioning.data.karpathy import KarpathySource
 
-        index = KarpathySource(str(path), image_dir="").index(split)
+        source = KarpathySource(str(path), image_dir="")
+        source.tokenizer = tokenizer
+        index = source.index(split)
         for row, image_id in enumerate(index.image_ids.tolist()):
             references[image_id] = [caption.split() for caption in index.references(row)]
     else:
@@ -83,7 +92,11 @@ def read_references(path: Path, *, split: str = "test") -> dict[int, list[list[s
 
 
 def pair(
-    captions: dict[int, str], references: dict[int, list[list[str]]], *, where: Path
+    captions: dict[int, str],
+    references: dict[int, list[list[str]]],
+    *,
+    where: Path,
+    tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Return the words of each caption, and the references of its image in the same order.
 
@@ -96,7 +109,8 @@ def pair(
         raise InputError(
             f"{where}: {len(unknown)} of {len(captions)} images have no references, among them image_id {unknown[0]}"
         )
-    return [tokenize(caption) for caption in captions.values()], [references[image_id] for image_id in captions]
+    words = [tokenizer.tokenize(caption) for caption in captions.values()]
+    return words, [references[image_id] for image_id in captions]
 
 
 def _read_json(path: Path) -> Any:

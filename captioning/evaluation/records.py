@@ -50,6 +50,7 @@ class CaptionedImage:
         log_prob: what captions are ranked by: the sum over words in nats, divided by the length normalisation.
         finished: False when the maximum length cut the caption off.
         references: what people said, as ``caption``.
+        written: the caption as people write it, where that is not its words with spaces between them.
         hits, reference_hits: of every noun that names an object, of the caption and of the references.
         posterior_hits, reference_posterior_hits: the same by the attention that a noun has once it is known; empty
             where words do not come from single locations.
@@ -60,10 +61,15 @@ class CaptionedImage:
     log_prob: float | None = None
     finished: bool | None = None
     references: list[str]
+    written: str | None = None
     hits: list[NounHit] = field(default_factory=list)
     reference_hits: list[NounHit] = field(default_factory=list)
     posterior_hits: list[NounHit] = field(default_factory=list)
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return self.caption if self.written is None else self.written
 
     @property
     def words(self) -> list[str]:
@@ -91,7 +97,7 @@ def write_evaluation(
     content = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     write_json(folder / f"{stage}_metrics.json", content)
     write_json(folder / f"{stage}_captions.json", [dataclasses.asdict(image) for image in images])
-    write_results(folder / f"{stage}_results.json", [(image.image_id, image.caption) for image in images])
+    write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 
 def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
@@ -103,11 +109,11 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
     """
     lines, results = folder / "predictions.jsonl", folder / "predict_results.json"
     entries = [
-        {"image": str(path), "image_id": image.image_id, "caption": image.caption, "log_prob": image.log_prob}
+        {"image": str(path), "image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob}
         for path, image in zip(paths, images, strict=True)
     ]
     write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
-    write_results(results, [(image.image_id, image.caption) for image in images])
+    write_results(results, [(image.image_id, image.text) for image in images])
     return lines, results
 
 

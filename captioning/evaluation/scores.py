@@ -29,7 +29,6 @@ from captioning.evaluation.rouge import rouge_l
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER = "Penn Treebank rules in Python (nltk), lower case, without punctuation; not the COCO toolkit's Java program"
 UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 

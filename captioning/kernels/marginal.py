@@ -117,6 +117,8 @@ class Located(NamedTuple):
 def locate(A: Tensor, W: Tensor) -> Located:
     """Return what images with A (B, L, r) contribute, W (V, r)."""
     A, W = _as_autocast(A, W)
+    if torch.compiler.is_compiling():  # the number of images is not known then
+        return Located(A, W, _exponentials(A, W))
     return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
 
 
@@ -130,6 +132,9 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
         log_w: (N, L + 1).
     """
     A, W, exp_G = located
+    if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed a word is as improbable as it gets
+        G = exp_G.clamp(min=torch.finfo(exp_G.dtype).tiny).log().repeat_interleave(S.shape[0] // A.shape[0], 0)
+        return plain_mixture_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     mixed = _mix(S, A, W, log_w, None, exp_G)
     return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)

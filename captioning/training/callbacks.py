@@ -105,7 +105,7 @@ class LogTest(Callback):
         self.run.log_test(
             scores,
             pl_module.results,
-            [(sample.image.caption, path) for sample, path in zip(samples, paths, strict=True)],
+            [(sample.image.text, path) for sample, path in zip(samples, paths, strict=True)],
             conditions={f"test/{name}": value for name, value in conditions.items()},
             step=pl_module.loaded_step,
         )
@@ -126,6 +126,7 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
             module.encoder.cells,
             photo=sample.photo,
             region=preprocessing.region(sample.photo.size),
+            text=sample.image.text,
         )
         with replacing(folder / name) as part:
             figure.savefig(part, dpi=80, format="png")

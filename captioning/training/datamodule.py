@@ -22,6 +22,7 @@ from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import ObjectCells, object_cells
+from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.vocabulary import Vocabulary
 
 
@@ -70,6 +71,8 @@ class CaptionDataModule(pl.LightningDataModule):
             features, which threads of this process read ahead.
         min_count: a word seen less often in the training captions becomes <unk>.
         max_words: the vocabulary keeps at most this many words.
+        tokenizer: what makes words of captions, and a text of words: English by Penn Treebank rules by default,
+            ``Whitespace``, ``Characters`` for Chinese and Japanese, or one of your own.
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
         random_crop: cut training images from anywhere in the resized image, not from its centre alone.
@@ -95,6 +98,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int | None = None,
         min_count: int = 1,
         max_words: int | None = None,
+        tokenizer: Tokenizer | None = None,
         vocabulary_file: str | None = None,
         features: str | None = None,
         random_crop: bool = False,
@@ -111,6 +115,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if test_split not in SPLITS:
             raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
         self.source = source
+        self.tokenizer = source.tokenizer = PennTreebank() if tokenizer is None else tokenizer
         self.batch_size = batch_size
         self.group = group
         self.eval_batch_size = eval_batch_size
@@ -169,10 +174,12 @@ class CaptionDataModule(pl.LightningDataModule):
     def vocabulary(self) -> Vocabulary:
         if self._vocabulary is None:
             if self.vocabulary_file is not None:
-                self._vocabulary = Vocabulary.load(self.vocabulary_file)
+                self._vocabulary = Vocabulary(Vocabulary.load(self.vocabulary_file).words, self.tokenizer)
             else:
                 captions = (caption.split() for caption in self.index("train").captions)
-                self._vocabulary = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words)
+                self._vocabulary = Vocabulary.build(
+                    captions, min_count=self.min_count, max_size=self.max_words, tokenizer=self.tokenizer
+                )
         return self._vocabulary
 
     def objects(self, row: int) -> list[ObjectCells]:

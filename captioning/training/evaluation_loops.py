@@ -21,6 +21,7 @@ from captioning.errors import check_range
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.model import Captioner, CaptionModel
+from captioning.tokenizers import PennTreebank
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary
 
@@ -112,7 +113,7 @@ class EvaluatedModule(pl.LightningModule):
         assert self._evaluator is not None
         images = [image for image, _ in self._evaluator.caption(batch)]
         self._evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
-        return [{name: getattr(image, name) for name in ("image_id", "caption", "log_prob")} for image in images]
+        return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
 
     def on_predict_epoch_end(self) -> None:
         images = dict(sorted(self._gathered().images.items()))
@@ -181,7 +182,9 @@ class EvaluatedModule(pl.LightningModule):
     def _finish_evaluation(self, stage: str) -> None:
         # METEOR alone takes seconds: not after every epoch, and not on every process.
         evaluating = self.trainer.state.fn != "fit" and self.trainer.is_global_zero
-        scores, self.results = self._gathered().finish(java=evaluating)
+        assert self.vocabulary is not None
+        tokenizer = self.vocabulary.tokenizer
+        scores, self.results = self._gathered().finish(java=evaluating and tokenizer.english)
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
         if self.trainer.state.fn == "fit":
@@ -190,6 +193,8 @@ class EvaluatedModule(pl.LightningModule):
             search = vars(self.search) | {"inference": self.attention.inference}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
+            if not isinstance(tokenizer, PennTreebank):
+                search["tokenizer"] = type(tokenizer).__name__
             if self._others:
                 search["ensemble"] = 1 + len(self._others)
             write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)

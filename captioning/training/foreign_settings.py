@@ -23,6 +23,7 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.objective.estimators import Estimator
 from captioning.objective.losses import Reduction
+from captioning.tokenizers import Tokenizer
 
 _PARTS: dict[str, type] = {
     "encoder": Encoder,
@@ -105,12 +106,15 @@ def _model_and_data(settings: Any) -> dict[str, Any]:
         raise InputError("model.search: not a mapping")
     data = dict(_mapping(settings, "data"))
     source = _source(data.pop("source", None))
+    tokenizer = data.pop("tokenizer", None)
     seed = checked_plain(settings.get("seed_everything"), "seed_everything")
     options = {name: checked_plain(value, f"data.{name}") for name, value in data.items()}
     for group in (model, options):
         for name in group:
             if not name.isidentifier():  # jsonargparse reads "encoder.class_path" as a level of its own
                 raise InputError(f"{name!r} is not a setting")
+    if tokenizer is not None:
+        options["tokenizer"] = checked_component(tokenizer, Tokenizer, "data.tokenizer")
     found: dict[str, Any] = {"model": model, "data": {**options, "source": source}}
     return found if seed is None else found | {"seed_everything": seed}
 

@@ -30,8 +30,8 @@ from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.evaluation_loops import EvaluatedModule
-from captioning.training.start import Start, check_vocabulary
-from captioning.vocabulary import Vocabulary
+from captioning.training.start import Start, check_tokenizer, check_vocabulary
+from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 
 class CaptioningModule(EvaluatedModule):
@@ -239,6 +239,7 @@ class CaptioningModule(EvaluatedModule):
             **self._recipe,
             "preprocessing": self.encoder.preprocessing.to_dict(),
             "vocabulary": list(self.vocabulary.words),
+            "tokenizer": tokenizer_config(self.vocabulary.tokenizer),
             "settings": self.settings,
         }
         state = {"cpu": torch.get_rng_state()}
@@ -248,7 +249,9 @@ class CaptioningModule(EvaluatedModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None
-        check_vocabulary("the checkpoint's", checkpoint["captioning"].get("vocabulary") or (), self.vocabulary)
+        content = checkpoint["captioning"]
+        check_tokenizer(tokenizer_from(content.get("tokenizer")), self.vocabulary.tokenizer)
+        check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.vocabulary)
         self._refuse_other_sizes(checkpoint["state_dict"])
         if self.trainer.state.fn == "fit" and not {"optimizer_states", "loops"} <= checkpoint.keys():
             raise InputError("the checkpoint holds the model alone; training cannot go on from it")

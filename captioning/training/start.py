@@ -11,6 +11,7 @@ from torch import Tensor
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.model import Captioner
+from captioning.tokenizers import Tokenizer
 from captioning.vocabulary import Vocabulary
 
 
@@ -39,6 +40,15 @@ class Start(NamedTuple):
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
+
+
+def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
+    """Raises:
+    InputError: the words of a checkpoint come from another tokenizer than those of the data.
+    """
+    if checkpoint != data:
+        there, here = type(checkpoint).__name__, type(data).__name__
+        raise InputError(f"data.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
 def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:

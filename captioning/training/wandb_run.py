@@ -124,12 +124,12 @@ class WandbRun(WandbLogger):
         columns = ["epoch", "image_id", "overlay", "caption", "references", "bleu1", "bleu4", "log_prob"]
         rows = []
         for number, (image, path) in enumerate(zip(images, overlays, strict=True), 1):
-            self.log_image(f"val/sample_{number}", [str(path)], caption=[image.caption], step=step)
+            self.log_image(f"val/sample_{number}", [str(path)], caption=[image.text], step=step)
             (counts,) = bleu_counts([image.words], [image.reference_words])
             scores = [round(float(sentence_bleu(counts, n)), 2) for n in (1, 4)]
             references = "\n".join(image.references)
             picture = wandb.Image(str(path))
-            rows.append([epoch, image.image_id, picture, image.caption, references, *scores, image.log_prob])
+            rows.append([epoch, image.image_id, picture, image.text, references, *scores, image.log_prob])
         self.log_table("val/samples", columns=columns, data=rows, step=step)
 
     @rank_zero_only
@@ -158,7 +158,7 @@ class WandbRun(WandbLogger):
         columns = ["image_id", "caption", "references", "bleu1", "bleu4", "cider_d", "log_prob", "finished"]
         parts = zip(images, sentence_bleu(bleu, 1), sentence_bleu(bleu, 4), cider, strict=True)
         rows = [
-            [image.image_id, image.caption, "\n".join(image.references)]
+            [image.image_id, image.text, "\n".join(image.references)]
             + [round(float(score), 2) for score in scores_of_image]
             + [image.log_prob, image.finished]
             for image, *scores_of_image in parts

@@ -56,6 +56,7 @@ def attention_figure(
     photo: Image.Image | None = None,
     region: Box = WHOLE,
     style: Style = "color",
+    text: str | None = None,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over what the model saw.
 
@@ -72,6 +73,7 @@ def attention_figure(
         photo: the whole image, shown and painted on in place of the view, with the view's place marked.
         region: the view's place in ``photo``, in shares of its width and height (``Preprocessing.region``).
         style: "color" on the dimmed image, or the white mask of the "paper".
+        text: the words as people write them; with spaces between them by default.
 
     Raises:
         ValueError: the shapes contradict each other.
@@ -89,7 +91,15 @@ def attention_figure(
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set(xlim=(0, layout.width), ylim=(layout.height, 0), autoscale_on=False)
-    _text(axes, layout.width / 2, _CAPTION / 2, " ".join(words), size=12, fit=layout.width - 2 * _MARGIN, weight="bold")
+    _text(
+        axes,
+        layout.width / 2,
+        _CAPTION / 2,
+        " ".join(words) if text is None else text,
+        size=12,
+        fit=layout.width - 2 * _MARGIN,
+        weight="bold",
+    )
     _draw_photo(axes, layout, whole, region)
     scaled = cells.scaled((background.shape[0], background.shape[1]))
     for step, word in enumerate(words):

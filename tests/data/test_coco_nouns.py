@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from captioning.data.coco_nouns import _SINGULAR, CATEGORIES, decoys, plural, synonyms
-from captioning.vocabulary import tokenize
+from captioning.tokenizers import tokenize
 
 # As COCO's instances files list them.
 COCO = (

@@ -18,7 +18,8 @@ from captioning.data.shape_world.grammar import STYLES, SYNONYMS, describe
 from captioning.data.shape_world.scene import COLOURS, NOUNS, SIZES, TEXTURES, Shape, relation, sample_scene
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
-from captioning.vocabulary import Vocabulary, tokenize
+from captioning.tokenizers import tokenize
+from captioning.vocabulary import Vocabulary
 
 COUNTS = {"train": 30, "val": 20, "test": 3}
 

@@ -1,11 +1,4 @@
-"""Captions from a checkpoint file alone.
-
-captioner = load("best.ckpt")
-caption = captioner("photo.jpg")
-caption.save_figure("photo_attention.png")
-
-Of several checkpoints, ``load(["soft.ckpt", "hard.ckpt"])`` makes one captioner, an ensemble.
-"""
+"""Images to captions: reading, encoding, searching, and the result with its attention."""
 
 from __future__ import annotations
 
@@ -16,7 +9,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar, overload
 
@@ -24,61 +16,17 @@ import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.caption import Alternative, Caption, Photo
-from captioning.checkpoint import CHECKPOINT_FORMAT, check_format, read_checkpoint
-from captioning.data.given import ImageSource, is_one, name_of, opened
-from captioning.data.images import load_image, rgb, upright
-from captioning.data.transforms import Preprocessing
-from captioning.decoder import AttentionDecoder
-from captioning.decoding import BeamOptions, Hypothesis
+from captioning.caption import Alternative, Caption
+from captioning.checkpoint import CHECKPOINT_FORMAT
+from captioning.data.given import ImageSource, is_one, name_of
+from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
-from captioning.ensemble import Ensemble
-from captioning.errors import InputError, check_range, one_line
-from captioning.exported import is_export, read_export, write_export
+from captioning.errors import InputError
+from captioning.exported import write_export
+from captioning.inference.images import photo_of, views_of
+from captioning.inference.options import DecodingOptions, configured_options
 from captioning.model import Captioner, CaptionModel
-from captioning.vocabulary import Vocabulary
-
-_PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
-
-
-@dataclass(frozen=True)
-class DecodingOptions(BeamOptions):
-    """How captions are made; ``captioning.decoding`` says what each option does.
-
-    Attributes:
-        method: beam search, greedy decoding, or sampling of words.
-        inference: what hard attention forms its contexts with, "expected", "argmax" or "sample"; see
-            ``Attention.inference``. None takes the mode the model was configured with.
-        temperature, top_k, top_p: of method "sample".
-        seed: of method or inference "sample"; the same images in batches of the same size get the same captions. None
-            draws from torch's global generator.
-
-    Raises:
-        InputError: an unknown method, an option out of its range, or one of "sample" with another method.
-    """
-
-    method: Literal["beam", "greedy", "sample"] = "beam"
-    inference: Literal["expected", "argmax", "sample"] | None = None
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_range(1e-6, 1e6, temperature=self.temperature)
-        check_range(1, top_k=self.top_k)
-        check_range(1e-9, 1, top_p=self.top_p)
-        check_range(0, 2**63 - 1, seed=self.seed)
-        if self.method not in ("beam", "greedy", "sample"):
-            raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        only_sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
-        for name in only_sampling:
-            if self.method != "sample" and getattr(self, name) != getattr(DecodingOptions, name):
-                raise InputError(
-                    f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
-                )
-
+from captioning.vocabulary import Vocabulary, tokenizer_config
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 
@@ -98,7 +46,7 @@ class ImageCaptioner(Generic[Model]):
         self.captioner: Model = captioner.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
-        self.options = _configured_options(self.settings)
+        self.options = configured_options(self.settings)
 
     @property
     def encoder(self) -> Encoder:
@@ -119,6 +67,7 @@ class ImageCaptioner(Generic[Model]):
             "decoder": captioner.decoder.to_config(),
             "preprocessing": self.encoder.preprocessing.to_dict(),
             "vocabulary": list(self.vocabulary.words),
+            "tokenizer": tokenizer_config(self.vocabulary.tokenizer),
             "settings": self.settings,
         }
         write_export(Path(folder), content, self.captioner.state_dict(), card)
@@ -242,7 +191,7 @@ class ImageCaptioner(Generic[Model]):
     def _try_views(self, source: ImageSource, download: bool) -> list[Image.Image] | InputError:
         """Return what the models see of an image, one for each way of preprocessing; the first is ``view``."""
         try:
-            return _views(source, self.captioner.preprocessings, download=download)
+            return views_of(source, self.captioner.preprocessings, download=download)
         except InputError as error:
             return error
 
@@ -273,10 +222,10 @@ class ImageCaptioner(Generic[Model]):
             words = list(captions[start : start + batch_size])
             ids = [self.vocabulary.encode(each) for each in words]
             with torch.inference_mode(), self._forming_contexts(options, number):
-                views = [_views(source, self.captioner.preprocessings) for source in sources]
+                views = [views_of(source, self.captioner.preprocessings) for source in sources]
                 hypotheses = self.captioner.force_decode(self._encode(views), ids)
             for source, (view, *_), hypothesis, each in zip(sources, views, hypotheses, words, strict=True):
-                fields = self._fields(hypothesis) | {"words": list(each), "text": " ".join(each)}
+                fields = self._fields(hypothesis) | {"words": list(each), "text": self.vocabulary.tokenizer.join(each)}
                 found.append(self._to_caption(source, view, fields))
         return found
 
@@ -289,7 +238,7 @@ class ImageCaptioner(Generic[Model]):
         Raises:
             InputError: it is not an image.
         """
-        return _views(source, [self.encoder.preprocessing], download=download)[0]
+        return views_of(source, [self.encoder.preprocessing], download=download)[0]
 
     def _caption_views(
         self, images: Sequence[tuple[ImageSource, list[Image.Image]]], options: DecodingOptions, number: int
@@ -309,7 +258,7 @@ class ImageCaptioner(Generic[Model]):
             cells=self.encoder.cells,
             view=view,
             path=name_of(source),
-            photo=functools.partial(_photo, source, self.encoder.preprocessing),
+            photo=functools.partial(photo_of, source, self.encoder.preprocessing),
             alternatives=list(others),
         )
 
@@ -317,7 +266,7 @@ class ImageCaptioner(Generic[Model]):
         """Return the fields of an ``Alternative``."""
         words = self.vocabulary.decode(hypothesis.ids)
         return {
-            "text": " ".join(words),
+            "text": self.vocabulary.tokenizer.join(words),
             "words": words,
             "log_probs": hypothesis.log_probs,
             "score": hypothesis.score,
@@ -369,120 +318,3 @@ class ImageCaptioner(Generic[Model]):
             **lengths,
         )
         return [[hypothesis] for hypothesis in sampled]
-
-
-def _photo(source: ImageSource, preprocessing: Preprocessing) -> Photo:
-    """Return a whole image with the region that the model sees.
-
-    Raises:
-        InputError: the file is no longer an image.
-    """
-    found = opened(source, download=True)  # what is drawn was captioned, so that its address was to be followed
-    turned = upright(rgb(found) if isinstance(found, Image.Image) else load_image(found, minimum_side=_PHOTO_SIDE))
-    return Photo(turned, preprocessing.region(turned.size))
-
-
-def _configured_options(settings: dict[str, Any]) -> DecodingOptions:
-    """The search that ``val/*`` was measured with, as far as the settings name it."""
-    model = settings.get("model")
-    search = model.get("search") if isinstance(model, dict) else None
-    if not isinstance(search, dict):
-        return DecodingOptions()
-    names = {field.name for field in dataclasses.fields(BeamOptions)}
-    return DecodingOptions(**{name: value for name, value in search.items() if name in names})
-
-
-def _views(
-    source: ImageSource, preprocessings: Sequence[Preprocessing], *, download: bool = False
-) -> list[Image.Image]:
-    """Return the pixels of an image for each way of preprocessing."""
-    found = opened(source, download=download)
-    try:
-        return [
-            way.view(upright(rgb(found) if isinstance(found, Image.Image) else way.load(found)))
-            for way in preprocessings
-        ]
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"image: {error}") from error
-
-
-@overload
-def load(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
-
-
-@overload
-def load(
-    path: Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
-) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]: ...
-
-
-def load(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], device: str | torch.device = "cpu"
-) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]:
-    """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
-
-    Args:
-        path: a .ckpt file of this project, or a folder that scripts/export.py wrote; or several, whose word
-            distributions are averaged at every step. Views, settings and default options are then the first one's.
-        device: "cpu", "cuda", "cuda:1" ...
-
-    Raises:
-        InputError: a file is missing, damaged, of another project or of a newer version of this one; the device is not
-            there; or the vocabularies of several differ.
-    """
-    if isinstance(path, (str, os.PathLike)):
-        return _load_one(path, device)
-    if not path:
-        raise InputError("an ensemble needs at least one checkpoint")
-    first, *others = (_load_one(each, device) for each in path)
-    if not others:
-        return first
-    for other, name in zip(others, path[1:], strict=True):
-        if other.vocabulary != first.vocabulary:
-            sizes = f"{len(other.vocabulary)} words, {path[0]} {len(first.vocabulary)}"
-            raise InputError(f"{name}: its vocabulary is another one ({sizes}); an ensemble needs one vocabulary")
-    members = [first.captioner, *(other.captioner for other in others)]
-    return ImageCaptioner(Ensemble(members), first.vocabulary, first.settings)
-
-
-def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> ImageCaptioner[Captioner]:
-    target = _device(device)
-    checkpoint = read_export(Path(path)) if is_export(Path(path)) else read_checkpoint(Path(path))
-    content = checkpoint["captioning"]
-    check_format(Path(path), content)
-    try:
-        vocabulary = Vocabulary(content["vocabulary"])
-        encoder = Encoder.rebuild(content["encoder"])
-        encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-        decoder = AttentionDecoder.from_config(content["decoder"])
-        captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
-        prefix = "captioner."
-        weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}
-        captioner.load_state_dict(weights)
-        if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
-            raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
-        return ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from error
-    except KeyError as error:
-        raise InputError(f"{path}: has no {error.args[0]!r}; it is damaged or was edited") from error
-    except RuntimeError as error:
-        raise InputError(f"{path}: its weights do not fit the model it describes ({one_line(error)})") from error
-    except (TypeError, AttributeError, ValueError, IndexError) as error:
-        raise InputError(
-            f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
-        ) from error
-
-
-def _device(device: str | torch.device) -> torch.device:
-    try:
-        target = torch.device(device)
-    except RuntimeError as error:
-        raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
-    if target.type not in ("cpu", "cuda", "mps"):
-        raise InputError(f"device {device}: is not one that captions; use cpu or cuda")
-    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu")
-    return target

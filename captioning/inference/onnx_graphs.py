@@ -1,0 +1,201 @@
+"""A captioner as two ONNX graphs, for programs without PyTorch; ``scripts/caption_onnx.py`` is one.
+
+``encoder.onnx`` takes ``images`` (B, 3, height, width), prepared as config.json says, and returns what the decoder
+looks at, ``memory.*``, and the state before the first word, ``state.*``. ``step.onnx`` takes ``tokens`` (N,) int64, the
+words before, with both, a row of each for every token. It returns ``log_probs`` (N, V) in nats, ``alphas`` (N, L), and
+the state after the step under the same names with ``next.`` before them. A beam search repeats an image's rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from captioning.attention import Memory
+from captioning.decoder import AttentionDecoder
+from captioning.errors import InputError, one_line
+from captioning.files import complete, errors_named, part_of
+from captioning.inference.captioner import ImageCaptioner
+from captioning.kernels.marginal import Located
+from captioning.model import Captioner, CaptionModel
+from captioning.output import MarginalOutput
+from captioning.vocabulary import START, UNK
+
+ENCODER, STEP = "encoder.onnx", "step.onnx"
+_OPSET = 18
+_TOLERANCE = 1e-3  # nats: what the graphs may differ by from the model
+
+
+def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
+    """Write both graphs, and compare them with the model on noise where onnxruntime is installed.
+
+    Raises:
+        InputError: onnx is not installed, the model cannot be a graph, or a file cannot be written.
+    """
+    if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
+        raise InputError(f'--onnx: needs {" and ".join(missing)}; run pip install "captioning[onnx]"')
+    model = _exportable(captioner.captioner)
+    images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # more than one, or their number becomes a constant
+    device = captioner.device
+    model.cpu()
+    try:
+        with torch.no_grad():
+            memory = model.decoder.prepare_search(model.encode(images))
+            parts = _parts(memory, model.init_state(memory))
+            encoder, step = _Encoder(model), _Step(model, memory, list(parts))
+            tokens = torch.tensor([START, UNK])
+            carried = [f"next.{name}" for name in parts if name.startswith("state.")]
+            _export(encoder, (images,), folder / ENCODER, ["images"], list(parts))
+            _export(
+                step, (tokens, *parts.values()), folder / STEP, ["tokens", *parts], ["log_probs", "alphas", *carried]
+            )
+            if importlib.util.find_spec("onnxruntime") is not None:
+                _compare(encoder, folder / ENCODER, {"images": images})
+                _compare(step, folder / STEP, {"tokens": tokens, **parts})
+    finally:
+        model.to(device)
+
+
+def _exportable(model: CaptionModel) -> Captioner:
+    """Return the model, if graphs can be made of it."""
+    if not isinstance(model, Captioner):
+        raise InputError("--onnx: an ensemble is not exported as one; export its members")
+    decoder = model.decoder
+    if type(decoder) is not AttentionDecoder:
+        raise InputError(f"--onnx: {type(decoder).__name__} is not exported; AttentionDecoder is")
+    if decoder.attention.inference == "sample":
+        raise InputError(
+            "--onnx: attention that draws its locations is not exported; set inference to expected or argmax"
+        )
+    if isinstance(decoder.words, MarginalOutput) and decoder.words.top_k is not None:
+        raise InputError("--onnx: a marginal output with top_k is not exported; set top_k to null")
+    return model
+
+
+def _parts(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """Return the tensors of a memory and a state, those that every image has of its own, by name."""
+    images = (memory.annotations.shape[0], -1)
+    parts = {
+        f"memory.{name}": part.unflatten(0, images)  # an image may have several rows, such as one for each head
+        for name, part in vars(memory).items()
+        if isinstance(part, Tensor)
+    }
+    if memory.located is not None:
+        parts |= {"memory.located": memory.located.A, "memory.located_exp": memory.located.exp_G}
+    return parts | {f"state.{number}": part for number, part in enumerate(state)}
+
+
+class _Encoder(nn.Module):
+    """Images to ``_parts``."""
+
+    def __init__(self, model: Captioner) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        memory = self.model.decoder.prepare_search(self.model.encode(images))
+        return tuple(_parts(memory, self.model.init_state(memory)).values())
+
+
+class _Step(nn.Module):
+    """One step of the decoder, over a row of memory for each token.
+
+    Args:
+        memory: one such as the steps get, of any images.
+        names: of the parts that ``forward`` takes.
+    """
+
+    def __init__(self, model: Captioner, memory: Memory, names: list[str]) -> None:
+        super().__init__()
+        self.decoder = model.decoder
+        self.kind = type(memory)
+        self.names = names
+        self.located_words = None if memory.located is None else memory.located.W
+
+    def forward(self, tokens: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.names, parts, strict=True))
+        fields = {name.removeprefix("memory."): part for name, part in given.items() if name.startswith("memory.")}
+        located = None
+        if self.located_words is not None:
+            located = Located(fields.pop("located"), self.located_words, fields.pop("located_exp"))
+        memory = self.kind(**{name: part.flatten(0, 1) for name, part in fields.items()}, located=located)
+        state = tuple(part for name, part in given.items() if name.startswith("state."))
+        logits, state, trace = self.decoder.step(tokens, state, memory)
+        return torch.log_softmax(logits.float(), dim=-1), trace.alphas, *state
+
+
+def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: list[str], returns: list[str]) -> None:
+    """Write one graph, whose first axis is free.
+
+    Raises:
+        InputError: an operation has no counterpart in ONNX.
+    """
+    batch = torch.export.Dim("batch", min=1, max=1 << 16)
+    first, *others = [{0: batch} for _ in inputs]
+    with errors_named(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with _quiet(), errors_named(path):
+        try:
+            torch.onnx.export(
+                module.eval(),
+                inputs,
+                part_of(path),
+                input_names=takes,
+                output_names=returns,
+                dynamic_shapes=(first, tuple(others)) if others else (first,),
+                opset_version=_OPSET,
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        except OSError:
+            raise
+        except Exception as error:  # the exporter's are many, and their texts are pages
+            reason = one_line(_innermost(error), 200)
+            raise InputError(f"--onnx: {path.name}: this model cannot be exported ({reason})") from error
+    with errors_named(path):
+        complete(path)
+
+
+def _innermost(error: Exception) -> Exception:
+    cause = error.__cause__
+    return _innermost(cause) if isinstance(cause, Exception) else error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence what the exporter says of itself."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _compare(module: nn.Module, path: Path, inputs: dict[str, Tensor]) -> None:
+    """Run a graph on one row and on all of them.
+
+    Raises:
+        InputError: it does not compute what the module does.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for rows in (1, len(next(iter(inputs.values())))):
+        given = {name: part[:rows] for name, part in inputs.items()}
+        expected = module(*given.values())
+        found = session.run(None, {name: part.numpy() for name, part in given.items()})
+        for output, wanted, got in zip(session.get_outputs(), expected, found, strict=True):
+            if not np.allclose(wanted.numpy(), got, rtol=_TOLERANCE, atol=_TOLERANCE):
+                off = float(np.abs(wanted.numpy() - got).max())
+                raise InputError(f"--onnx: {path.name}: {output.name} is off by {off:.3g}; the model is not exported")

@@ -1,0 +1,182 @@
+#!/usr/bin/env python
+"""Caption images with onnxruntime, NumPy and Pillow alone: no PyTorch, and nothing of this repository but this file.
+
+The folder is one that `python scripts/export.py CHECKPOINT --output DIR --onnx` wrote. Its captions are those of the
+checkpoint, word for word.
+
+examples:
+  python scripts/caption_onnx.py exported/mine photo.jpg
+  python scripts/caption_onnx.py exported/mine a.jpg b.jpg --beam_size 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import onnxruntime
+from PIL import Image, ImageOps
+
+PAD, START, END, UNK = range(4)
+SPECIALS = 4
+FIRST_IDEOGRAPH = "\u2e80"
+
+
+class Found(NamedTuple):
+    """A caption: word ids, the sum of their log-probabilities over the length's power, and whether it came to its end.
+
+    alphas (T, L) are the attention of each word, over the locations of the image row by row.
+    """
+
+    ids: list[int]
+    score: float
+    finished: bool
+    alphas: np.ndarray
+
+
+class OnnxCaptioner:
+    """The two graphs of an exported folder, its words, and how images are prepared."""
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self.config = json.loads((folder / "config.json").read_bytes())
+        self.words = json.loads((folder / "vocabulary.json").read_bytes())["words"]
+        providers = onnxruntime.get_available_providers()
+        self.encoder = onnxruntime.InferenceSession(folder / "encoder.onnx", providers=providers)
+        self.step = onnxruntime.InferenceSession(folder / "step.onnx", providers=providers)
+        self.search = {"beam_size": 3, "length_normalization": 0.0, "max_length": 30, "min_length": 1}
+        configured = ((self.config.get("settings") or {}).get("model") or {}).get("search") or {}
+        self.search |= {name: value for name, value in configured.items() if name in self.search}
+
+    def __call__(self, path: str | Path, **options: Any) -> str:
+        """Return the best caption of an image file; options as ``beam_search`` has them."""
+        return self.text(self.caption(path, **options)[0])
+
+    def caption(self, path: str | Path, **options: Any) -> list[Found]:
+        """Return the captions that a beam search ends with, best first."""
+        images = prepare(path, self.config["preprocessing"])[None]
+        names = [output.name for output in self.encoder.get_outputs()]
+        parts = dict(zip(names, self.encoder.run(None, {"images": images}), strict=True))
+        return self.beam_search(parts, **(self.search | options))
+
+    def text(self, found: Found) -> str:
+        """Return the words as people write them: characters without spaces, but between two of alphabets."""
+        words = [self.words[i - SPECIALS] for i in found.ids]
+        if not (self.config.get("tokenizer") or {}).get("class_path", "").endswith(".Characters"):
+            return " ".join(words)
+        text = ""
+        for word in words:
+            text += " " * bool(text and text[-1] < FIRST_IDEOGRAPH and word[0] < FIRST_IDEOGRAPH) + word
+        return text
+
+    def beam_search(
+        self,
+        parts: dict[str, np.ndarray],
+        *,
+        beam_size: int,
+        length_normalization: float,
+        max_length: int,
+        min_length: int,
+    ) -> list[Found]:
+        """Return up to ``beam_size`` captions of one image, best first; a beam of 1 is greedy decoding.
+
+        A finished caption leaves the beam and narrows it. The search ends when all have finished, or at ``max_length``.
+        """
+        outputs = [output.name for output in self.step.get_outputs()]
+        carried = [name for name in outputs if name.startswith("next.")]
+        memory = {name: part for name, part in parts.items() if name.startswith("memory.")}
+        state = {name: part for name, part in parts.items() if name.startswith("state.")}
+        total, tokens = np.zeros(1, np.float32), np.array([START], np.int64)
+        beams: list[tuple[list[int], list[np.ndarray]]] = [([], [])]
+        ended: list[Found] = []
+        for length in range(1, max_length + 1):
+            rows = {name: np.repeat(part, len(tokens), 0) for name, part in memory.items()}
+            made = dict(zip(outputs, self.step.run(None, {"tokens": tokens, **rows, **state}), strict=True))
+            log_probs = made["log_probs"]
+            log_probs[:, [PAD, START, UNK, *([END] if length <= min_length else [])]] = -np.inf
+            candidates = (total[:, None] + log_probs).ravel()
+            best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
+            best = best[np.isfinite(candidates[best])]
+            parents, chosen = np.divmod(best, log_probs.shape[1])
+            scores = candidates[best] / length**length_normalization
+            going_on, followed = [], []
+            for row, (parent, word, score) in enumerate(zip(parents.tolist(), chosen.tolist(), scores, strict=True)):
+                ids, alphas = beams[parent]
+                if word == END:
+                    ended.append(Found(ids, float(score), True, np.array(alphas)))
+                    continue
+                followed.append(([*ids, word], [*alphas, made["alphas"][parent]]))
+                going_on.append(row)
+                if length == max_length:
+                    ended.append(Found(followed[-1][0], float(score), False, np.array(followed[-1][1])))
+            if not going_on:
+                break
+            beams, total, tokens = followed, candidates[best[going_on]], chosen[going_on].astype(np.int64)
+            state = {name.removeprefix("next."): made[name][parents[going_on]] for name in carried}
+        return sorted(ended, key=lambda found: (not found.finished, -found.score))
+
+
+def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
+    """Return an image file as the encoder takes it, (3, height, width) float32."""
+    resize, crop = preprocessing["resize"], preprocessing["crop"]
+    with Image.open(path) as image:
+        if image.format == "JPEG":  # decoded at 1/2, 1/4 or 1/8 of its size where that is large enough
+            scale = resize / min(image.size)
+            image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+        image.load()
+        whole = _rgb(ImageOps.exif_transpose(image))
+    filters = Image.Resampling[preprocessing["interpolation"].upper()]
+    if crop is None:
+        view = whole.resize((resize, resize), filters)
+    else:
+        width, height = whole.size
+        long = int(resize * max(whole.size) / min(whole.size))
+        view = whole.resize((resize, long) if width <= height else (long, resize), filters)
+        left, top = (round((side - crop) / 2) for side in view.size)
+        view = view.crop((left, top, left + crop, top + crop))
+    pixels = np.asarray(view, np.float32).transpose(2, 0, 1)
+    mean, std = (np.array(preprocessing[name], np.float32).reshape(3, 1, 1) * 255 for name in ("mean", "std"))
+    return (pixels - mean) / std
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Return 8-bit RGB: 16-bit values scaled, transparency on white."""
+    if image.mode.startswith("I"):
+        grey = np.clip(np.asarray(image, np.int64), 0, 65535) // 257
+        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
+        canvas = Image.new("RGB", image.size, "white")
+        canvas.paste(rgba, mask=rgba.getchannel("A"))
+        return canvas
+    return image.convert("RGB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", metavar="DIR", help="what scripts/export.py --onnx wrote")
+    parser.add_argument("images", metavar="IMAGE", nargs="+")
+    for name, kind in (("beam_size", int), ("length_normalization", float), ("max_length", int), ("min_length", int)):
+        parser.add_argument(f"--{name}", type=kind, help="(default: as the model was evaluated)")
+    arguments = vars(parser.parse_args())
+    folder, images = arguments.pop("folder"), arguments.pop("images")
+    options = {name: value for name, value in arguments.items() if value is not None}
+    if min(options.get("beam_size", 1), options.get("max_length", 1)) < 1:
+        parser.error("--beam_size and --max_length must be at least 1")
+    try:
+        captioner = OnnxCaptioner(folder)
+        for path in images:
+            text = captioner(path, **options)
+            print(f"{path}\t{text}" if len(images) > 1 else text, flush=True)
+    except OSError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

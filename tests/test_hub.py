@@ -1,0 +1,151 @@
+"""Captioners by name from the hub: a local server speaks the part of its protocol that downloads need."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from helpers import save_image
+from helpers_runs import save_checkpoint
+
+from captioning.errors import InputError
+from captioning.inference import load
+
+constants = pytest.importorskip("huggingface_hub.constants", reason="needs the hub extra")
+
+COMMITS = {"main": "a" * 40, "v1": "b" * 40}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Repositories as folders: ``ROOT/owner/name/COMMIT/file``."""
+
+    root: Path
+    asked: list[str]
+
+    def do_HEAD(self):
+        self._answer(with_content=False)
+
+    def do_GET(self):
+        self._answer(with_content=True)
+
+    def _answer(self, *, with_content: bool) -> None:
+        owner, name, _, revision, file = self.path.split("?")[0].lstrip("/").split("/", 4)
+        repository = self.root / owner / name
+        commit = COMMITS.get(revision, revision)
+        path = repository / commit / file
+        missing = next(
+            (
+                error
+                for place, error in (
+                    (repository, "RepoNotFound"),
+                    (repository / commit, "RevisionNotFound"),
+                    (path, "EntryNotFound"),
+                )
+                if not place.exists()
+            ),
+            None,
+        )
+        content = b"" if missing else path.read_bytes()
+        self.asked.append(f"{self.command} {file}")
+        self.send_response(404 if missing else 200)
+        if missing:
+            self.send_header("X-Error-Code", missing)
+        self.send_header("X-Repo-Commit", commit)
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if with_content:
+            self.wfile.write(content)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub with one captioner, owner/mine, and what it was asked for. Its client keeps a cache of its own."""
+    handler = type("Handler", (Hub,), {"root": tmp_path / "hub", "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    load(save_checkpoint(tmp_path / "best.ckpt")).export(handler.root / "owner/mine" / COMMITS["main"], "# card\n")
+    (handler.root / "owner/mine" / COMMITS["main"] / "run_me.py").write_text("raise SystemExit('it ran')")
+    handler.stop = staticmethod(lambda: (server.shutdown(), server.server_close()))
+    yield handler
+    handler.stop()
+
+
+def test_a_captioner_is_loaded_by_its_name(hub, tmp_path):
+    image = save_image(tmp_path / "photo.png")
+    here, there = load(tmp_path / "best.ckpt"), load("hf:owner/mine")
+    assert there(image, max_length=6).log_probs == here(image, max_length=6).log_probs
+    fetched = {asked.removeprefix("GET ") for asked in hub.asked if asked.startswith("GET")}
+    assert fetched == {"config.json", "vocabulary.json", "model.safetensors", "README.md"}
+
+
+def test_a_revision_is_the_one_that_is_asked_for(hub, tmp_path):
+    other = load(save_checkpoint(tmp_path / "other.ckpt", gated=False))
+    other.export(hub.root / "owner/mine" / COMMITS["v1"])
+    assert load("hf:owner/mine@v1").captioner.decoder.gate is None
+    assert load(f"hf:owner/mine@{COMMITS['main']}").captioner.decoder.gate is not None
+
+
+def test_what_was_downloaded_once_is_there_without_a_connection(hub, tmp_path, monkeypatch):
+    load("hf:owner/mine")
+    hub.stop()
+    assert load("hf:owner/mine").vocabulary == load(tmp_path / "best.ckpt").vocabulary
+    with pytest.raises(InputError, match="hf:owner/mine@v1: the hub cannot be reached, and the cache does not have it"):
+        load("hf:owner/mine@v1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert len(load("hf:owner/mine").vocabulary) == len(load(tmp_path / "best.ckpt").vocabulary)
+
+
+def test_a_captioner_without_a_card_is_one(hub):
+    (hub.root / "owner/mine" / COMMITS["main"] / "README.md").unlink()
+    assert load("hf:owner/mine").captioner.decoder.hidden_dim == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hf:mine", "not a name on the hub; give hf:owner/name"),
+        ("hf:owner/mine/more", "not a name on the hub"),
+        ("hf:owner/../mine", "not a name on the hub"),
+        ("hf:owner/mine@", "not a name on the hub"),
+        ("hf:owner/mine@../v1", "not a name on the hub"),
+        ("hf:https://host/owner/mine", "not a name on the hub"),
+        ("hf:owner/yours", "there is no such repository, or it is private"),
+        ("hf:owner/mine@v2", "the repository has no such revision"),
+    ],
+)
+def test_a_wrong_name_is_one_line(hub, name, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load(name)
+    assert str(caught.value).startswith(f"{name}: ") and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", [None, '{"model_type": "bert"}', "[]"])
+def test_of_something_else_nothing_but_its_configuration_is_fetched(hub, config):
+    folder = hub.root / "owner/mine" / COMMITS["main"]
+    (folder / "config.json").unlink()
+    if config is not None:
+        (folder / "config.json").write_text(config)
+    with pytest.raises(InputError, match="hf:owner/mine: no captioner of this project"):
+        load("hf:owner/mine")
+    assert not [asked for asked in hub.asked if "model" in asked]
+
+
+def test_without_the_library_the_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(InputError, match=r'hf:owner/mine: needs huggingface_hub; run pip install "captioning\[hub\]"'):
+        load("hf:owner/mine")

@@ -1,0 +1,141 @@
+"""Graphs without PyTorch: the same captions word for word, from one image to several, whatever attention and output."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import SCRIPTS, load_script, save_image
+from helpers_runs import save_checkpoint
+from PIL import Image
+
+from captioning.attention import (
+    CoverageScore,
+    GeneralScore,
+    HardAttention,
+    MultiHeadAttention,
+    SoftAttention,
+)
+from captioning.errors import InputError
+from captioning.inference import load
+from captioning.output import MarginalOutput
+
+for _library in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(_library, reason="needs the onnx extra")
+
+SEARCH = {"beam_size": 3, "max_length": 7, "length_normalization": 0.5, "min_length": 1}
+
+
+def heads(score):
+    return MultiHeadAttention(score, heads=2)
+
+
+def hard(score):
+    return HardAttention(score, inference="argmax")
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory) -> list[Path]:
+    """Images of several sizes and kinds, one to be turned, one transparent, one large enough to be decoded smaller."""
+    folder = tmp_path_factory.mktemp("photos")
+    paths = [save_image(folder / f"{n}.png", n, (20 + 7 * n, 30)) for n in range(4)]
+    large = Image.open(save_image(folder / "large.png", 9, (900, 700))).resize((450, 350))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    large.save(folder / "turned.jpg", exif=exif)
+    clear = Image.open(paths[0]).convert("RGBA")
+    clear.putalpha(90)
+    clear.save(folder / "clear.png")
+    return [*paths, folder / "turned.jpg", folder / "clear.png"]
+
+
+def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
+    checkpoint = save_checkpoint(tmp_path / "best.ckpt", search=SEARCH, **changes)
+    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "out"), "--onnx"])
+    return checkpoint, tmp_path / "out"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({}, id="soft"),
+        pytest.param({"output": MarginalOutput()}, id="marginal"),
+        pytest.param({"gated": False, "attention": heads}, id="heads", marks=pytest.mark.slow),
+        pytest.param({"attention": hard}, id="hard argmax", marks=pytest.mark.slow),
+    ],
+)
+def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos, changes):
+    checkpoint, folder = exported(tmp_path, **changes)
+    captioner, graphs = load(checkpoint), load_script("caption_onnx").OnnxCaptioner(folder)
+    scores = set()
+    for photo in photos:
+        expected, found = captioner(photo), graphs.caption(photo)
+        assert graphs.text(found[0]) == graphs(photo) == expected.text
+        assert found[0].score == pytest.approx(expected.score, abs=1e-4)
+        np.testing.assert_allclose(found[0].alphas, expected.trace.alphas, atol=1e-4)
+        assert [graphs.text(other) for other in found[1:]] == [other.text for other in expected.alternatives]
+        assert graphs(photo, beam_size=1) == captioner(photo, method="greedy").text
+        scores.add(round(expected.score, 3))
+    assert len(scores) > 1  # the image is seen
+
+
+def test_no_torch_and_nothing_of_this_package_is_needed(tmp_path, photos):
+    checkpoint, folder = exported(tmp_path)
+    program = (
+        "import runpy, sys\n"
+        f"sys.argv = ['caption_onnx.py', {str(folder)!r}, {str(photos[0])!r}, {str(photos[4])!r}, '--beam_size', '2']\n"
+        f"runpy.run_path({str(SCRIPTS / 'caption_onnx.py')!r}, run_name='__main__')\n"
+        "assert not {'torch', 'captioning', 'torchvision'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    first, second = load(checkpoint)([photos[0], photos[4]], beam_size=2)
+    assert done.stdout == f"{photos[0]}\t{first.text}\n{photos[4]}\t{second.text}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", [CoverageScore(5), GeneralScore()], ids=lambda score: type(score).__name__)
+def test_scores_with_and_without_a_state_are_exported(tmp_path, photos, score):
+    checkpoint, folder = exported(tmp_path, attention=lambda _: SoftAttention(score))
+    assert load_script("caption_onnx").OnnxCaptioner(folder)(photos[0]) == load(checkpoint)(photos[0]).text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"output": MarginalOutput(top_k=2)}, "a marginal output with top_k is not exported; set top_k to null"),
+        ({"attention": lambda score: HardAttention(score, inference="sample")}, "draws its locations is not exported"),
+    ],
+)
+def test_what_cannot_be_a_graph_is_refused_in_one_line(tmp_path, capsys, changes, message):
+    with pytest.raises(SystemExit) as exit:
+        exported(tmp_path, **changes)
+    error = capsys.readouterr().err
+    assert exit.value.code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
+    from captioning.inference import onnx_graphs
+
+    captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
+    write = onnx_graphs._export
+
+    def write_and_change(module, *arguments):
+        write(module, *arguments)
+        captioner.captioner.decoder.output.bias[5] -= 3.0
+
+    monkeypatch.setattr(onnx_graphs, "_export", write_and_change)
+    with pytest.raises(InputError, match=r"step\.onnx: log_probs is off by"):
+        onnx_graphs.write_onnx(captioner, tmp_path / "out")
+
+
+def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypatch):
+    from captioning.inference import onnx_graphs
+
+    monkeypatch.setattr(onnx_graphs.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r'needs onnx and onnxscript; run pip install "captioning\[onnx\]"'):
+        onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")), tmp_path / "out")

@@ -1,0 +1,258 @@
+# ruff: noqa: RUF001 - full-width forms are what some of these tests are about
+"""Languages: a tokenizer chosen in YAML makes the words of vocabulary, sources and scores, and writes captions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import load_script, save_image
+from helpers_runs import TINY, save_checkpoint
+
+from captioning.data import CocoSource, FolderSource, KarpathySource
+from captioning.errors import InputError
+from captioning.evaluation.files import pair, read_references, read_results
+from captioning.evaluation.scores import score_captions
+from captioning.inference import load
+from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
+from captioning.training.cli import main
+from captioning.training.foreign_settings import evaluation_settings
+from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
+
+CHINESE = ["一只红色的猫坐在垫子上。", "两只猫在睡觉", "猫和狗。", "一只狗在草地上跑"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "written"),
+    [
+        ("一只猫。", "一 只 猫", "一只猫"),
+        ("猫がマットの上で、ねている", "猫 が マ ッ ト の 上 で ね て い る", "猫がマットの上でねている"),
+        ("コーヒーを飲む時々", "コ ー ヒ ー を 飲 む 時 々", "コーヒーを飲む時々"),
+        ("iPhone １５ を持つ Café Noir", "iphone 15 を 持 つ café noir", "iphone 15を持つcafé noir"),
+        ("ｶﾞｰﾃﾞﾝ", "ガ ー デ ン", "ガーデン"),
+        ("  。！？ ", "", ""),
+        ("\U00020bb7野家", "\U00020bb7 野 家", "\U00020bb7野家"),
+    ],
+)
+def test_characters_are_words_and_words_of_alphabets_stay_whole(text, words, written):
+    tokenizer = Characters()
+    assert tokenizer.tokenize(text) == words.split()
+    assert tokenizer.join(words.split()) == written
+    assert tokenizer.tokenize(written) == words.split()
+    assert tokenizer.tokenize_all([text, text]) == [words, words]
+
+
+def test_white_space_changes_nothing():
+    assert Whitespace().tokenize(" Die  Katze, die\tschläft. ") == ["Die", "Katze,", "die", "schläft."]
+    assert Whitespace().join(["Die", "Katze"]) == "Die Katze"
+
+
+@pytest.mark.parametrize("tokenizer", [PennTreebank(), Whitespace(), Characters()])
+def test_a_tokenizer_is_saved_by_its_class(tokenizer):
+    config = json.loads(json.dumps(tokenizer_config(tokenizer)))
+    assert config == {"class_path": f"captioning.tokenizers.{type(tokenizer).__name__}", "init_args": {}}
+    assert tokenizer_from(config) == tokenizer == tokenizer_from(type(tokenizer).__name__)
+    others = {PennTreebank(), Whitespace(), Characters()} - {tokenizer}
+    assert len(others) == 2 and Vocabulary(["a"], tokenizer) not in [Vocabulary(["a"], other) for other in others]
+
+
+class Syllables(Tokenizer):
+    """A user's own."""
+
+    description = "two letters each"
+
+    def tokenize(self, text: str) -> list[str]:
+        return [text[i : i + 2] for i in range(0, len(text), 2)]
+
+
+@pytest.mark.parametrize("config", ["os.system", "Nobody", {"class_path": 3}, {"class_path": "torch.nn.Linear"}, 7])
+def test_a_file_names_known_tokenizers_alone(config, tmp_path):
+    with pytest.raises(InputError, match=r"is not a known Tokenizer|names no class"):
+        tokenizer_from(config)
+    with pytest.raises(InputError, match=r"is not a known Tokenizer|names no class"):
+        load(save_checkpoint(tmp_path / "best.ckpt", tokenizer=config))
+
+
+def test_a_module_that_the_user_imported_may_define_one():
+    assert tokenizer_from(f"{__name__}.Syllables") == Syllables()
+
+
+@pytest.mark.parametrize("tokenizer", ["os.system", {"class_path": "subprocess.run"}, {"class_path": "os.system"}])
+def test_settings_in_a_checkpoint_choose_no_code(tokenizer):
+    settings = {"model": TINY["model"], "data": {"source": "ShapesSource", "tokenizer": tokenizer}}
+    with pytest.raises(InputError, match=r"data\.tokenizer: .*this file chooses no code"):
+        evaluation_settings(settings, "best.ckpt")
+
+
+def test_a_checkpoint_of_an_earlier_version_is_english(tmp_path):
+    captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
+    assert captioner.vocabulary.tokenizer == PennTreebank()
+    captioner.export(tmp_path / "out")
+    assert load(tmp_path / "out").vocabulary == captioner.vocabulary
+
+
+def write_coco(folder: Path) -> CocoSource:
+    images = [{"id": i, "file_name": f"{i}.jpg"} for i in range(2)]
+    annotations = [{"id": i, "image_id": i % 2, "caption": text} for i, text in enumerate(CHINESE)]
+    (folder / "annotations").mkdir(parents=True)
+    for split in ("train", "val"):
+        content = json.dumps({"images": images, "annotations": annotations})
+        (folder / f"annotations/captions_{split}2017.json").write_text(content)
+    return CocoSource(str(folder))
+
+
+def write_karpathy(folder: Path) -> KarpathySource:
+    sentences = [{"raw": text, "tokens": [text.strip("。")]} for text in CHINESE]
+    images = [{"imgid": i, "filename": f"{i}.jpg", "split": "train", "sentences": sentences[i::2]} for i in range(2)]
+    (folder / "dataset.json").write_text(json.dumps({"images": images}))
+    return KarpathySource(str(folder / "dataset.json"), str(folder))
+
+
+def write_folder(folder: Path) -> FolderSource:
+    rows = [{"image": f"{i % 2}.jpg", "caption": text, "split": "train"} for i, text in enumerate(CHINESE)]
+    (folder / "captions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return FolderSource(str(folder))
+
+
+@pytest.mark.parametrize("write", [write_coco, write_karpathy, write_folder], ids=["COCO", "Karpathy", "folder"])
+def test_every_source_uses_the_tokenizer(tmp_path, write):
+    source = write(tmp_path)
+    assert "".join(source.index("train").references(1)).count(" ") == 0  # English rules see one word
+    source.tokenizer = Characters()
+    assert source.index("train").references(1) == ["两 只 猫 在 睡 觉", "一 只 狗 在 草 地 上 跑"]
+
+
+def test_karpathy_needs_raw_texts_for_another_tokenizer(tmp_path):
+    source = write_karpathy(tmp_path)
+    source.json_path.write_text(source.json_path.read_text().replace('"raw"', '"text"'))
+    assert len(source.index("train")) == 2
+    source.tokenizer = Whitespace()
+    with pytest.raises(InputError, match="image 0 has a sentence without its raw text"):
+        source.index("train")
+
+
+GERMAN = ["Eine rote Katze sitzt", "zwei Katzen, schlafend", "Katze und Hund", "ein Hund auf dem Gras"]
+
+
+def write_run(folder: Path, captions: list[str], tokenizer: str) -> None:
+    """Write photos with captions and a config of one run."""
+    with (folder / "captions.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["image", "caption", "split"])
+        for number, text in enumerate(captions):
+            for split in ("train", "val", "test"):
+                save_image(folder / f"{split}{number}.png", number)
+                writer.writerow([f"{split}{number}.png", text, split])
+    source = {"class_path": "FolderSource", "init_args": {"root": str(folder), "captions": "captions.csv"}}
+    data = {"source": source, "batch_size": 4, "num_workers": 0, "tokenizer": {"class_path": tokenizer}}
+    settings = yaml.safe_load(yaml.safe_dump(TINY)) | {"data": data}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
+
+
+@pytest.fixture
+def workdir(tmp_path, monkeypatch) -> Path:
+    """An empty folder, entered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    return tmp_path
+
+
+BEST = "runs/tiny/checkpoints/best.ckpt"
+
+
+@pytest.fixture(scope="module")
+def chinese_run(tmp_path_factory) -> Path:
+    """A folder with photos, Chinese captions, and a run that was trained on them."""
+    folder = tmp_path_factory.mktemp("chinese")
+    write_run(folder, CHINESE, "Characters")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(folder)
+        patched.setattr(sys, "argv", ["captioning"])
+        main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "2"])
+    return folder
+
+
+@pytest.fixture
+def chinese(chinese_run, monkeypatch) -> None:
+    """It is entered."""
+    monkeypatch.chdir(chinese_run)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+
+
+def check_scores(tokenizer: str, captions: list[list[str]]) -> dict[int, str]:
+    """Test the run of this folder, compare its scores with those of the written captions, and return these."""
+    main(["test", "--ckpt_path", BEST])
+    results = read_results(Path("runs/tiny/test_results.json"))
+    metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
+    assert metrics["search"]["tokenizer"] == tokenizer
+    said = [tokenizer_from(tokenizer).tokenize(results[i]) for i in sorted(results)]
+    expected = score_captions(said, [[words] for words in captions], java=False)
+    assert len(said) == len(captions) and any(said)
+    for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):
+        assert metrics[f"test/{name}"] == pytest.approx(expected[name])
+    return results
+
+
+def test_chinese_from_photos_to_scores(chinese):
+    captioner = load(BEST)
+    assert set(captioner.vocabulary.words) == set("".join(CHINESE).replace("。", ""))
+    caption = captioner("test0.png")
+    assert len(caption.words) > 1 and caption.text == "".join(caption.words)
+    captioner.export("out")
+    assert load("out")("test0.png").text == caption.text
+    results = check_scores("Characters", [list(text.rstrip("。")) for text in CHINESE])
+    assert caption.text in results.values() and not any(" " in text for text in results.values())
+    written = json.loads(Path("runs/tiny/test_captions.json").read_text())
+    assert all(entry["written"] == entry["caption"].replace(" ", "") for entry in written)
+
+
+def test_white_space_from_photos_to_scores(workdir):
+    write_run(workdir, GERMAN, "Whitespace")
+    main(["fit", "--config", "tiny.yaml"])
+    captioner = load(BEST)
+    assert set(captioner.vocabulary.words) == set(" ".join(GERMAN).split())  # capitals and commas are kept
+    caption = captioner("test0.png")
+    assert caption.text == " ".join(caption.words)
+    assert caption.text in check_scores("Whitespace", [text.split() for text in GERMAN]).values()
+
+
+def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
+    load_script("evaluate").main(["--checkpoint", BEST])
+    assert Characters.description in capsys.readouterr().out
+    with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
+        main(["test", "--ckpt_path", BEST, "--data.tokenizer", "Whitespace"])
+    load_script("export").main([BEST, "--output", "card"])
+    assert "Characters: characters" in Path("card/README.md").read_text()
+
+
+def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
+    write_coco(tmp_path)
+    said = {0: "一只黑色的猫坐在垫子上", 1: "两只狗在睡觉"}
+    results, references = tmp_path / "said.json", tmp_path / "annotations/captions_val2017.json"
+    results.write_text(json.dumps([{"image_id": i, "caption": text} for i, text in said.items()]))
+    command = ["--captions", str(results), "--references", str(references)]
+    load_script("evaluate").main([*command, "--tokenizer", "Characters"])
+    printed = capsys.readouterr().out
+    words = [[list(CHINESE[0].strip("。")), list(CHINESE[2].strip("。"))], [list(CHINESE[1]), list(CHINESE[3])]]
+    expected = score_captions([list(text) for text in said.values()], words, java=False)
+    line = next(line for line in printed.splitlines() if line.startswith("BLEU-4"))
+    assert float(line.split()[1]) == pytest.approx(expected["bleu4"], abs=0.006) and expected["bleu4"] > 20
+    assert f"Tokens: {Characters.description}." in printed and "METEOR" not in printed
+    found = pair(read_results(results), read_references(references, tokenizer=Whitespace()), where=results)
+    assert found[1][0] == [[CHINESE[0]], [CHINESE[2]]]
+    with pytest.raises(SystemExit):
+        load_script("evaluate").main([*command, "--tokenizer", "Nobody"])
+    assert "Nobody is not a known Tokenizer" in capsys.readouterr().err
+
+
+def test_the_words_of_a_vocabulary_file_are_those_of_the_data_s_tokenizer(workdir):
+    write_run(workdir, CHINESE, "Characters")
+    Vocabulary(list("猫狗"), Characters()).save("words.json")
+    main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+    content = torch.load(BEST, weights_only=True)["captioning"]
+    assert content["vocabulary"] == ["猫", "狗"] and content["tokenizer"] == tokenizer_config(Characters())

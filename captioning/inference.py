@@ -29,7 +29,7 @@ from captioning.checkpoint import CHECKPOINT_FORMAT, check_format, read_checkpoi
 from captioning.data.given import ImageSource, is_one, name_of, opened
 from captioning.data.images import load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import Decoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.ensemble import Ensemble
@@ -456,7 +456,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         vocabulary = Vocabulary(content["vocabulary"])
         encoder = Encoder.rebuild(content["encoder"])
         encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-        decoder = AttentionDecoder.from_config(content["decoder"])
+        decoder = Decoder.from_config(content["decoder"])
         captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
         prefix = "captioner."
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}

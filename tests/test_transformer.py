@@ -106,6 +106,9 @@ def test_step_by_step_is_all_at_once(attention, masked, rows):
     torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=0)
     torch.testing.assert_close(alphas, output.trace.alphas[output.mask], atol=1e-6, rtol=0)
     torch.testing.assert_close(alphas.sum(-1), torch.ones(len(alphas)))
+    if output.trace.heads is not None:
+        assert output.trace.heads.shape == (*output.mask.shape, 2, L)
+        torch.testing.assert_close(output.trace.heads.mean(2), output.trace.alphas)
     assert (output.trace.alphas[~output.mask] == 0).all()
     assert output.targets.tolist() == captions[:, 1:][output.mask].tolist()
 
@@ -255,8 +258,9 @@ def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
             assert [known.score for known in mine] == pytest.approx([scores[ids] for ids in ranked], abs=1e-4)
 
 
-def test_a_search_sees_what_teacher_forcing_sees():
-    captioner = make_captioner()
+@pytest.mark.parametrize("lstm", [False, True])
+def test_a_search_sees_what_teacher_forcing_sees(lstm):
+    captioner = make_captioner(AttentionDecoder(heads(), embedding_dim=5, hidden_dim=7) if lstm else None)
     nn.init.constant_(captioner.decoder.output.bias[END], 3.0)
     memory = captioner.encode(annotations=torch.randn(B, L, D), mask=make_mask())
     found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
@@ -265,6 +269,8 @@ def test_a_search_sees_what_teacher_forcing_sees():
         best = [hypotheses[rank] for hypotheses in found]
         for known, forced in zip(best, captioner.force_decode(memory, [h.ids for h in best]), strict=True):
             torch.testing.assert_close(known.trace.alphas, forced.trace.alphas, atol=1e-5, rtol=0)
+            assert known.trace.heads.shape == (len(known.ids), 2, L) and len(known.trace.heads) > 0
+            torch.testing.assert_close(known.trace.heads, forced.trace.heads, atol=1e-5, rtol=0)
             assert known.log_probs == pytest.approx(forced.log_probs[: len(known.log_probs)], abs=1e-4)
 
 
@@ -378,7 +384,8 @@ def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
     captions = [load(path)(image) for path in (tmp_path / "last.ckpt", tmp_path / "exported")]
     assert captions[0].text == captions[1].text and captions[0].words
     assert captions[0].alphas.shape == (len(captions[0].words), 36)
-    captions[0].save_figure(tmp_path / "overlay.png")
+    captions[0].save_figure(tmp_path / "overlay.png", heads=True)
+    assert captions[0].trace.heads.shape == (len(captions[0].words), 2, 36)
     again = make_module()
     run_stage(make_trainer(tmp_path, max_epochs=3).fit, again, data, ckpt_path=tmp_path / "last.ckpt")
     assert again.captioner.decoder.output.weight is again.captioner.decoder.embedding.weight

@@ -29,8 +29,8 @@ class DecoderOutput:
         logits: (M, V), log-probabilities of the word at each existing step, unnormalised with the deep output.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: of (N, T) steps; alphas and betas are 0 at steps that do not exist. Outside training it has the posterior
-            of the targets, where the output knows one.
+        trace: of (N, T) steps; alphas, betas and heads are 0 at steps that do not exist. Outside training it has the
+            posterior of the targets, where the output knows one.
         selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for deterministic attention.
         drawn: (N, T) each, 0 at steps that do not exist, where the output drew locations in training.

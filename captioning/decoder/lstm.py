@@ -33,6 +33,7 @@ class _Kept(NamedTuple):
     beta: Tensor | None
     locations: Tensor
     log_prob: Tensor | None
+    heads: Tensor | None  # outside training
 
 
 class _StateInitialiser(nn.Module):
@@ -167,7 +168,7 @@ class AttentionDecoder(Decoder):
         logits = self.words.step(
             self._output_layers, Steps(embedded, kept.h, kept.context, kept.alphas, kept.gate), memory
         )
-        return logits, state, AttentionTrace(kept.alphas, kept.beta, kept.locations)
+        return logits, state, AttentionTrace(kept.alphas, kept.beta, kept.locations, heads=kept.heads)
 
     def prepare_search(self, memory: Memory) -> Memory:
         return replace(memory, located=self.words.prepare(self._output_layers, memory))
@@ -187,7 +188,8 @@ class AttentionDecoder(Decoder):
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
         kept_h = h if memory.kept_units is None else h * memory.kept_units
         h, c = lstm_cell(embedded_gates, self.hidden_to_gates(kept_h), self.context_to_gates(context), c)  # Eq. 1-3
-        kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob)
+        heads = None if self.training else attention.heads
+        kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob, heads)
         return (h, c, *attention.state), kept
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
@@ -216,6 +218,7 @@ class AttentionDecoder(Decoder):
             None if steps.beta is None else steps.beta * mask,
             steps.locations,
             None if words.posterior is None else forced.laid_out(words.posterior.to(steps.alphas.dtype)),
+            None if steps.heads is None else steps.heads * mask[..., None, None],
         )
         return DecoderOutput(
             logits=words.logits,

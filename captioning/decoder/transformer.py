@@ -156,7 +156,10 @@ class TransformerDecoder(Decoder):
             logits=self.output(forced.of_existing(hidden)),
             targets=forced.targets,
             mask=forced.mask,
-            trace=trace._replace(alphas=trace.alphas * forced.mask.unsqueeze(-1)),
+            trace=trace._replace(
+                alphas=trace.alphas * forced.mask.unsqueeze(-1),
+                heads=None if trace.heads is None else trace.heads * forced.mask[..., None, None],
+            ),
         )
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
@@ -175,8 +178,8 @@ class TransformerDecoder(Decoder):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
             x, kept, looked = layer(x, words, attention, memory.layers[number])
             after += kept
-        alphas, locations = (part.unflatten(0, tokens.shape) for part in (looked.alphas, looked.locations))
-        return self.norm(x), tuple(after), AttentionTrace(alphas, None, locations)
+        trace = AttentionTrace(looked.alphas, None, looked.locations, heads=None if self.training else looked.heads)
+        return self.norm(x), tuple(after), trace.map(lambda part: part.unflatten(0, tokens.shape))
 
 
 Words = tuple[Tensor, Tensor]

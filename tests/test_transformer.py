@@ -260,8 +260,9 @@ def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
 
 @pytest.mark.parametrize("lstm", [False, True])
 def test_a_search_sees_what_teacher_forcing_sees(lstm):
-    captioner = make_captioner(AttentionDecoder(heads(), embedding_dim=5, hidden_dim=7) if lstm else None)
-    nn.init.constant_(captioner.decoder.output.bias[END], 3.0)
+    attention = MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)
+    captioner = make_captioner(AttentionDecoder(attention, embedding_dim=5, hidden_dim=7) if lstm else None)
+    nn.init.constant_(captioner.decoder.output.bias[END], 1.25)
     memory = captioner.encode(annotations=torch.randn(B, L, D), mask=make_mask())
     found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
     assert len({len(known.ids) for hypotheses in found for known in hypotheses}) > 1  # images left the search

@@ -6,12 +6,13 @@ run online (ENTITY/PROJECT/RUN_ID). The first is what the others are compared wi
 that opens from disk in any browser. Scores need the captions that `captioning test` leaves in a run's folder.
 
 Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
-more are compared over seeds and images.
+more are compared over seeds and images. With --paper one run is enough: it stands beside the paper's scores.
 
 examples:
   python scripts/compare_runs.py runs/shapes_soft runs/shapes_hard
   python scripts/compare_runs.py runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
   python scripts/compare_runs.py runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
+  python scripts/compare_runs.py runs/coco_vgg19_soft --paper coco
   python scripts/compare_runs.py me/captioning/7426p8xi me/captioning/sxg5h2sh --report
 """
 
@@ -31,7 +32,7 @@ from captioning.terminal import add_import_option, script_parser
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(argv)
-    if len(args.runs) < 2:
+    if len(args.runs) < 2 and not args.paper:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
@@ -39,6 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.comparison.attention import explore, load_models
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
+    from captioning.comparison.paper import compare_with_paper
     from captioning.comparison.runs import common_folder, name_apart
     from captioning.comparison.terminal import print_comparison
     from captioning.comparison.wandb_runs import find_run, report_command
@@ -53,6 +55,8 @@ def main(argv: list[str] | None = None) -> None:
     comparison = compare(
         runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
     )
+    if args.paper:
+        compare_with_paper(comparison, runs, args.paper)
     explorer, more = explore(runs, models, comparison, seed=args.seed)
     comparison.notices += problems + more
     print_comparison(comparison)
@@ -82,6 +86,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
         default="bleu4",
         help="what the verdict and the ranking of images are about (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data"
     )
     parser.add_argument(
         "--images",

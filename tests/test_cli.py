@@ -16,7 +16,9 @@ import yaml
 from helpers_runs import tiny_config
 
 from captioning.errors import InputError
-from captioning.training.cli import main, wandb_offline_without_account, with_run_config
+from captioning.training.cli import main
+from captioning.training.command_line import with_run_config
+from captioning.training.loggers import wandb_offline_without_account
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
+from captioning.comparison.paper import compare_with_paper
 from captioning.comparison.result import Cell, Comparison, Table
 from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
@@ -222,7 +223,14 @@ def test_speed_size_and_decoding_stand_side_by_side():
     attention = {"class_path": "x.HardAttention", "init_args": {"score": {"class_path": "x.DotScore"}}}
     hard = run_of(
         "hard",
-        settings={"model": {"decoder": {"class_path": "x.D", "init_args": {"attention": attention}}}},
+        settings={
+            "model": {
+                "decoder": {
+                    "class_path": "x.D",
+                    "init_args": {"attention": attention, "output": {"class_path": "x.MarginalOutput"}},
+                }
+            }
+        },
         curves={"train/captions_per_second": [(1, 1500.0)]},
         search={"inference": "argmax", "beam_size": 3},
         parameters={"decoder": 1234567, "encoder": 89},
@@ -235,7 +243,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
     assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
     assert (cells(found, title, "Attention")[1].text, cells(found, title, "Attention")[1].detail) == (
         "HardAttention",
-        "DotScore",
+        "DotScore, MarginalOutput",
     )
     assert cells(found, title, "Context in the test")[1].text == "argmax"
 
@@ -449,3 +457,17 @@ def test_a_metric_that_cannot_be_computed_is_refused_with_the_reason(monkeypatch
     monkeypatch.setenv("CAPTIONING_JAVA", "off")
     with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here \(CAPTIONING_JAVA=off\)$"):
         compare(runs, metric="meteor", resamples=9, java=True)
+
+
+def test_the_papers_scores_stand_beside_a_single_run():
+    mine = {"bleu1_no_penalty": 68.0, "bleu1": 60.0, "bleu4_no_penalty": 20.5, "meteor": 19.0}
+    runs = [run_of("mine", scores=mine)]
+    found = compare(runs, resamples=20)
+    compare_with_paper(found, runs, "flickr8k")
+    table = found.tables[0]
+    assert found.columns(table) == ["paper, soft", "paper, hard", "mine"]
+    shown = {row.name: [(cell.text, cell.change) for cell in row.cells] for row in table.rows}
+    assert shown["BLEU-1"] == [("67.00", ""), ("67.00", ""), ("68.00", "+1.00 and +1.00")]
+    assert shown["BLEU-4"] == [("19.50", ""), ("21.30", ""), ("20.50", "+1.00 and -0.80")]
+    assert shown["BLEU-2"][2] == ("", "")
+    assert shown["METEOR"] == [("18.93", ""), ("20.30", ""), ("19.00", "+0.07 and -1.30")]

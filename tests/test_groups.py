@@ -73,6 +73,14 @@ def test_what_is_no_other_seed_of_the_same_is_a_variant_of_its_own(other):
     assert [group.runs for group in group_by_seed([run("b_0", 1), other])] == [["b_0"], [other.name]]
 
 
+def test_an_option_that_is_off_is_one_that_an_earlier_version_lacks():
+    newer = run("b_2", 2)
+    newer.settings["model"] |= {"tied": False, "dropped": 0.0, "vectors": None}
+    assert [group.runs for group in group_by_seed([run("b_1", 1), newer])] == [["b_1", "b_2"]]
+    newer.settings["model"]["tied"] = True
+    assert [group.runs for group in group_by_seed([run("b_1", 1), newer])] == [["b_1"], ["b_2"]]
+
+
 def test_a_group_has_a_name_that_no_run_has():
     groups = group_by_seed([run("soft", 7, rate=9.0), run("soft_1", 1), run("soft_2", 2)])
     assert [group.name for group in groups] == ["soft", "soft (seeds)"]

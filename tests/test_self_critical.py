@@ -36,10 +36,11 @@ from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import DocumentFrequencies, cider_d
 from captioning.evaluation.rewards import CaptionReward
+from captioning.kernels.dropout import Dropout
 from captioning.model import Captioner
 from captioning.objective import LeaveOneOut, SelfCriticalTraining
 from captioning.objective.self_critical import SequenceObjective
-from captioning.output import MarginalOutput
+from captioning.output import MarginalOutput, VariationalOutput
 from captioning.training import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
@@ -63,6 +64,7 @@ CASES: dict[str, Callable[[], dict]] = {
         "standardize_annotations": True,
     },
     "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},
+    "variational": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": VariationalOutput(inference_dim=4)},
     "marginal, rank and top 2": lambda: {
         "attention": SoftAttention(AdditiveScore(4)),
         "output": MarginalOutput(top_k=2, rank=3),
@@ -171,6 +173,45 @@ def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
     deviation = (draws * p * (1 - p)).sqrt()
     assert ((counts - draws * p).abs() < 4.5 * deviation + 1).all()
     torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (draws - 1))
+
+
+@pytest.mark.parametrize(
+    "case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "variational", "transformer"]
+)
+def test_dropout_is_that_of_units_alone(case, monkeypatch):
+    """Other masks, another gradient; without a unit to drop, the same one; statistics and schedules rest."""
+
+    def gradients(probability: float, *, dropout: bool) -> list[Tensor]:
+        captioner, batch = make_captioner(case), make_batch(2)
+        for module in captioner.decoder.modules():
+            if isinstance(module, Dropout) and module not in captioner.decoder.attention.modules():
+                module.p = probability
+        buffers = {name: buffer.clone() for name, buffer in captioner.named_buffers()}
+        objective = SequenceObjective(SelfCriticalTraining(samples=2, dropout=dropout), SEARCH, reward)
+        found = []
+        for seed in (1, 2):
+            torch.manual_seed(seed)
+            found.append(gradient(captioner, objective(captioner, batch)[0]))
+            assert all(module.training for module in captioner.decoder.modules())
+        for name, buffer in captioner.named_buffers():
+            torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0)
+        return found
+
+    drawn = [hypothesis(*EVERY[number]) for number in (0, 5, 9, 3)]
+    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
+    torch.manual_seed(0)
+    fixed = torch.get_rng_state()
+
+    def of(probability: float, *, dropout: bool) -> list[Tensor]:
+        torch.set_rng_state(fixed)  # the same weights
+        return gradients(probability, dropout=dropout)
+
+    plain = of(0.5, dropout=False)
+    torch.testing.assert_close(plain[0], plain[1], rtol=0, atol=0)
+    none_dropped = of(0.0, dropout=True)
+    torch.testing.assert_close(none_dropped[0], plain[0])
+    dropped = of(0.5, dropout=True)
+    assert not torch.allclose(dropped[0], dropped[1], rtol=0.01)
 
 
 def test_what_is_logged_is_the_mean_over_captions(monkeypatch):

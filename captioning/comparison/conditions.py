@@ -64,8 +64,8 @@ def _part(run: Run, part: str) -> int | None:
 
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
-    attention, score = (settings.get(f"model.decoder.attention{end}") for end in ("", ".score"))
-    return Cell(str(attention or ""), detail=str(score or ""))
+    attention, *parts = (settings.get(f"model.decoder.{part}") for part in ("attention", "attention.score", "output"))
+    return Cell(str(attention or ""), detail=", ".join(str(part) for part in parts if part))
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from captioning.evaluation.scores import TITLES, Family
 from captioning.evaluation.seeds import seed_differences
 
 _SEEDS = ("seed_everything", "data.seed")
+_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _SEPARATORS = "_-. /"
 _OWN_SCORES = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
 
@@ -31,9 +32,10 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """
     variants: dict[str, dict[str, Run]] = {}
     for run in runs:
-        settings = {key: value for key, value in settings_of(run).items() if value is not None}
-        seed = next((str(settings[key]) for key in _SEEDS if key in settings), "")
-        kept = {key: value for key, value in settings.items() if key not in _SEEDS}
+        settings = settings_of(run)
+        seed = next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
+        # What is off counts as not there: options are off by default, and earlier versions lack the newest.
+        kept = {key: value for key, value in settings.items() if key not in _SEEDS and value not in _OFF}
         variant = json.dumps([kept, run.search], sort_keys=True, default=str) if run.settings and seed else run.name
         while seed in variants.get(variant, {}):
             variant += " again"
@@ -141,8 +143,10 @@ def _say(result: Comparison) -> None:
             )
     single = [group.name for group in result.groups if len(group.runs) == 1]
     if single and len(result.groups) > 1:
-        several = "have one seed each" if len(single) > 1 else "has one seed"
-        result.notices.append(f"{', '.join(single)} {several}: differences from it are not tested over seeds.")
+        several = (
+            "have one seed each: differences from them" if len(single) > 1 else "has one seed: differences from it"
+        )
+        result.notices.append(f"{', '.join(single)} {several} are not tested over seeds.")
 
 
 def _cell(result: Comparison, group: Group, key: str) -> Cell:

@@ -11,7 +11,8 @@ with any b that does not depend on w. Words are drawn here; ``estimators`` are a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,7 +22,7 @@ from torch import Tensor
 from captioning import decoding
 from captioning.attention import Attention, Memory
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import DecoderOutput
+from captioning.decoder import Decoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.decoding.search import Rules
 from captioning.errors import InputError
@@ -44,6 +45,9 @@ class SelfCriticalTraining:
             "greedy", that of the image's greedy caption (Rennie et al. 2017), which costs another search.
         cider_d: weight of CIDEr-D on the toolkit's scale, 0 to 10; scores in logs are 100 times that scale.
         bleu4: weight of smoothed sentence BLEU-4, 0 to 1.
+        dropout: differentiate log p(w | a) with the decoder's dropout in place. Captions are still drawn without, so
+            the gradient is no longer exactly that of the expected reward; on a few thousand images it keeps the model
+            from learning the rewards of the training images by heart.
         frequencies: file of CIDEr-D's document frequencies; by default those of the training references. The end of a
             caption counts as a word in it, "<end>".
 
@@ -55,6 +59,7 @@ class SelfCriticalTraining:
     baseline: Literal["leave_one_out", "greedy"] = "leave_one_out"
     cider_d: float = 1.0
     bleu4: float = 0.0
+    dropout: bool = False
     frequencies: str | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +106,8 @@ class SequenceObjective:
         try:
             memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
             drawn, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())
-            surrogate, output = self.surrogate(captioner, batch, memory, drawn, rewards - baseline)
+            with _dropping_units(captioner.decoder) if self.options.dropout else nullcontext():
+                surrogate, output = self.surrogate(captioner, batch, memory, drawn, rewards - baseline)
         finally:
             captioner.train(training)
         words = torch.tensor([float(len(caption.ids)) for caption in drawn], device=rewards.device)
@@ -160,6 +166,22 @@ class SequenceObjective:
         logits = _of_allowed_words(output, self.lengths["min_length"])
         log_probs = losses.step_log_probs(logits, output.targets, output.mask).sum(dim=1)
         return advantages * log_probs, output
+
+
+@contextmanager
+def _dropping_units(decoder: Decoder) -> Iterator[None]:
+    """Drop units of the decoder; statistics, and how locations are chosen, stay those of an evaluation."""
+    decoder.train()
+    for attention in decoder.attentions():
+        attention.eval()
+    if decoder.standardize is not None:
+        decoder.standardize.eval()
+    if decoder.words is not None and decoder.words.draws:
+        decoder.words.eval()
+    try:
+        yield
+    finally:
+        decoder.eval()
 
 
 def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
 from captioning.files import replacing
-from captioning.training.module import CaptioningModule, Sample
+from captioning.training.evaluation_loops import Sample
+from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
 

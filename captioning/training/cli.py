@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
-import json
 import logging
 import os
-import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -25,29 +22,27 @@ from captioning.configs import CONFIG_FORMAT, read_config
 from captioning.encoders.base import without_weights
 from captioning.ensemble import Ensemble
 from captioning.errors import DEBUG, InputError, check_range, one_line
-from captioning.files import errors_named, write_text
+from captioning.files import write_text
 from captioning.inference import load
-from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.checks import refuse_impossible, refuse_missing, refuse_unknown_monitors, while_restoring
+from captioning.training.checks import refuse_impossible, refuse_unknown_monitors, while_restoring
+from captioning.training.command_line import config_name, split_imports, with_run_config
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
 from captioning.training.failed_start import removes_what_a_failed_start_wrote
-from captioning.training.foreign_settings import evaluation_settings, resume_settings
 from captioning.training.interruption import ends_after_the_step
+from captioning.training.loggers import run_labels, run_loggers, say_how_to_upload, wandb_offline_without_account
 from captioning.training.module import CaptioningModule
 from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
+from captioning.training.run_place import RunPlace
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
 from captioning.usage import values_of
-
-_FOLDER = "CAPTIONING_RUN_FOLDER"
-"""Environment variable by which the first process of a run tells the others where it writes."""
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:
@@ -56,7 +51,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     Raises:
         InputError: something in the command line, a config or the data cannot be used.
     """
-    args, modules = _split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
+    args, modules = split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
     configs = [Path(config) for config in values_of(args, "--config", "-c")]
     import_modules(modules, [Path(), *(config.parent for config in configs[:1])])
     for config in configs:
@@ -182,75 +177,45 @@ class CaptioningCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         fitting = self.subcommand == "fit"
-        checkpoint = config.get("ckpt_path")
-        name = config.name or _config_name(config.get("config")) or "run"
-        self.run_dir = Path(config.runs) / name
-        if checkpoint in ("best", "last"):
-            checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint(checkpoint))
-        if not fitting and not checkpoint:
-            checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint("best"))
-        if checkpoint:
-            refuse_missing(checkpoint)
-            folder = RunFolder.of(checkpoint)
-            if folder is not None and (config.name is None or not fitting):
-                self.run_dir = folder.path
-            elif fitting and not _same(folder, self.run_dir) and RunFolder(self.run_dir).is_trained():
-                raise InputError(f"{self.run_dir}: holds another run than {checkpoint} is of; give another --name")
-        elif process_rank() and _FOLDER in os.environ:
-            self.run_dir = Path(os.environ[_FOLDER])
+        place = RunPlace.of(config, fitting=fitting)
         if config.ensemble and fitting:
             raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if fitting:
             refuse_impossible(config)
             if not process_rank():
-                self.run_dir = self._claim(self.run_dir, resumed=bool(checkpoint))
-                os.environ[_FOLDER] = str(self.run_dir)  # the processes that this one starts must not choose another
+                place, claim = place.claimed()
+                self._held.enter_context(claim)
+        self.run_dir, config.ckpt_path = place
         if config.get("weights_only") is None:
             config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
         config.name = self.run_dir.name
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
         config.checkpoint.dirpath = config.last.dirpath = str(RunFolder(self.run_dir).checkpoints)
-        if fitting and config.get("init_from") and not checkpoint:
+        if fitting:
+            self._prepare_training(config, resumed=place.checkpoint is not None)
+        else:
+            self._prepare_evaluation(config)
+
+    def _prepare_training(self, config: Any, *, resumed: bool) -> None:
+        if config.get("init_from") and not resumed:
             if not Path(config.init_from).is_file():
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
             self.start = Start.read(config.init_from)
-        if fitting:
-            if not process_rank() and not checkpoint:
-                RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
-            group = _config_name(config.get("config"))
-            config.trainer.logger = _loggers(config.trainer.get("logger"), self.run_dir, group)
-        else:
-            if config.ensemble and not config.results:
-                config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
-            if config.results:
-                config.trainer.default_root_dir = config.results
-            elif self.subcommand == "test" and config.trainer.logger is not False:
-                folder = RunFolder.of(checkpoint)
-                self.wandb_run = None if folder is None else WandbRun.of_folder(folder)
-            config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
+        if not process_rank() and not resumed:
+            RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
+        group = config_name(config.get("config"))
+        config.trainer.logger = run_loggers(config.trainer.get("logger"), self.run_dir, group)
 
-    def _claim(self, folder: Path, *, resumed: bool) -> Path:
-        """Return the run's folder, held for this process alone: of a new run the first that is free, NAME, NAME-2 ..
-
-        Raises:
-            InputError: the resumed run's is held by another process, or no folder can be made.
-        """
-        with errors_named(folder, "--name"):
-            for number in itertools.count(1):
-                candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
-                if not resumed and RunFolder(candidate).is_trained():
-                    continue
-                claim = RunFolder(candidate).claim()
-                if claim is not None and (resumed or not RunFolder(candidate).is_trained()):
-                    self._held.enter_context(claim)
-                    print(f"run folder: {candidate}", flush=True)
-                    return candidate
-                if claim is not None:
-                    claim.release()
-                elif resumed:
-                    raise InputError(f"{folder}: another `captioning fit` is at work in this folder; wait for its end")
-        raise AssertionError
+    def _prepare_evaluation(self, config: Any) -> None:
+        if config.ensemble and not config.results:
+            config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
+        if config.results:
+            config.trainer.default_root_dir = config.results
+        elif self.subcommand == "test" and config.trainer.logger is not False:
+            folder = RunFolder.of(config.ckpt_path)
+            self.wandb_run = None if folder is None else WandbRun.of_folder(folder)
+        config.trainer.logger = False  # scores of an evaluation are printed and written as JSON
 
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
@@ -313,7 +278,7 @@ class CaptioningCLI(LightningCLI):
         refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
-            logger.log_hyperparams(self.config_dump | _labels(self.config_dump))
+            logger.log_hyperparams(self.config_dump | run_labels(self.config_dump))
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
@@ -322,111 +287,12 @@ class CaptioningCLI(LightningCLI):
         for logger in self.trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.finish()
-        _say_how_to_upload(self.run_dir)
+        say_how_to_upload(self.run_dir)
 
     def after_test(self) -> None:
         if self.wandb_run is not None:
-            _say_how_to_upload(self.run_dir)
-
-
-def _say_how_to_upload(run_dir: Path) -> None:
-    if any((run_dir / "wandb").glob("offline-run-*")):
-        print(f"wandb ran offline; to upload: wandb sync {run_dir}/wandb/offline-run-*")
+            say_how_to_upload(self.run_dir)
 
 
 def _seed(seed: int | bool) -> int:
     return 1 if seed is True else int(seed or 0)
-
-
-def _config_name(paths: Any) -> str | None:
-    """Return the name of the first config file, which names the experiment; later ones are overlays."""
-    if not paths:
-        return None
-    first = paths[0] if isinstance(paths, list) else paths
-    return Path(str(getattr(first, "relative", first))).stem
-
-
-def _same(folder: RunFolder | None, path: Path) -> bool:
-    return folder is not None and folder.path.resolve() == path.resolve()
-
-
-def _labels(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that distinguish runs, under short names, and where the run comes from."""
-    decoder = settings["model"]["decoder"]["init_args"]
-    attention = decoder["attention"]
-    score = attention.get("init_args", {}).get("score") or {}
-    return {
-        "attention": attention["class_path"].rpartition(".")[2],
-        "score": score.get("class_path", "").rpartition(".")[2] or None,
-        "encoder": settings["model"]["encoder"]["class_path"].rpartition(".")[2],
-        "seed": settings["data"]["seed"],
-        "provenance": provenance(command=shlex.join(sys.argv), seed=settings["data"]["seed"]),
-    }
-
-
-def _loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
-    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process.
-
-    A wandb logger is named after the run; what its config leaves open gets the values that keep a project in order.
-    """
-    from jsonargparse import Namespace
-
-    if configured in (None, False, True):
-        configured = []
-    loggers = list(configured) if isinstance(configured, list) else [configured]
-    for logger in loggers:
-        if "save_dir" in logger.init_args:
-            logger.init_args.save_dir = str(run_dir)
-        if logger.class_path.endswith(("WandbLogger", "WandbRun")):
-            logger.class_path = "captioning.training.WandbRun"
-            logger.init_args.pop("experiment", None)  # an object, which no config can hold
-            project = os.environ.get("WANDB_PROJECT", "captioning")
-            defaults = {"name": run_dir.name, "project": project, "group": group, "job_type": "train"}
-            for name, value in defaults.items():
-                logger.init_args[name] = logger.init_args.get(name) or value
-    csv = Namespace(
-        class_path="pytorch_lightning.loggers.CSVLogger",
-        init_args=Namespace(
-            save_dir=str(run_dir), name="metrics", version=None, prefix="", flush_logs_every_n_steps=100
-        ),
-    )
-    return [*loggers, csv]
-
-
-def with_run_config(args: list[str]) -> list[str]:
-    """Add the config of the run that ``--ckpt_path`` lies in where the command line names no config.
-
-    Only data are taken of it: ``foreign_settings`` says which.
-
-    Raises:
-        InputError: it is damaged, or chooses what only a config that the user names may choose.
-    """
-    if values_of(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
-        return args
-    for checkpoint in values_of(args, "--ckpt_path"):
-        if checkpoint not in ("best", "last"):
-            refuse_missing(checkpoint)
-        folder = RunFolder.of(checkpoint)
-        if folder is not None and folder.config.is_file():
-            select = resume_settings if args[0] == "fit" else evaluation_settings
-            settings = select(read_config(folder.config), folder.config)
-            return [args[0], "--config", json.dumps(settings), *args[1:]]
-    return args
-
-
-def _split_imports(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the other arguments, and the modules of ``--import``."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--import", dest="imports", action="append", default=[])
-    known, others = parser.parse_known_args(args)
-    return others, known.imports
-
-
-def wandb_offline_without_account() -> None:
-    """Let wandb log offline where nobody is logged in; without this it asks, or fails where it cannot ask."""
-    if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
-        return
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    if netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"):
-        return
-    os.environ["WANDB_MODE"] = "offline"

@@ -1,34 +1,28 @@
-"""Training and evaluation with Lightning."""
+"""Training with Lightning."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
-from PIL.Image import Image
 from pytorch_lightning.cli import OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import Attention, UniformAttention
+from captioning.attention import UniformAttention
 from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
 from captioning.data.word_vectors import read_word_vectors
 from captioning.decoder import Decoder, rename_weights
-from captioning.decoding import BeamOptions, Hypothesis
+from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
-from captioning.ensemble import Ensemble
 from captioning.errors import InputError, check_range, one_line
-from captioning.evaluation.evaluator import Evaluated, Evaluator
-from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
-from captioning.model import Captioner, CaptionModel
+from captioning.model import Captioner
 from captioning.objective import losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
@@ -36,20 +30,12 @@ from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
 from captioning.objective.scheduled_sampling import ScheduledSampling
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
-from captioning.training.datamodule import CaptionDataModule
+from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.training.start import Start, check_vocabulary
 from captioning.vocabulary import Vocabulary
 
 
-class Sample(NamedTuple):
-    """A captioned image for display: its record, the hypothesis of the search, and the image before preprocessing."""
-
-    image: CaptionedImage
-    found: Hypothesis
-    photo: Image
-
-
-class CaptioningModule(pl.LightningModule):
+class CaptioningModule(EvaluatedModule):
     """An encoder and a decoder, trained by maximum likelihood with the doubly stochastic penalty (Eq. 14).
 
     The vocabulary comes from the data, so the model is assembled in ``configure_model``, after the data are set up;
@@ -107,13 +93,9 @@ class CaptioningModule(pl.LightningModule):
         compile: Literal["default", "reduce-overhead"] | None = None,
         self_critical: SelfCriticalTraining | None = None,
     ) -> None:
-        super().__init__()
-        check_range(0, 100_000, bound_samples=bound_samples)
+        super().__init__(encoder, decoder, search=search, bound_samples=bound_samples)
         # Recorded before build(), which is called when the vocabulary is known.
         self._recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
-        self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
-        self.captioner: Captioner | None = None
-        self.vocabulary: Vocabulary | None = None
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.objective = Objective(
@@ -130,53 +112,19 @@ class CaptioningModule(pl.LightningModule):
             scheduled_sampling=scheduled_sampling,
         )
         self.self_critical = self_critical
-        self.search = search
-        self.bound_samples = bound_samples
         self.word_vectors = word_vectors
         self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
         )
         self.settings: dict[str, Any] = {}
-        self.results: list[CaptionedImage] = []
-        """The images of the last evaluation, in the order of the split; complete on every process."""
         self.start: Start | None = None
         """What the captioner begins with when it is assembled."""
-        self.keep_hypotheses = 0
-        """How many of the first images of a split ``kept_samples`` returns after its evaluation."""
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
-        self._data: CaptionDataModule | None = None
-        self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Puts the weights in place that validations evaluate, where they are others than those being trained."""
-        self._others: tuple[Captioner, ...] = ()
-        self._evaluator: Evaluator | None = None
         self._random_state: dict[str, Any] | None = None
         self._has_weights = False  # of another run
         self._sequence_objective: SequenceObjective | None = None
-
-    @property
-    def encoder(self) -> Encoder:
-        return self._parts[0]
-
-    @property
-    def attention(self) -> Attention:
-        return self._parts[1].attention
-
-    def connect(self, data: CaptionDataModule) -> None:
-        """Train and evaluate on ``data``, prepared for this encoder. To be called before the trainer starts."""
-        data.encoder = self.encoder
-        self._data = data
-
-    @property
-    def data(self) -> CaptionDataModule:
-        if self._data is None:
-            raise RuntimeError("the module has no data; call its connect(data) before the trainer starts")
-        return self._data
-
-    def join(self, others: Sequence[Captioner]) -> None:
-        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.ensemble``."""
-        self._others = tuple(others)  # a tuple, so that they are no part of this module's state
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
@@ -285,117 +233,6 @@ class CaptioningModule(pl.LightningModule):
             torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
         else:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
-    # Evaluation
-
-    def on_validation_epoch_start(self) -> None:
-        self._evaluator = self._make_evaluator()
-
-    def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        assert self._evaluator is not None
-        self._evaluator.update(batch)
-
-    def on_validation_epoch_end(self) -> None:
-        self._finish_evaluation("val")
-
-    def on_test_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
-    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
-
-    def on_test_epoch_end(self) -> None:
-        self._finish_evaluation("test")
-
-    def on_predict_epoch_start(self) -> None:
-        self.on_validation_epoch_start()
-
-    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
-        """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
-        assert self._evaluator is not None
-        images = [image for image, _ in self._evaluator.caption(batch)]
-        self._evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
-        return [{name: getattr(image, name) for name in ("image_id", "caption", "log_prob")} for image in images]
-
-    def on_predict_epoch_end(self) -> None:
-        images = dict(sorted(self._gathered().images.items()))
-        if self.trainer.is_global_zero:
-            paths = [self.data.evaluated.image_path(row) for row in images]
-            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
-                print(f"written to {path}", flush=True)
-
-    @torch.inference_mode()
-    def caption_samples(self, count: int) -> list[Sample]:
-        """Caption the first ``count`` images of the split being evaluated; those without an image file are left out."""
-        assert self.captioner is not None
-        batch = self.data.samples(count).to(self.device)
-        training = self.training
-        self.eval()
-        with self.evaluated_weights():
-            evaluator = self._make_evaluator()
-            memory = evaluator.captioner.encode_batch(batch)
-            captioned = evaluator.caption(batch, memory)
-            found = evaluator.captioner.with_posterior(memory, [[best] for _, best in captioned])
-        self.train(training)
-        return self._samples(
-            (row, (image, best)) for row, (image, _), (best,) in zip(batch.rows.tolist(), captioned, found, strict=True)
-        )
-
-    def kept_samples(self) -> list[Sample]:
-        """Return the first images of the last evaluation with their attention, as far as this process evaluated them.
-
-        Their captions are the ones that were scored. Those without an image file are left out.
-        """
-        return self._samples([] if self._evaluator is None else sorted(self._evaluator.kept.items()))
-
-    def _samples(self, captioned: Iterable[tuple[int, tuple[CaptionedImage, Hypothesis]]]) -> list[Sample]:
-        """Return the samples of rows of the evaluated split."""
-        with_photos = ((found, self.data.photo(row)) for row, found in captioned)
-        return [Sample(*found, photo) for found, photo in with_photos if photo is not None]
-
-    def _make_evaluator(self) -> Evaluator:
-        assert self.captioner is not None and self.vocabulary is not None
-        captioner: CaptionModel = self.captioner
-        if self._others:
-            others = [other.to(self.captioner.decoder.embedding.weight) for other in self._others]
-            captioner = Ensemble([self.captioner, *others], load=self.data.load).eval()
-        bound_samples = 0 if self.trainer.state.fn == "fit" else self.bound_samples
-        return Evaluator(
-            captioner,
-            self.vocabulary,
-            self.data.evaluated,
-            self.data.objects,
-            search=self.search,
-            bound_samples=bound_samples,
-            seed=self.data.seed,
-            keep=self.keep_hypotheses,
-        )
-
-    def _gathered(self) -> Evaluated:
-        """Return what all processes have evaluated."""
-        assert self._evaluator is not None
-        evaluated = self._evaluator.evaluated
-        if self.trainer.world_size > 1:
-            parts: list[Any] = [None] * self.trainer.world_size
-            torch.distributed.all_gather_object(parts, evaluated)
-            evaluated = Evaluated.merge(parts)
-        return evaluated
-
-    def _finish_evaluation(self, stage: str) -> None:
-        # METEOR alone takes seconds: not after every epoch, and not on every process.
-        evaluating = self.trainer.state.fn != "fit" and self.trainer.is_global_zero
-        scores, self.results = self._gathered().finish(java=evaluating)
-        for name, value in scores.items():
-            self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
-        if self.trainer.state.fn == "fit":
-            self.log("epoch", float(self.current_epoch + 1))
-        if scores and evaluating:
-            search = vars(self.search) | {"inference": self.attention.inference}
-            if "bound" in scores:
-                search["bound_samples"] = self.bound_samples
-            if self._others:
-                search["ensemble"] = 1 + len(self._others)
-            write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
 
     # Checkpoints
 

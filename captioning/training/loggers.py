@@ -1,0 +1,69 @@
+"""What a run is logged to, and the labels by which logs tell runs apart."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from captioning.provenance import provenance
+
+
+def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
+    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process.
+
+    A wandb logger is named after the run; what its config leaves open gets the values that keep a project in order.
+    """
+    if configured in (None, False, True):
+        configured = []
+    loggers = list(configured) if isinstance(configured, list) else [configured]
+    for logger in loggers:
+        if "save_dir" in logger.init_args:
+            logger.init_args.save_dir = str(run_dir)
+        if logger.class_path.endswith(("WandbLogger", "WandbRun")):
+            logger.class_path = "captioning.training.WandbRun"
+            logger.init_args.pop("experiment", None)  # an object, which no config can hold
+            project = os.environ.get("WANDB_PROJECT", "captioning")
+            defaults = {"name": run_dir.name, "project": project, "group": group, "job_type": "train"}
+            for name, value in defaults.items():
+                logger.init_args[name] = logger.init_args.get(name) or value
+    csv = Namespace(
+        class_path="pytorch_lightning.loggers.CSVLogger",
+        init_args=Namespace(
+            save_dir=str(run_dir), name="metrics", version=None, prefix="", flush_logs_every_n_steps=100
+        ),
+    )
+    return [*loggers, csv]
+
+
+def run_labels(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that distinguish runs, under short names, and where the run comes from."""
+    decoder = settings["model"]["decoder"]["init_args"]
+    attention = decoder["attention"]
+    score = attention.get("init_args", {}).get("score") or {}
+    return {
+        "attention": attention["class_path"].rpartition(".")[2],
+        "score": score.get("class_path", "").rpartition(".")[2] or None,
+        "encoder": settings["model"]["encoder"]["class_path"].rpartition(".")[2],
+        "seed": settings["data"]["seed"],
+        "provenance": provenance(command=shlex.join(sys.argv), seed=settings["data"]["seed"]),
+    }
+
+
+def wandb_offline_without_account() -> None:
+    """Let wandb log offline where nobody is logged in; without this it asks, or fails where it cannot ask."""
+    if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
+        return
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    if netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"):
+        return
+    os.environ["WANDB_MODE"] = "offline"
+
+
+def say_how_to_upload(run_dir: Path) -> None:
+    if any((run_dir / "wandb").glob("offline-run-*")):
+        print(f"wandb ran offline; to upload: wandb sync {run_dir}/wandb/offline-run-*")

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from benchmarks.common_port import CommonPort
 from benchmarks.work import Sizes
-from captioning.attention import AdditiveScore, HardAttention, SoftAttention
+from captioning.attention import AdditiveScore, HardAttention, MultiHeadAttention, ScaledDotScore, SoftAttention
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.output import Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
@@ -73,13 +73,24 @@ class Data(NamedTuple):
         return CaptionBatch(self.captions, self.lengths, each, each, each, annotations=self.annotations)
 
 
+def transformer(sizes: Sizes) -> TransformerDecoder:
+    """Return the transformer of the shipped Flickr8k config, as wide as the LSTM."""
+    attention = MultiHeadAttention(ScaledDotScore(), heads=8, dropout=0.1)
+    return TransformerDecoder(attention, dim=sizes.hidden_dim, layers=3, heads=8, dropout=0.3, tie_embeddings=True)
+
+
 def our_module(
-    sizes: Sizes, device: torch.device, *, hard: bool = False, output: Output | None = None
+    sizes: Sizes,
+    device: torch.device,
+    *,
+    hard: bool = False,
+    output: Output | None = None,
+    decoder: Decoder | None = None,
 ) -> CaptioningModule:
-    """Return what ``captioning fit`` trains, for annotations of the given sizes."""
+    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM."""
     torch.manual_seed(2)
     selection = HardAttention if hard else SoftAttention
-    decoder = AttentionDecoder(
+    decoder = decoder or AttentionDecoder(
         selection(AdditiveScore(sizes.attention_dim)),
         embedding_dim=sizes.embedding_dim,
         hidden_dim=sizes.hidden_dim,

@@ -1,7 +1,7 @@
-"""What a mixture over locations costs: a training step and a search with every output, beside soft attention's.
+"""What mixtures over locations and a transformer cost: a training step and a search of each, beside soft attention's.
 
-The same decoder and data throughout; only how words follow from the steps differs. Ratios are to the deep output in the
-same precision.
+The same data throughout, and the same LSTM, where only how words follow from the steps differs; then a transformer in
+its place. Ratios are to the deep output in the same precision.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.decoding import decode
-from benchmarks.models import Data, natural_lengths, our_module
+from benchmarks.models import Data, natural_lengths, our_module, transformer
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.training import PRECISIONS, our_step
@@ -29,6 +29,8 @@ OUTPUTS: dict[str, Callable[[], Output]] = {
     "marginal_top6": partial(MarginalOutput, top_k=6),
     "variational": partial(VariationalOutput, block=(2, 2)),
 }
+_TRANSFORMER = "transformer"
+KINDS = (*OUTPUTS, _TRANSFORMER)
 _BEAM = 5
 
 
@@ -59,17 +61,22 @@ def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
     return report
 
 
+def _parts(kind: str, sizes: Sizes) -> dict[str, Any]:
+    """Return what ``our_module`` is to be made with."""
+    return {"decoder": transformer(sizes)} if kind == _TRANSFORMER else {"output": OUTPUTS[kind]()}
+
+
 def _train(name: str, sizes: Sizes, device: torch.device, dtype: torch.dtype, rounds: int) -> Report:
     batch = Data.make(sizes, device).batch()
-    steps = {kind: our_step(sizes, device, precision=dtype, output=make()) for kind, make in OUTPUTS.items()}
+    steps = {kind: our_step(sizes, device, precision=dtype, **_parts(kind, sizes)) for kind in KINDS}
     return _rows("train_step", name, str(sizes), {k: partial(step, batch) for k, step in steps.items()}, device, rounds)
 
 
 def _search(name: str, sizes: Sizes, device: torch.device, rounds: int) -> Report:
     data = Data.make(sizes, device)
     subjects: dict[str, Callable[[], Any]] = {}
-    for kind, make in OUTPUTS.items():
-        captioner = our_module(sizes, device, output=make()).eval().captioner
+    for kind in KINDS:
+        captioner = our_module(sizes, device, **_parts(kind, sizes)).eval().captioner
         assert captioner is not None
         subjects[kind] = partial(decode, captioner, data.annotations, data.lengths - 1, beam_size=_BEAM)
     return _rows(f"beam{_BEAM}", name, f"fp32, features; {sizes}", subjects, device, rounds)

@@ -14,6 +14,7 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
 from captioning.data.batch import CaptionBatch
+from captioning.decoder import Decoder
 from captioning.kernels.compilation import Mode
 from captioning.output import Output
 
@@ -57,10 +58,11 @@ def our_step(
     precision: torch.dtype = torch.float32,
     hard: bool = False,
     output: Output | None = None,
+    decoder: Decoder | None = None,
     compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch, as ``captioning fit`` does it."""
-    module = our_module(sizes, device, hard=hard, output=output)
+    module = our_module(sizes, device, hard=hard, output=output, decoder=decoder)
     if compile is not None:
         module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()

@@ -100,17 +100,20 @@ class Caption(Alternative):
         """(rows, columns) with rows x columns = L, row by row."""
         return self.cells.grid_size
 
-    def figure(self, style: Style = "color") -> Figure:
+    def figure(self, style: Style = "color", *, heads: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word, before and after where both are known.
 
         Args:
             style: "color", or "paper", the white mask of Fig. 3.
+            heads: also show where each head of multi-head attention looked.
 
         Raises:
-            InputError: the image's file is gone.
+            InputError: the image's file is gone, or attention has no heads.
         """
         from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
 
+        if heads and self.trace.heads is None:
+            raise InputError("heads: this model's attention has none; leave it out")
         whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
         return attention_figure(
             self.view,
@@ -121,6 +124,7 @@ class Caption(Alternative):
             region=whole.region,
             style=style,
             text=self.text,
+            heads=heads,
         )
 
     def for_explorer(
@@ -143,17 +147,17 @@ class Caption(Alternative):
             numbers=numbers or {},
         )
 
-    def save_figure(self, path: str | Path, style: Style = "color") -> None:
-        """Write ``figure(style)`` to a .png, .pdf or .svg file.
+    def save_figure(self, path: str | Path, style: Style = "color", *, heads: bool = False) -> None:
+        """Write ``figure`` to a .png, .pdf or .svg file.
 
         Raises:
-            InputError: another suffix, or a place that cannot be written to.
+            InputError: another suffix, a place that cannot be written to, or heads where there are none.
         """
         from matplotlib import rc_context
 
         suffix = figure_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style).savefig(part, format=suffix[1:])
+            self.figure(style, heads=heads).savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.

@@ -36,7 +36,8 @@ def write_export(folder: Path, content: Mapping[str, Any], weights: Mapping[str,
     from safetensors.torch import save_file
 
     with replacing(folder / WEIGHTS, "--output") as part:
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        # Tied embeddings are one tensor under two names, and the format takes no tensor twice: so copies.
+        tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
         save_file(tensors, part, metadata={"format": "pt"})
     write_json(folder / VOCABULARY, {"words": list(content["vocabulary"])}, indent=0)
     write_json(folder / CONFIG, {name: value for name, value in content.items() if name != "vocabulary"})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.decoder import Decoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
 
@@ -23,7 +23,7 @@ from captioning.encoders import Encoder
 class _Stepper:
     """One decoder step over the images of a memory."""
 
-    def __init__(self, decoder: AttentionDecoder, memory: Memory) -> None:
+    def __init__(self, decoder: Decoder, memory: Memory) -> None:
         self.decoder, self.memory = decoder, memory
         self.images = memory.annotations.shape[0]
 
@@ -128,7 +128,7 @@ class Captioner(CaptionModel):
         vocabulary_size: V, special tokens included.
     """
 
-    def __init__(self, encoder: Encoder, decoder: AttentionDecoder, *, vocabulary_size: int) -> None:
+    def __init__(self, encoder: Encoder, decoder: Decoder, *, vocabulary_size: int) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -170,14 +170,18 @@ class Captioner(CaptionModel):
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """``forward`` over the memory of the batch's images."""
-        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
-        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
-        if not torch.equal(batch.image_index, each):  # images with different numbers of captions need a row for each
-            memory = memory.select(batch.image_index)
-        captions, lengths = batch.captions, batch.lengths
+        captions, lengths, inputs = batch.captions, batch.lengths, batch.inputs
         if samples > 1:
             captions, lengths = captions.repeat_interleave(samples, 0), lengths.repeat_interleave(samples, 0)
-        return self.decoder(captions, lengths, memory)
+            inputs = None if inputs is None else inputs.repeat_interleave(samples, 0)
+        return self.decoder(captions, lengths, self.memory_of_captions(batch, memory), inputs)
+
+    def memory_of_captions(self, batch: CaptionBatch, memory: Memory) -> Memory:
+        """Return the memory of the batch's images so that all have as many of its captions, adjacent ones."""
+        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
+        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
+        # Images with different numbers of captions need a row for each.
+        return memory if torch.equal(batch.image_index, each) else memory.select(batch.image_index)
 
     def stepper(self, memory: Memory) -> ImageStepFunction:
         return _Stepper(self.decoder, self.decoder.prepare_search(memory))
@@ -191,7 +195,8 @@ class Captioner(CaptionModel):
     @torch.inference_mode()
     def with_posterior(self, memory: Memory, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
         """``CaptionModel.with_posterior``. Costs one pass of teacher forcing over them."""
-        if not self.decoder.words.has_posterior:
+        words = self.decoder.words
+        if words is None or not words.has_posterior:
             return found
         captions, lengths = pad_captions([hypothesis.ids for hypotheses in found for hypothesis in hypotheses])
         counts = torch.tensor([len(hypotheses) for hypotheses in found])

@@ -21,12 +21,14 @@ class AttentionTrace(NamedTuple):
             expectation over the alphas.
         posterior: (.., L), the probabilities of the locations once the word is known, given that the step looked at
             all. None where words do not come from single locations, and while captions are searched for.
+        heads: (.., h, L), as alphas, which are their mean; None in training, and where attention has no heads.
     """
 
     alphas: Any
     betas: Any
     locations: Any
     posterior: Any = None
+    heads: Any = None
 
     def map(self, function: Callable[[Any], Any]) -> AttentionTrace:
         """Return the trace with ``function`` applied to its parts."""

@@ -64,6 +64,7 @@ data and model; a class is given by its name, its options as --PLACE.OPTION:
   --data.batch_size N           captions in a training batch
   --data.limit_images N         only the first images of every split, to try something out
   --model.encoder CLASS         ConvEncoder, TorchvisionEncoder, TimmEncoder
+  --model.decoder CLASS         AttentionDecoder, TransformerDecoder
   --model.decoder.attention CLASS
                                 SoftAttention, HardAttention, GumbelAttention, ...
   --model.decoder.attention.score CLASS

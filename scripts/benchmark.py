@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 PARTS = {
     "train": "training steps",
     "decode": "captions from cached features: greedy, beam 3, beam 5",
-    "output": "training steps and beam 5 of mixtures over locations, beside soft attention's",
+    "output": "training steps and beam 5 of mixtures over locations and of a transformer, beside soft attention's",
     "encode": "encoders",
     "caption": "JPEG files to captions",
     "load": "loaders, and the share of a training step that waits for one",

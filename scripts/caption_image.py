@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    caption.save_figure(target, arguments.style or "color")
+                    caption.save_figure(target, arguments.style or "color", heads=arguments.heads)
                     extra["overlay"] = target
                 except InputError as error:
                     undrawn += 1
@@ -129,6 +129,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--style",
         choices=("color", "paper"),
         help="of overlays: colours on the dimmed image, or the white mask of the paper's Fig. 3 (default: color)",
+    )
+    parser.add_argument(
+        "--heads", action="store_true", help="of overlays: also where each head of multi-head attention looked"
     )
     parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
     parser.add_argument(
@@ -176,6 +179,8 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} has no effect with --sample")
     if arguments.style and not arguments.overlay:
         parser.error("--style has an effect only with --overlay")
+    if arguments.heads and not arguments.overlay:
+        parser.error("--heads has an effect only with --overlay")
     if arguments.overlay_format and not arguments.overlay:
         parser.error("--overlay_format has an effect only with --overlay FOLDER")
     return arguments

@@ -100,14 +100,14 @@ def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
     encoder, decoder = captioner.encoder, captioner.captioner.decoder
     rows, columns = encoder.grid_size
     height, width = encoder.preprocessing.size
-    attention = sum(p.numel() for p in decoder.attention.parameters())
+    attention = sum(p.numel() for each in decoder.attentions() for p in each.parameters())
     others = sum(p.numel() for p in decoder.parameters()) - attention
     seen = sum(p.numel() for p in encoder.parameters())
     return [
         ("encoder", f"{type(encoder).__name__}, {seen:,} parameters, {height} x {width} pixels"),
         ("annotations", f"{rows} x {columns} locations of {encoder.annotation_dim}"),
         ("attention", f"{type(decoder.attention).__name__}, {attention:,} parameters"),
-        ("decoder", f"LSTM of {decoder.hidden_dim}, {others:,} parameters"),
+        ("decoder", f"{decoder.summary}, {others:,} parameters"),
         ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),
         ("tokenizer", f"{type(captioner.vocabulary.tokenizer).__name__}: {captioner.vocabulary.tokenizer.description}"),
     ]

@@ -13,7 +13,7 @@ from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port
 from benchmarks.decoding import decode
 from benchmarks.memory import peak_of_a_step
 from benchmarks.models import Data, natural_lengths, our_module
-from benchmarks.outputs import OUTPUTS
+from benchmarks.outputs import KINDS
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
 from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
@@ -230,8 +230,8 @@ def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     steps = {f"train_step_{size}_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     searches = {f"{strategy}_{size}" for size in ("512", "2048") for strategy in ("greedy", "beam3", "beam5")}
     assert steps | searches <= set(found["vs_common_port"])
-    mixtures = {f"train_step_{kind}_V23_{precision}" for kind in OUTPUTS for precision in ("fp32", "bf16")}
-    assert mixtures | {f"beam5_{kind}_V23" for kind in OUTPUTS} == set(found["vs_soft"])
+    mixtures = {f"train_step_{kind}_V23_{precision}" for kind in KINDS for precision in ("fp32", "bf16")}
+    assert mixtures | {f"beam5_{kind}_V23" for kind in KINDS} == set(found["vs_soft"])
     hard = {f"train_step_{size}_hard_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     assert steps | hard | searches | {"encode_conv", "load_features"} <= set(found["vs_limit"])
     assert all(ratio > 0 for part in ("vs_common_port", "vs_limit", "seconds") for ratio in found[part].values())

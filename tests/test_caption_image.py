@@ -273,6 +273,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "--checkpoint", "x", "--batch_size", "0"], "--batch_size: must be at least 1, got 0"),
         (["x.png", "--checkpoint", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
         (["x.png", "--checkpoint", "x", "--style", "paper"], "--style has an effect only with --overlay"),
+        (["x.png", "--checkpoint", "x", "--heads"], "--heads has an effect only with --overlay"),
         (["x.png"], "--checkpoint"),
         (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
         (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),

@@ -11,9 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention import (
+    AdditiveScore,
+    Attention,
+    GumbelAttention,
+    HardAttention,
+    MultiHeadAttention,
+    SoftAttention,
+)
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.encoders import ConvEncoder
 from captioning.model import Captioner
 from captioning.objective import (
@@ -35,6 +42,7 @@ class Case(NamedTuple):
     attention: Callable[..., Attention]
     options: dict[str, Any] = {}  # noqa: RUF012 - never written to
     standardized: bool = False
+    transformer: bool = False
 
 
 def hard(score: AdditiveScore) -> HardAttention:
@@ -46,6 +54,9 @@ CASES = {
     "soft, the authors' reduction": Case(SoftAttention, {"reduction": ArcticReduction()}),
     "soft, R-Drop": Case(SoftAttention, {"rows_per_caption": 2, "r_drop": 0.5}),
     "soft, standardized": Case(SoftAttention, standardized=True),
+    "transformer": Case(
+        MultiHeadAttention, {"rows_per_caption": 2, "r_drop": 0.5}, standardized=True, transformer=True
+    ),
     "Gumbel": Case(GumbelAttention, {"entropy_weight": 0.1}),
     "moving average": Case(hard, {"estimator": MovingAverage(initial=-9.0)}),
     "moving average, the authors' reduction": Case(
@@ -66,9 +77,13 @@ class Step(nn.Module):
         super().__init__()
         torch.manual_seed(2)
         attention = case.attention(AdditiveScore(10))
-        decoder = AttentionDecoder(
+        decoder: Decoder = AttentionDecoder(
             attention, embedding_dim=9, hidden_dim=14, dropout=0.0, standardize_annotations=case.standardized
         )
+        if case.transformer:
+            decoder = TransformerDecoder(
+                attention, dim=8, layers=2, heads=2, dropout=0.0, standardize_annotations=case.standardized
+            )
         self.captioner = Captioner(ConvEncoder((6, 7), (4, 2), image_size=24), decoder, vocabulary_size=V)
         self.objective = Objective(attention, **case.options)
         self.double()  # so that rounding cannot hide a difference

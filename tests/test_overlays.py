@@ -175,6 +175,28 @@ def test_a_posterior_stands_beneath_its_prior():
     ]
 
 
+def test_heads_stand_beneath_their_mean():
+    view, words = Image.new("RGB", (60, 40), "gray"), ["two", "cats"]
+    cells = [[0, 4, 14], [10, 12, 2]]  # of two words, where three heads look
+    heads = np.array([[one_hot(cell, 15) for cell in each] for each in cells], dtype=np.float32)
+    trace = trace_of(heads.mean(1), [0.25, 0.5])._replace(heads=heads)
+    assert len(panels(attention_figure(view, words, trace, CELLS))) == 2
+    figure = attention_figure(view, words, trace, CELLS, heads=True)
+    brightest = []
+    for image in panels(figure):
+        red = np.asarray(image.get_array(), dtype=float)[:, :, 0]
+        y, x = np.unravel_index(red.argmax(), red.shape)
+        brightest.append(int((y + 0.5) * 3 / red.shape[0]) * 5 + int((x + 0.5) * 5 / red.shape[1]))
+    assert brightest[1:4] == cells[0] and brightest[5:] == cells[1]
+    assert brightest[0] in cells[0] and brightest[4] in cells[1]  # the mean has three of them
+    names = [text for text in texts(figure) if "head" in text]
+    assert names == ["mean of 3 heads", "head 1", "head 2", "head 3"]
+    with pytest.raises(ValueError, match=r"heads must be \(2, 15\)"):
+        attention_figure(view, words, trace._replace(heads=heads[..., :14]), CELLS, heads=True)
+    with pytest.raises(ValueError, match="the trace has no heads"):
+        attention_figure(view, words, trace._replace(heads=None), CELLS, heads=True)
+
+
 def test_each_panel_is_brightest_where_its_word_looked():
     grey = Image.new("RGB", (60, 40), "gray")
     cells = [0, 14, 7]

@@ -29,7 +29,7 @@ from captioning.attention import (
 )
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex, ImageEntry
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, TransformerDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
@@ -69,12 +69,18 @@ CASES: dict[str, Callable[[], dict]] = {
         "attention": SoftAttention(AdditiveScore(4)),
         "output": MarginalOutput(top_k=2, rank=3),
     },
+    "transformer": lambda: {
+        "decoder": TransformerDecoder(
+            MultiHeadAttention(ScaledDotScore(), heads=2), dim=4, layers=2, heads=2, dropout=0.3, tie_embeddings=True
+        )
+    },
 }
 
 
 def make_captioner(case: str = "soft", *, std: float = 0.6) -> Captioner:
     """A captioner that is being trained, with dropout, in double precision."""
-    decoder = AttentionDecoder(embedding_dim=4, hidden_dim=5, dropout=0.5, **CASES[case]())
+    options = CASES[case]()
+    decoder = options.get("decoder") or AttentionDecoder(embedding_dim=4, hidden_dim=5, dropout=0.5, **options)
     encoder = ConvEncoder((D,), (4,), image_size=16)
     encoder.grid_size = GRID
     captioner = Captioner(encoder, decoder, vocabulary_size=V)
@@ -169,7 +175,9 @@ def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
     torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (draws - 1))
 
 
-@pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "variational"])
+@pytest.mark.parametrize(
+    "case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "variational", "transformer"]
+)
 def test_dropout_is_that_of_units_alone(case, monkeypatch):
     """Other masks, another gradient; without a unit to drop, the same one; statistics and schedules rest."""
 

@@ -37,6 +37,7 @@ class AttentionOutput(NamedTuple):
         log_prob: (N,), log-probability in nats of the location that was drawn, 0 where the context is the expectation;
             None for deterministic attention.
         state: for the next step.
+        heads: (N, h, L), the alphas of each of h heads, whose mean ``alphas`` are; None where there are none.
     """
 
     context: Tensor
@@ -44,6 +45,7 @@ class AttentionOutput(NamedTuple):
     locations: Tensor
     log_prob: Tensor | None = None
     state: State = ()
+    heads: Tensor | None = None
 
 
 class Selected(NamedTuple):

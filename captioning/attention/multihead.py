@@ -35,8 +35,8 @@ class MultiHeadAttention(SoftAttention):
     size d / h; keys and values are computed once per image. All heads are rows of one batch: the score sees B * h
     images and knows nothing of heads, so any will do. Its own parameters, if it has any, are the same for all heads.
 
-    Alphas are means over the heads, so that they are probabilities again. A mean hides which head looked where; and the
-    doubly stochastic penalty asks of all heads together, not of each, that they visit every location.
+    Alphas are means over the heads, so that they are probabilities again; ``heads`` has each head's. The doubly
+    stochastic penalty asks of all heads together, not of each, that they visit every location.
 
     Args:
         score: gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
@@ -96,9 +96,11 @@ class MultiHeadAttention(SoftAttention):
         mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0)
         each = Memory(memory.values, memory.projected, mask)
         out = super().forward(queries, each, tuple(to_heads(part) for part in state))
+        alphas = to_rows(out.alphas)
         return AttentionOutput(
             context=self.output(to_rows(out.context).flatten(1)),
-            alphas=to_rows(out.alphas).mean(dim=1),
+            alphas=alphas.mean(dim=1),
             locations=to_rows(out.locations)[:, 0],
             state=tuple(to_rows(part) for part in out.state),
+            heads=alphas,
         )

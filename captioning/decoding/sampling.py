@@ -69,11 +69,19 @@ def sample(
             before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
             outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
             log_probs = log_probs.masked_fill(outside, float("-inf"))
-        reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)  # (N', V)
-        below = torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows] * reached[:, -1:]
-        return torch.searchsorted(reached, below, right=True).squeeze(-1)  # the first word to lie beyond
+        return draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows])
 
     return _roll_out(step, state, draw, max_length, min_length)
+
+
+def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return one word (N,) of each distribution, of log_probs (N, V) that need not be normalised.
+
+    Args:
+        uniform: (N, 1) float64, drawn evenly from [0, 1).
+    """
+    reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first to lie beyond
 
 
 def _rows(images: Tensor, rows: int) -> Tensor:

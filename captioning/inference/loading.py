@@ -11,7 +11,7 @@ import torch
 
 from captioning.checkpoint import check_format, read_checkpoint
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import Decoder
 from captioning.encoders import Encoder
 from captioning.ensemble import Ensemble
 from captioning.errors import InputError, one_line
@@ -72,7 +72,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content.get("tokenizer")))
         encoder = Encoder.rebuild(content["encoder"])
         encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-        decoder = AttentionDecoder.from_config(content["decoder"])
+        decoder = Decoder.from_config(content["decoder"])
         captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
         prefix = "captioner."
         weights = {k.removeprefix(prefix): v for k, v in checkpoint["state_dict"].items() if k.startswith(prefix)}

@@ -11,6 +11,7 @@ from captioning.objective.estimators import (
 )
 from captioning.objective.losses import ArcticReduction, Reduction
 from captioning.objective.objective import Objective
+from captioning.objective.scheduled_sampling import ScheduledSampling
 from captioning.objective.self_critical import SelfCriticalTraining
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Objective",
     "Reduction",
     "RewardToGo",
+    "ScheduledSampling",
     "SelfCritical",
     "SelfCriticalTraining",
 ]

@@ -22,7 +22,7 @@ from torch import Tensor
 from captioning import decoding
 from captioning.attention import Attention, Memory
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder, DecoderOutput
+from captioning.decoder import Decoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.decoding.search import Rules
 from captioning.errors import InputError
@@ -169,13 +169,14 @@ class SequenceObjective:
 
 
 @contextmanager
-def _dropping_units(decoder: AttentionDecoder) -> Iterator[None]:
+def _dropping_units(decoder: Decoder) -> Iterator[None]:
     """Drop units of the decoder; statistics, and how locations are chosen, stay those of an evaluation."""
     decoder.train()
-    decoder.attention.eval()
+    for attention in decoder.attentions():
+        attention.eval()
     if decoder.standardize is not None:
         decoder.standardize.eval()
-    if decoder.words.draws:
+    if decoder.words is not None and decoder.words.draws:
         decoder.words.eval()
     try:
         yield

@@ -115,13 +115,13 @@ class Output(Component):
         """
 
 
-def precise_words(layers: Layers, hidden: Tensor) -> Tensor:
-    """Return L_o of the hidden layer (N, E), (N, V), in at least float32, also where autocast is on.
+def precise_words(words: nn.Linear, hidden: Tensor) -> Tensor:
+    """Return ``words`` of the hidden layer (N, E), (N, V), in at least float32, also where autocast is on.
 
     A search compares words. bfloat16 has 8 significant bits: among thousands of words the best two logits are often the
     same number, and which of them comes first is then the search's accident, not the model's choice.
     """
     precise = torch.promote_types(hidden.dtype, torch.float32)
-    weight, bias = layers.words.weight.to(precise), layers.words.bias.to(precise)
+    weight, bias = words.weight.to(precise), words.bias.to(precise)
     with torch.autocast(hidden.device.type, enabled=False):
         return nn.functional.linear(hidden.to(precise), weight, bias)

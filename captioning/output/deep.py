@@ -17,7 +17,7 @@ class DeepOutput(Output):
         return Words(layers.words(self._hidden(layers, steps)))
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        return precise_words(layers, self._hidden(layers, steps))
+        return precise_words(layers.words, self._hidden(layers, steps))
 
     def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
         hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)

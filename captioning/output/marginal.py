@@ -110,7 +110,7 @@ class MarginalOutput(Output):
 
     def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
         located = memory.located or self.prepare(layers, memory)
-        S = precise_words(layers, self._hidden(layers, steps))
+        S = precise_words(layers.words, self._hidden(layers, steps))
         log_w = self._log_weights(steps, memory)
         if self.top_k is not None:
             images = torch.arange(len(S), device=S.device) // (len(S) // len(located.A))

@@ -13,7 +13,7 @@ from PIL.Image import Image
 
 from captioning.attention import Attention
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import Decoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
 from captioning.ensemble import Ensemble
@@ -45,7 +45,7 @@ class EvaluatedModule(pl.LightningModule):
             with, beside the NLL; 0 leaves them out.
     """
 
-    def __init__(self, encoder: Encoder, decoder: AttentionDecoder, *, search: BeamOptions, bound_samples: int) -> None:
+    def __init__(self, encoder: Encoder, decoder: Decoder, *, search: BeamOptions, bound_samples: int) -> None:
         super().__init__()
         check_range(0, 100_000, bound_samples=bound_samples)
         self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner

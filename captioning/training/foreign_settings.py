@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from captioning.configs import checked_component, checked_plain
 from captioning.data.records import CaptionSource
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import Decoder
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.objective.estimators import Estimator
@@ -27,7 +27,7 @@ from captioning.tokenizers import Tokenizer
 
 _PARTS: dict[str, type] = {
     "encoder": Encoder,
-    "decoder": AttentionDecoder,
+    "decoder": Decoder,
     "estimator": Estimator,
     "reduction": Reduction,
 }

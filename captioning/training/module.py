@@ -17,7 +17,7 @@ from captioning.attention import UniformAttention
 from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
 from captioning.data.word_vectors import read_word_vectors
-from captioning.decoder import AttentionDecoder, rename_weights
+from captioning.decoder import Decoder, rename_weights
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
@@ -28,6 +28,7 @@ from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
+from captioning.objective.scheduled_sampling import ScheduledSampling
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.training.start import Start, check_tokenizer, check_vocabulary
@@ -57,6 +58,8 @@ class CaptioningModule(EvaluatedModule):
             serves all. Hard attention's are its estimator's ``samples``.
         r_drop: weight of the symmetric KL divergence between a caption's rows (R-Drop, Liang et al. 2021), for any
             attention; needs two rows.
+        scheduled_sampling: feed the decoder, in training, words of its own in the place of some of the caption's, for
+            any decoder; never by default.
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
@@ -71,7 +74,7 @@ class CaptioningModule(EvaluatedModule):
     def __init__(
         self,
         encoder: Encoder,
-        decoder: AttentionDecoder,
+        decoder: Decoder,
         *,
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
@@ -83,6 +86,7 @@ class CaptioningModule(EvaluatedModule):
         label_smoothing: float = 0.0,
         rows_per_caption: int = 1,
         r_drop: float = 0.0,
+        scheduled_sampling: ScheduledSampling | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
         word_vectors: str | None = None,
@@ -105,6 +109,7 @@ class CaptioningModule(EvaluatedModule):
             label_smoothing=label_smoothing,
             rows_per_caption=rows_per_caption,
             r_drop=r_drop,
+            scheduled_sampling=scheduled_sampling,
         )
         self.self_critical = self_critical
         self.word_vectors = word_vectors

@@ -33,7 +33,7 @@ class PartSizes(Callback):
         if not trainer.is_global_zero:
             return
         encoder, decoder = pl_module.captioner.encoder, pl_module.captioner.decoder
-        attention = _count(decoder.attention)
+        attention = sum(_count(each) for each in decoder.attentions())
         parts = {"encoder": _count(encoder), "attention": attention, "decoder": _count(decoder) - attention}
         trained = _count(encoder, trained=True) + _count(decoder, trained=True)
         sizes = ", ".join(f"{name} {count:,}" for name, count in parts.items())

@@ -57,13 +57,14 @@ def attention_figure(
     region: Box = WHOLE,
     style: Style = "color",
     text: str | None = None,
+    heads: bool = False,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over what the model saw.
 
     Every map has its own scale, whose ends stand beneath it: smoothed alphas. Where hard attention chose one cell, the
     cell is outlined and the distribution it was chosen from is dimmed. Where the trace has a posterior, every word has
-    two panels: its attention before it was known (the alphas, a prior) and after. Save with
-    ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of it.
+    two panels: its attention before it was known (the alphas, a prior) and after. With ``heads`` there is one more for
+    each head. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of it.
 
     Args:
         view: exactly the pixels the model saw (``Preprocessing.view``).
@@ -74,14 +75,15 @@ def attention_figure(
         region: the view's place in ``photo``, in shares of its width and height (``Preprocessing.region``).
         style: "color" on the dimmed image, or the white mask of the "paper".
         text: the words as people write them; with spaces between them by default.
+        heads: show where each head of the attention looked, beneath their mean.
 
     Raises:
-        ValueError: the shapes contradict each other.
+        ValueError: the shapes contradict each other, or there are no heads to show.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    maps, gates, chosen = _checked(words, trace, cells)
+    maps, gates, chosen = _checked(words, trace, cells, heads=heads)
     whole = view if photo is None else photo
     background = _background(whole, region)
     layout = _Layout(len(words), background.shape[1] / background.shape[0], maps=len(maps))
@@ -123,7 +125,7 @@ def attention_figure(
 
 
 def _checked(
-    words: Sequence[str], trace: AttentionTrace, cells: CellGrid
+    words: Sequence[str], trace: AttentionTrace, cells: CellGrid, *, heads: bool
 ) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float32] | None, list[int | None]]:
     """Return the maps of every word by name, (T, L) each, the gates (T,) and the chosen locations.
 
@@ -134,8 +136,15 @@ def _checked(
     maps = {"before the word (prior)": trace.alphas}
     if trace.posterior is not None:
         maps["after the word (posterior)"] = trace.posterior
+    if heads:
+        if trace.heads is None:
+            raise ValueError("the trace has no heads")
+        each = np.asarray(trace.heads, dtype=np.float32)
+        maps = {f"mean of {each.shape[1]} heads": trace.alphas}
+        maps |= {f"head {number + 1}": each[:, number] for number in range(each.shape[1])}
     arrays = {name: np.asarray(values, dtype=np.float32) for name, values in maps.items()}
-    for kind, values in zip(("alphas", "posterior"), arrays.values(), strict=False):
+    others = "heads" if heads else "posterior"
+    for kind, values in zip(["alphas"] + [others] * (len(arrays) - 1), arrays.values(), strict=True):
         if values.shape != (len(words), rows * columns):
             raise ValueError(
                 f"{kind} must be ({len(words)}, {rows * columns}) for {len(words)} words on a grid of "

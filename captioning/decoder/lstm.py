@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -10,42 +10,17 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.base import expected_context, for_rows
-from captioning.component import Component, check_size
+from captioning.component import check_size
+from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
 from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.lstm import lstm_cell
-from captioning.kernels.recurrence import Recurrence, to_autocast
+from captioning.kernels.recurrence import Recurrence
 from captioning.kernels.unroll import StepLinear
 from captioning.output import DeepOutput, Drawn, Layers, Output, Steps
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
-
-State = tuple[Tensor, ...]
-"""h and c, (N, H) each, and after them what the attention carries from step to step, (N, ..) each."""
-
-
-@dataclass(frozen=True)
-class DecoderOutput:
-    """Teacher forcing over N captions of T steps. M = sum of lengths, the steps that exist, caption by caption.
-
-    Attributes:
-        logits: (M, V), log-probabilities of the word at each existing step, unnormalised with the deep output.
-        targets: (M,) int64, the words of the captions at those steps, <end> included.
-        mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: of (N, T) steps; alphas and betas are 0 at steps that do not exist. Outside training it has the posterior
-            of the targets, where the output knows one.
-        selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
-            expectation and at steps that do not exist. None for deterministic attention.
-        drawn: (N, T) each, 0 at steps that do not exist, where the output drew locations in training.
-    """
-
-    logits: Tensor
-    targets: Tensor
-    mask: Tensor
-    trace: AttentionTrace
-    selection_log_probs: Tensor | None = None
-    drawn: Drawn | None = None
 
 
 class _Kept(NamedTuple):
@@ -58,6 +33,7 @@ class _Kept(NamedTuple):
     beta: Tensor | None
     locations: Tensor
     log_prob: Tensor | None
+    heads: Tensor | None  # outside training
 
 
 class _StateInitialiser(nn.Module):
@@ -75,10 +51,10 @@ class _StateInitialiser(nn.Module):
         return self.layers(mean_annotation)
 
 
-class AttentionDecoder(Component):
+class AttentionDecoder(Decoder):
     """An LSTM that looks at the image through ``attention`` before every word.
 
-    ``build`` must be called once before use; ``Captioner`` does.
+    Its state is h and c, (N, H) each, and after them what the attention carries from step to step.
 
     Args:
         attention: where to look; any score with any selection.
@@ -102,6 +78,7 @@ class AttentionDecoder(Component):
         InputError: a size or probability out of range, or an output that makes no sense with the attention.
     """
 
+    words: Output
     earlier_arguments = {"annotation_lstm": "annotation_layer"}  # noqa: RUF012 - nobody writes into it
 
     def __init__(
@@ -119,18 +96,15 @@ class AttentionDecoder(Component):
         tie_embeddings: bool = False,
         recurrent_dropout: float = 0.0,
     ) -> None:
-        super().__init__()
+        super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
         check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         check_range(1, 64, init_layers=init_layers)
         check_range(0, 0.99, dropout=dropout)
-        self.attention = attention
         self.embedding_dim = embedding_dim
         self.hidden_dim = hidden_dim
         self.init_layers = init_layers
         self.gated = gated
         self.dropout_probability = dropout
-        self.standardize_annotations = standardize_annotations
-        self.annotation_layer = annotation_layer
         self.words = DeepOutput() if output is None else output
         self.words.check(attention)
         self.tie_embeddings = tie_embeddings
@@ -138,19 +112,17 @@ class AttentionDecoder(Component):
         self._recurrence = Recurrence()
         self.register_load_state_dict_pre_hook(rename_weights)
 
+    @property
+    def summary(self) -> str:
+        return f"LSTM of {self.hidden_dim}"
+
     def compile_training(self, mode: Mode) -> None:
         """Run ``forward`` through a compiled step of the recurrence while training; nothing else changes."""
         self._recurrence.mode = mode
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters for V words and annotations of size D that lie on ``grid_size`` (rows, columns)."""
-        E, H, D, p = self.embedding_dim, self.hidden_dim, annotation_dim, self.dropout_probability
-        self.vocabulary_size = vocabulary_size
-        self.annotation_dim = annotation_dim
-        # affine=False: only the scale of the input changes, the layers behind it learn the rest.
-        self.standardize = nn.BatchNorm1d(D, affine=False) if self.standardize_annotations else None
-        if self.annotation_layer is not None:
-            D = self.annotation_layer.build(D, grid_size)
+        E, H, p = self.embedding_dim, self.hidden_dim, self.dropout_probability
+        D = self._build_for_annotations(vocabulary_size, annotation_dim, grid_size)
         self.attention.build(D, H, grid_size)
         self.init_h = _StateInitialiser(D, H, self.init_layers, p)
         self.init_c = _StateInitialiser(D, H, self.init_layers, p)
@@ -179,28 +151,8 @@ class AttentionDecoder(Component):
             self.embedding_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
         nn.init.zeros_(self.output.bias)
 
-    def encode(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        """Return what the steps look at, computed once per image.
-
-        Args:
-            annotations: (B, L, D), any float type.
-            mask: (B, L) bool, True where a location exists.
-        """
-        annotations = annotations.to(self.embedding.weight.dtype)
-        if self.standardize is not None:
-            annotations = self._standardized(annotations, mask)
-        annotations = to_autocast(annotations)
-        if self.annotation_layer is not None:
-            annotations = self.annotation_layer(annotations, mask)
+    def _prepare(self, annotations: Tensor, mask: Tensor | None) -> Memory:
         return self.attention.prepare(annotations, mask)
-
-    def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
-        assert self.standardize is not None
-        if mask is None:
-            return self.standardize(annotations.flatten(0, 1)).view_as(annotations)
-        standardized = torch.zeros_like(annotations)
-        standardized[mask] = self.standardize(annotations[mask])  # absent locations must not enter the statistics
-        return standardized
 
     def init_state(self, memory: Memory) -> State:
         """Return h_0 and c_0 from the mean of the locations that exist, and attention's first state; (B, ..) each."""
@@ -211,25 +163,14 @@ class AttentionDecoder(Component):
         return (h, c, *self.attention.init_state(memory))
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        """Read the previous word and predict the next.
-
-        Args:
-            tokens: (N,) int64, y_{t-1}; N = B * R, the rows of an image adjacent.
-            state: of the step before, or ``init_state``.
-            memory: of B images.
-
-        Returns:
-            logits (N, V), the new state, and what was looked at.
-        """
         embedded = self.embedding(tokens)  # (N, E)
         state, kept = self._recur(self.embedding_to_gates(embedded), state, memory)
         logits = self.words.step(
             self._output_layers, Steps(embedded, kept.h, kept.context, kept.alphas, kept.gate), memory
         )
-        return logits, state, AttentionTrace(kept.alphas, kept.beta, kept.locations)
+        return logits, state, AttentionTrace(kept.alphas, kept.beta, kept.locations, heads=kept.heads)
 
     def prepare_search(self, memory: Memory) -> Memory:
-        """Return ``memory`` with all that ``step`` need not compute anew for every word."""
         return replace(memory, located=self.words.prepare(self._output_layers, memory))
 
     @property
@@ -247,62 +188,45 @@ class AttentionDecoder(Component):
             context = beta.unsqueeze(-1) * context  # phi, Sec. 4.2.1
         kept_h = h if memory.kept_units is None else h * memory.kept_units
         h, c = lstm_cell(embedded_gates, self.hidden_to_gates(kept_h), self.context_to_gates(context), c)  # Eq. 1-3
-        kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob)
+        heads = None if self.training else attention.heads
+        kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob, heads)
         return (h, c, *attention.state), kept
 
-    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory) -> DecoderOutput:
-        """Teacher forcing: predict every word from the true words before it.
-
-        Args:
-            captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the rows of an image adjacent.
-            lengths: (N,) int64, steps of each caption: its words and <end>.
-            memory: of B images.
-
-        Raises:
-            ValueError: captions or lengths of another shape.
-        """
-        if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
-            raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
-        N, T, B = captions.shape[0], captions.shape[1] - 1, memory.annotations.shape[0]
-        mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)  # (N, T)
-        embedded = self.embedding(captions[:, :-1])  # (N, T, E)
+    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
+        forced = ForcedSteps(captions, lengths, inputs)
+        mask, B = forced.mask, memory.annotations.shape[0]
+        N, T = mask.shape
+        embedded = self.embedding(forced.inputs)  # (N, T, E)
         embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
         state = for_rows(self.init_state(memory), N // B)
         if self.training and self.recurrent_dropout.p:
             memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
-        exists = mask.flatten().nonzero().squeeze(1)  # (M,)
         embedded, h, context, alphas = (
-            part.flatten(0, 1).index_select(0, exists) for part in (embedded, steps.h, steps.context, steps.alphas)
+            forced.of_existing(part) for part in (embedded, steps.h, steps.context, steps.alphas)
         )
-        gate = None if steps.gate is None else steps.gate.flatten().index_select(0, exists)
-        targets = captions[:, 1:].flatten().index_select(0, exists)
+        gate = None if steps.gate is None else forced.of_existing(steps.gate)
         words = self.words(  # Eq. 7 needs no loop either
             self._output_layers,
             Steps(embedded, h, context, alphas, gate),
             memory,
-            exists // (T * (N // B)),
-            targets,
+            forced.exists // (T * (N // B)),
+            forced.targets,
         )
-
-        def laid_out(flat: Tensor) -> Tensor:
-            """Return (M, ..) as (N, T, ..), 0 at steps that do not exist."""
-            empty = flat.new_zeros(N * T, *flat.shape[1:])
-            return empty.index_copy(0, exists, flat).unflatten(0, (N, T))
-
         trace = AttentionTrace(
             steps.alphas * mask.unsqueeze(-1),
             None if steps.beta is None else steps.beta * mask,
             steps.locations,
-            None if words.posterior is None else laid_out(words.posterior.to(steps.alphas.dtype)),
+            None if words.posterior is None else forced.laid_out(words.posterior.to(steps.alphas.dtype)),
+            None if steps.heads is None else steps.heads * mask[..., None, None],
         )
         return DecoderOutput(
             logits=words.logits,
-            targets=targets,
+            targets=forced.targets,
             mask=mask,
             trace=trace,
             selection_log_probs=None if steps.log_prob is None else steps.log_prob * mask,
-            drawn=None if words.drawn is None else Drawn(*map(laid_out, words.drawn)),
+            drawn=None if words.drawn is None else Drawn(*map(forced.laid_out, words.drawn)),
         )
 
 

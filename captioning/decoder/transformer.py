@@ -1,0 +1,250 @@
+"""The decoder of Vaswani et al. 2017 over annotations: what the LSTM is compared with."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
+from captioning.component import check_size
+from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
+from captioning.errors import InputError, check_range
+from captioning.kernels.dropout import Dropout
+from captioning.output.base import precise_words
+from captioning.trace import AttentionTrace
+from captioning.vocabulary import PAD
+
+
+@dataclass(frozen=True)
+class LayeredMemory(Memory):
+    """What all layers look at: annotations (B, L, d), and what each layer's attention made of them."""
+
+    layers: tuple[Memory, ...] = field(kw_only=True)
+
+    def select(self, images: Tensor) -> LayeredMemory:
+        selected = super().select(images)
+        assert isinstance(selected, LayeredMemory)
+        return replace(selected, layers=tuple(layer.select(images) for layer in self.layers))
+
+
+class TransformerDecoder(Decoder):
+    """Layers of self-attention over the words so far, attention over the annotations, and a perceptron.
+
+    Each of the three reads its input normalised and adds to it, and a normalisation stands at the end (pre-norm). Words
+    get the sines and cosines of their position. Training computes all words at once; a search keeps the keys and values
+    of the words so far, which are its state: (N, t, d) twice a layer.
+
+    Annotations are projected to d, so that any encoder fits. They have no position of their own: give
+    ``captioning.attention.AnnotationAttention`` as ``annotation_layer`` for that of their cells.
+
+    Args:
+        attention: over annotations, the same in all layers with weights of their own; the transformer's is
+            ``MultiHeadAttention`` with a ``ScaledDotScore``. Traces, and the penalty on alphas, are those of the last
+            layer, where heads count by their mean.
+        dim: d, even and a multiple of ``heads``; also the embedding's size.
+        layers: how many.
+        heads: of the self-attention over words.
+        feedforward_dim: width of the perceptron's hidden layer; None for 4 d.
+        dropout: probability of dropping a unit of the embedded words, of what a part of a layer adds, of the
+            perceptron's hidden layer, and a weight of the self-attention.
+        standardize_annotations, annotation_layer: as in ``AttentionDecoder``.
+        tie_embeddings: the output layer and the embedding of the input words are one matrix (Press & Wolf 2017).
+
+    Raises:
+        InputError: a size or probability out of range, or attention that draws locations.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        *,
+        dim: int = 512,
+        layers: int = 3,
+        heads: int = 8,
+        feedforward_dim: int | None = None,
+        dropout: float = 0.1,
+        standardize_annotations: bool = False,
+        annotation_layer: AnnotationLayer | None = None,
+        tie_embeddings: bool = False,
+    ) -> None:
+        super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
+        check_size(dim=dim, feedforward_dim=feedforward_dim)
+        check_range(1, 64, layers=layers)
+        check_range(1, heads=heads)
+        check_range(0, 0.99, dropout=dropout)
+        if dim % heads or dim % 2:
+            raise InputError(f"TransformerDecoder: dim {dim} must be even and a multiple of its {heads} heads")
+        if attention.inference_modes != ("expected",):
+            name = type(attention).__name__
+            raise InputError(
+                f"TransformerDecoder: {name} draws locations, which all words at once cannot; use MultiHeadAttention"
+            )
+        self.words = None
+        self.dim = dim
+        self.layer_count = layers
+        self.heads = heads
+        self.feedforward_dim = feedforward_dim or 4 * dim
+        self.dropout_probability = dropout
+        self.tie_embeddings = tie_embeddings
+        self.earlier_attentions = nn.ModuleList(copy.deepcopy(attention) for _ in range(layers - 1))
+
+    @property
+    def summary(self) -> str:
+        return f"transformer of {self.layer_count} x {self.dim}"
+
+    def attentions(self) -> Iterator[Attention]:
+        """Yield the attention of every layer over the annotations."""
+        for attention in self.earlier_attentions:
+            assert isinstance(attention, Attention)
+            yield attention
+        yield self.attention
+
+    def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        d, p = self.dim, self.dropout_probability
+        D = self._build_for_annotations(vocabulary_size, annotation_dim, grid_size)
+        self.annotation_projection = nn.Linear(D, d)
+        for attention in self.attentions():
+            attention.build(d, d, grid_size)
+            self._refuse_state(attention, grid_size)
+        self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
+        self.dropout = Dropout(p)
+        self.layers = nn.ModuleList(
+            TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
+        )
+        self.norm = nn.LayerNorm(d)
+        self.output = nn.Linear(d, vocabulary_size)
+        if self.tie_embeddings:
+            self.output.weight = self.embedding.weight
+        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # of size 1 once it is multiplied by the root of d
+        with torch.no_grad():
+            self.embedding.weight[PAD].zero_()
+        nn.init.zeros_(self.output.bias)
+
+    @staticmethod
+    def _refuse_state(attention: Attention, grid_size: tuple[int, int] | None) -> None:
+        rows, columns = grid_size or (1, 1)
+        if attention.score.init_state(torch.ones(1, rows * columns, dtype=torch.bool)):
+            name = type(attention.score).__name__
+            raise InputError(
+                f"TransformerDecoder: {name} carries something from word to word, and training computes all words at "
+                "once; use another score"
+            )
+
+    def _prepare(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:
+        projected = self.annotation_projection(annotations)
+        layers = tuple(attention.prepare(projected, mask) for attention in self.attentions())
+        return LayeredMemory(projected, projected, mask, layers=layers)
+
+    def init_state(self, memory: Memory) -> State:
+        """Return the keys and values of no words, (B, 0, d) twice a layer."""
+        nothing = memory.annotations.new_zeros(len(memory.annotations), 0, self.dim)
+        return (nothing,) * (2 * self.layer_count)
+
+    def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
+        hidden, after, trace = self._read(tokens.unsqueeze(1), state, memory)
+        return precise_words(self.output, hidden.squeeze(1)), after, trace.map(lambda part: part.squeeze(1))
+
+    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
+        forced = ForcedSteps(captions, lengths, inputs)
+        hidden, _, trace = self._read(forced.inputs, None, memory)
+        return DecoderOutput(
+            logits=self.output(forced.of_existing(hidden)),
+            targets=forced.targets,
+            mask=forced.mask,
+            trace=trace._replace(
+                alphas=trace.alphas * forced.mask.unsqueeze(-1),
+                heads=None if trace.heads is None else trace.heads * forced.mask[..., None, None],
+            ),
+        )
+
+    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
+        """Read words (N, T) after those of ``state``; None: after none, and T of any size, otherwise 1.
+
+        Returns:
+            what the output layer is given (N, T, d), the new state, and where the last layer looked, of (N, T) steps.
+        """
+        assert isinstance(memory, LayeredMemory)
+        before = 0 if state is None else state[0].shape[1]
+        embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
+        positions = word_positions(before, tokens.shape[1], self.dim, embedded.device)
+        x = self.dropout(embedded + positions.to(embedded.dtype))
+        after: list[Tensor] = []
+        for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
+            words = None if state is None else (state[2 * number], state[2 * number + 1])
+            x, kept, looked = layer(x, words, attention, memory.layers[number])
+            after += kept
+        trace = AttentionTrace(looked.alphas, None, looked.locations, heads=None if self.training else looked.heads)
+        return self.norm(x), tuple(after), trace.map(lambda part: part.unflatten(0, tokens.shape))
+
+
+Words = tuple[Tensor, Tensor]
+"""Keys and values of the words so far, (N, t, d) each."""
+
+
+class TransformerLayer(nn.Module):
+    """One layer but its attention over annotations, which it is handed.
+
+    Args:
+        dim: d.
+        heads: of the self-attention.
+        feedforward_dim: width of the perceptron's hidden layer.
+        dropout: as in ``TransformerDecoder``.
+    """
+
+    def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_words, self.before_attention, self.before_feedforward = (nn.LayerNorm(dim) for _ in range(3))
+        self.word_projection = nn.Linear(dim, 3 * dim)
+        self.word_output = nn.Linear(dim, dim)
+        self.feedforward = nn.Sequential(
+            nn.Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), nn.Linear(feedforward_dim, dim)
+        )
+        self.dropout = Dropout(dropout)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                nn.init.zeros_(module.bias)
+
+    def forward(
+        self, x: Tensor, before: Words | None, attention: Attention, memory: Memory
+    ) -> tuple[Tensor, Words, AttentionOutput]:
+        """Read x (N, T, d).
+
+        Args:
+            before: of the words before x, which is one word then; None for x from the start.
+
+        Returns:
+            x with what the parts of the layer add, the keys and values of all words, and what ``attention`` returned
+            for N * T rows.
+        """
+        said, words = self._of_words(self.before_words(x), before)
+        x = x + self.dropout(said)
+        looked = attention(self.before_attention(x).flatten(0, 1), memory)
+        x = x + self.dropout(looked.context.unflatten(0, x.shape[:2]))
+        return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, looked
+
+    def _of_words(self, x: Tensor, before: Words | None) -> tuple[Tensor, Words]:
+        """Return the self-attention of x (N, T, d) over the words up to each, and the keys and values of all."""
+        query, key, value = self.word_projection(x).chunk(3, dim=-1)
+        if before is not None:
+            key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        dropout = self.dropout.p if self.training else 0.0
+        said = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=before is None)
+        return self.word_output(said.transpose(1, 2).flatten(2)), (key, value)
+
+
+def word_positions(first: int, count: int, dim: int, device: torch.device | None = None) -> Tensor:
+    """Return (count, dim): the sines, then the cosines of positions from ``first`` (Vaswani et al. 2017, Sec. 3.5).
+
+    Each at dim / 2 frequencies; the wavelengths are a geometric series from 2 pi to 2 pi * 10,000 words.
+    """
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=device) / (dim // 2))
+    angles = torch.arange(first, first + count, device=device).unsqueeze(1) * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

@@ -1,0 +1,429 @@
+"""The transformer decoder: against PyTorch's own layers, step by step against all at once, in searches and training."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers import save_image
+from helpers_training import make_data, make_shapes, make_trainer, run_stage
+from torch import Tensor, nn
+
+from captioning.attention import (
+    AdditiveScore,
+    AnnotationAttention,
+    Attention,
+    CoverageScore,
+    DotScore,
+    GumbelAttention,
+    HardAttention,
+    MultiHeadAttention,
+    NTMScore,
+    ScaledDotScore,
+    SoftAttention,
+    UniformAttention,
+)
+from captioning.component import Component
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
+from captioning.decoder.transformer import word_positions
+from captioning.decoding import BeamOptions, greedy
+from captioning.encoders import ConvEncoder
+from captioning.ensemble import Ensemble
+from captioning.errors import InputError
+from captioning.inference import load
+from captioning.model import Captioner
+from captioning.objective import LeaveOneOut, Objective, losses
+from captioning.training.module import CaptioningModule
+from captioning.vocabulary import END, PAD, START, UNK
+
+GRID, D, DIM, V = (2, 3), 5, 8, 11
+B, L = 3, 6
+CAPTIONS = [[4, 5, 6], [7], [8, 9, 10, 4]]
+
+
+def heads() -> Attention:
+    return MultiHeadAttention(ScaledDotScore(), heads=2)
+
+
+def make_decoder(attention: Attention | None = None, **options) -> TransformerDecoder:
+    torch.manual_seed(4)
+    options = {"dim": DIM, "layers": 2, "heads": 4, "feedforward_dim": 12} | options
+    decoder = TransformerDecoder(attention or heads(), **options)
+    decoder.build(V, D, GRID)
+    for name, parameter in decoder.named_parameters():
+        if "norm" not in name and "before" not in name:
+            nn.init.normal_(parameter, std=0.4)
+    return decoder.eval()
+
+
+def make_captioner(decoder: Decoder | None = None, vocabulary_size: int = V) -> Captioner:
+    encoder = ConvEncoder((D,), (4,), image_size=16)
+    encoder.grid_size = GRID
+    decoder = decoder or TransformerDecoder(heads(), dim=DIM, layers=2, heads=4)
+    captioner = Captioner(encoder, decoder, vocabulary_size=vocabulary_size)
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return captioner.eval()
+
+
+def make_mask() -> Tensor:
+    mask = torch.ones(B, L, dtype=torch.bool)
+    mask[0, 4:], mask[2, [0, 3]] = False, False
+    return mask
+
+
+def by_step(decoder: Decoder, captions: Tensor, lengths: Tensor, memory, rows: int = 1) -> tuple[Tensor, Tensor]:
+    """Logits (M, V) and alphas (M, L), one step after the other."""
+    state = tuple(part.repeat_interleave(rows, 0) for part in decoder.init_state(memory))
+    logits, alphas = [], []
+    for t in range(captions.shape[1] - 1):
+        out, state, trace = decoder.step(captions[:, t], state, memory)
+        logits.append(out)
+        alphas.append(trace.alphas)
+    exists = torch.arange(len(logits)) < lengths.unsqueeze(1)
+    return torch.stack(logits, 1)[exists], torch.stack(alphas, 1)[exists]
+
+
+# The mathematics
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "attention",
+    [heads, lambda: SoftAttention(AdditiveScore(3)), lambda: SoftAttention(DotScore()), UniformAttention],
+)
+def test_step_by_step_is_all_at_once(attention, masked, rows):
+    decoder = make_decoder(attention(), standardize_annotations=True)
+    memory = decoder.encode(torch.randn(B, L, D), make_mask() if masked else None)
+    captions, lengths = pad_captions([ids[: 1 + row] for ids in CAPTIONS for row in range(rows)])
+    output = decoder(captions, lengths, memory)
+    logits, alphas = by_step(decoder, captions, lengths, memory, rows)
+    torch.testing.assert_close(logits, output.logits, atol=1e-5, rtol=0)
+    torch.testing.assert_close(alphas, output.trace.alphas[output.mask], atol=1e-6, rtol=0)
+    torch.testing.assert_close(alphas.sum(-1), torch.ones(len(alphas)))
+    if output.trace.heads is not None:
+        assert output.trace.heads.shape == (*output.mask.shape, 2, L)
+        torch.testing.assert_close(output.trace.heads.mean(2), output.trace.alphas)
+    assert (output.trace.alphas[~output.mask] == 0).all()
+    assert output.targets.tolist() == captions[:, 1:][output.mask].tolist()
+
+
+def reference_of(decoder: TransformerDecoder) -> list[nn.TransformerDecoderLayer]:
+    """PyTorch's layers with the decoder's weights; their memory attention needs as many heads as their words'."""
+    found = []
+    for layer, attention in zip(decoder.layers, decoder.attentions(), strict=True):
+        reference = nn.TransformerDecoderLayer(
+            DIM, layer.heads, layer.feedforward[0].out_features, batch_first=True, norm_first=True
+        )
+        weights = {
+            "self_attn.in_proj": layer.word_projection,
+            "self_attn.out_proj.": layer.word_output,
+            "multihead_attn.out_proj.": attention.output,
+            "linear1.": layer.feedforward[0],
+            "linear2.": layer.feedforward[3],
+            "norm1.": layer.before_words,
+            "norm2.": layer.before_attention,
+            "norm3.": layer.before_feedforward,
+        }
+        state = {
+            f"{name}{'' if name.endswith('.') else '_'}{kind}": getattr(module, kind)
+            for name, module in weights.items()
+            for kind in ("weight", "bias")
+        }
+        looks = (attention.query_projection, attention.key_projection, attention.value_projection)
+        for kind in ("weight", "bias"):
+            state[f"multihead_attn.in_proj_{kind}"] = torch.cat([getattr(module, kind) for module in looks])
+        reference.load_state_dict(state)
+        found.append(reference.eval())
+    return found
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_is_what_pytorch_makes_of_the_same_weights(masked):
+    decoder = make_decoder(MultiHeadAttention(ScaledDotScore(), heads=4), layers=3)
+    annotations, mask = torch.randn(B, L, D), make_mask() if masked else None
+    captions, lengths = pad_captions(CAPTIONS)
+    output = decoder(captions, lengths, decoder.encode(annotations, mask))
+    T = captions.shape[1] - 1
+    memory = annotations @ decoder.annotation_projection.weight.T + decoder.annotation_projection.bias
+    position, index = np.meshgrid(np.arange(T), np.arange(DIM), indexing="ij")
+    angle = position / 10_000 ** ((index % (DIM // 2)) / (DIM // 2))
+    positions = torch.from_numpy(np.where(index < DIM // 2, np.sin(angle), np.cos(angle))).float()
+    x = decoder.embedding.weight[captions[:, :-1]] * math.sqrt(DIM) + positions
+    causal = nn.Transformer.generate_square_subsequent_mask(T)
+    absent = None if mask is None else torch.zeros(B, L).masked_fill(~mask, -math.inf)
+    for layer in reference_of(decoder):
+        query = layer.norm2(x + layer._sa_block(layer.norm1(x), causal, None))
+        _, alphas = layer.multihead_attn(query, memory, memory, key_padding_mask=absent)  # the mean over heads
+        x = layer(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=absent)
+    logits = nn.functional.layer_norm(x, (DIM,)) @ decoder.output.weight.T + decoder.output.bias
+    torch.testing.assert_close(output.logits, logits[output.mask], atol=2e-5, rtol=0)
+    torch.testing.assert_close(output.trace.alphas[output.mask], alphas[output.mask], atol=1e-5, rtol=0)
+
+
+def test_positions_are_sines_and_cosines_that_go_on():
+    whole = word_positions(0, 7, 6)
+    torch.testing.assert_close(word_positions(3, 2, 6), whole[3:5])
+    by_hand = [[f(t / 10_000 ** (k / 3)) for f in (math.sin, math.cos) for k in range(3)] for t in range(7)]
+    torch.testing.assert_close(whole, torch.tensor(by_hand))
+
+
+def test_a_word_influences_no_word_before_it():
+    decoder = make_decoder()
+    memory = decoder.encode(torch.randn(1, L, D))
+    lengths = torch.tensor([6])
+    captions = torch.tensor([[START, 4, 5, 6, 7, 8, END]])
+    logits = decoder(captions, lengths, memory).logits
+    for t in range(1, 6):
+        other = captions.clone()
+        other[0, t] = 10
+        changed = (decoder(other, lengths, memory).logits != logits).any(dim=1)
+        assert changed.tolist() == [False] * t + [True] * (6 - t)
+
+
+def test_padding_and_absent_locations_do_not_influence_anything():
+    decoder, mask = make_decoder(annotation_layer=AnnotationAttention(dim=8, heads=2)), make_mask()
+    annotations = torch.randn(B, L, D)
+    captions, lengths = pad_captions(CAPTIONS)
+    output = decoder(captions, lengths, decoder.encode(annotations, mask))
+    longer = torch.cat([captions, torch.full((B, 4), PAD)], 1)
+    other = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+    same = decoder(longer, lengths, decoder.encode(other, mask))
+    torch.testing.assert_close(same.logits, output.logits)
+    assert (output.trace.alphas[~mask.unsqueeze(1).expand_as(output.trace.alphas)] == 0).all()
+
+
+def test_inputs_are_fed_in_the_place_of_the_caption():
+    for decoder in (make_decoder(), AttentionDecoder(SoftAttention(AdditiveScore(3)), embedding_dim=4, hidden_dim=6)):
+        if isinstance(decoder, AttentionDecoder):
+            decoder.build(V, D, GRID)
+        memory = decoder.eval().encode(torch.randn(B, L, D))
+        captions, lengths = pad_captions(CAPTIONS)
+        inputs = captions[:, :-1].clone()
+        inputs[0, 1], inputs[2, 3] = 10, 5
+        output = decoder(captions, lengths, memory, inputs)
+        fed = torch.cat([inputs, captions[:, -1:]], 1)
+        torch.testing.assert_close(output.logits, decoder(fed, lengths, memory).logits)
+        assert output.targets.tolist() == decoder(captions, lengths, memory).targets.tolist()
+        with pytest.raises(ValueError, match=r"inputs must be \(3, 5\), got \(3, 4\)"):
+            decoder(captions, lengths, memory, inputs[:, 1:])
+
+
+# Searches
+
+
+WORDS = range(UNK + 1, 7)  # three
+LONGEST = 3
+EVERY = [[*ids] for n in range(1, LONGEST) for ids in itertools.product(WORDS, repeat=n)]
+"""All captions that end within as many steps; longer ones are cut off."""
+
+
+@torch.no_grad()
+def probabilities(member: Captioner, annotations: Tensor, cut_off: bool) -> dict[tuple[int, ...], list[float]]:
+    """The probabilities of every caption's words by teacher forcing alone; those of the captions that are cut off."""
+    memory, found = member.encode(annotations=annotations), {}
+    ends = EVERY if not cut_off else [[*ids] for ids in itertools.product(WORDS, repeat=LONGEST)]
+    for ids in ends:
+        log_p = member.decoder(*pad_captions([ids]), memory).logits.double().log_softmax(-1)
+        words = ids if cut_off else [*ids, END]
+        found[tuple(ids)] = [float(log_p[t, word].exp()) for t, word in enumerate(words)]
+    return found
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
+    members = [make_captioner(TransformerDecoder(heads(), dim=DIM, layers=2, heads=2), 7)]
+    if together:
+        lstm = AttentionDecoder(SoftAttention(CoverageScore(3)), embedding_dim=4, hidden_dim=5)
+        members.append(make_captioner(lstm, 7))
+    model = Ensemble(members).eval() if together else members[0]
+    annotations = torch.randn(2, L, D)
+    memories = tuple(member.encode(annotations=annotations) for member in members)
+    found = model.search(memories if together else memories[0], BeamOptions(beam_size=60, max_length=LONGEST))
+    for image, hypotheses in enumerate(found):
+        for cut_off in (False, True):
+            each = [probabilities(member, annotations[image : image + 1], cut_off) for member in members]
+            scores = {
+                ids: sum(math.log(np.mean(steps)) for steps in zip(*(one[ids] for one in each), strict=True))
+                for ids in each[0]
+            }
+            ranked = sorted(scores, key=scores.__getitem__, reverse=True)
+            mine = [known for known in hypotheses if known.finished != cut_off]
+            assert [tuple(known.ids) for known in mine] == ranked
+            assert [known.score for known in mine] == pytest.approx([scores[ids] for ids in ranked], abs=1e-4)
+
+
+@pytest.mark.parametrize("lstm", [False, True])
+def test_a_search_sees_what_teacher_forcing_sees(lstm):
+    attention = MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)
+    captioner = make_captioner(AttentionDecoder(attention, embedding_dim=5, hidden_dim=7) if lstm else None)
+    nn.init.constant_(captioner.decoder.output.bias[END], 1.25)
+    memory = captioner.encode(annotations=torch.randn(B, L, D), mask=make_mask())
+    found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
+    assert len({len(known.ids) for hypotheses in found for known in hypotheses}) > 1  # images left the search
+    for rank in range(3):
+        best = [hypotheses[rank] for hypotheses in found]
+        for known, forced in zip(best, captioner.force_decode(memory, [h.ids for h in best]), strict=True):
+            torch.testing.assert_close(known.trace.alphas, forced.trace.alphas, atol=1e-5, rtol=0)
+            assert known.trace.heads.shape == (len(known.ids), 2, L) and len(known.trace.heads) > 0
+            torch.testing.assert_close(known.trace.heads, forced.trace.heads, atol=1e-5, rtol=0)
+            assert known.log_probs == pytest.approx(forced.log_probs[: len(known.log_probs)], abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_beam_of_one_equals_greedy_and_compares_words_in_float32(dtype):
+    captioner = make_captioner()
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+        memory = captioner.encode(annotations=torch.randn(40, L, D).half())
+        step, state = captioner.stepper(memory), captioner.init_state(memory)
+        first = greedy(step, state, max_length=6)
+        beams = captioner.search(memory, BeamOptions(beam_size=1, max_length=6))
+        logits, after, _ = captioner.decoder.step(torch.full((40,), START), state, memory)
+        assert logits.dtype == torch.float32
+        assert all(part.shape == (40, 1, DIM) and part.dtype == dtype for part in after)
+    assert [known.ids for known in first] == [beam[0].ids for beam in beams]
+    assert len({tuple(known.ids) for known in first}) > 3
+
+
+# Training
+
+
+def make_batch(captions: list[list[int]], annotations: Tensor, mask: Tensor | None = None) -> CaptionBatch:
+    each = torch.arange(len(captions))
+    return CaptionBatch(*pad_captions(captions), each, each, each, annotations=annotations, annotation_mask=mask)
+
+
+def test_every_parameter_learns_through_every_term():
+    decoder = TransformerDecoder(
+        heads(),
+        dim=DIM,
+        layers=2,
+        heads=2,
+        dropout=0.2,
+        standardize_annotations=True,
+        annotation_layer=AnnotationAttention(dim=DIM, heads=2),
+    )
+    captioner = make_captioner(decoder).train()
+    objective = Objective(
+        captioner.decoder.attention,
+        captioner.decoder.words,
+        label_smoothing=0.1,
+        attention_penalty=0.7,
+        rows_per_caption=2,
+        r_drop=0.5,
+    )
+    loss, terms, output = objective(captioner, make_batch(CAPTIONS, torch.randn(B, L, D), make_mask()))
+    assert set(terms) == {"loss", "nll", "attention_penalty", "r_drop"} and terms["r_drop"] > 0
+    penalty = [
+        np.mean([(1 - alphas[:, i].detach().sum().item()) ** 2 for i in range(L) if exists[i]])
+        for alphas, exists in zip(output.trace.alphas, make_mask().repeat_interleave(2, 0), strict=True)
+    ]
+    assert float(terms["attention_penalty"]) == pytest.approx(np.mean(penalty), abs=1e-6)
+    nll = losses.caption_nll(output.logits, output.targets, label_smoothing=0.1)
+    assert float(loss.detach()) == pytest.approx(
+        float(nll.detach() + 0.7 * terms["attention_penalty"] + 0.5 * terms["r_drop"]), abs=1e-5
+    )
+    loss.backward()
+    # A key's bias adds the same to all logits, which the softmax does not see.
+    silent = [name for name, p in captioner.decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert all("key_projection.bias" in name for name in silent), silent
+
+
+def test_a_toy_task_is_learned_and_its_places_are_found():
+    """Two cells hold a word each, the first of them in a marked cell: the caption is both, in that order."""
+    draw = torch.Generator().manual_seed(3)
+    captions, annotations = [], torch.zeros(60, L, 8)
+    for image in annotations:
+        first, second = torch.randperm(L, generator=draw)[:2].tolist()
+        words = torch.randint(0, 6, (2,), generator=draw).tolist()
+        image[first, words[0]], image[second, words[1]] = 3.0, 3.0
+        image[first, 6], image[second, 7] = 3.0, 3.0
+        captions.append([4 + word for word in words])
+    encoder = ConvEncoder((8,), (4,), image_size=16)
+    encoder.grid_size = GRID
+    torch.manual_seed(1)
+    decoder = TransformerDecoder(heads(), dim=16, layers=2, heads=2, dropout=0.0, tie_embeddings=True)
+    captioner = Captioner(encoder, decoder, vocabulary_size=V)
+    objective, batch = Objective(captioner.decoder.attention, attention_penalty=0.0), make_batch(captions, annotations)
+    optimizer = torch.optim.Adam(captioner.parameters(), 5e-3)
+    for _ in range(150):
+        loss, _, _ = objective(captioner, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert float(loss.detach()) < 0.05
+    captioner.eval()
+    found = captioner.search(captioner.encode(annotations=annotations), BeamOptions(beam_size=2, max_length=5))
+    assert np.mean([best[0].ids == ids for best, ids in zip(found, captions, strict=True)]) > 0.95
+
+
+def make_module(**options) -> CaptioningModule:
+    torch.manual_seed(3)
+    decoder = TransformerDecoder(heads(), dim=12, layers=2, heads=3, tie_embeddings=True, standardize_annotations=True)
+    options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
+    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
+    return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=3e-3), **options)
+
+
+def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
+    module, data = make_module(), make_data(make_shapes(tmp_path, train=12, val=3, test=1))
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    run_stage(trainer.fit, module, data)
+    assert math.isfinite(float(trainer.callback_metrics["val/bleu4"]))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    captioner = load(tmp_path / "last.ckpt")
+    assert isinstance(captioner.captioner.decoder, TransformerDecoder)
+    for name, weight in module.captioner.state_dict().items():
+        assert torch.equal(weight, captioner.captioner.state_dict()[name])
+    captioner.export(tmp_path / "exported")
+    image = save_image(tmp_path / "image.png", size=(48, 48))
+    captions = [load(path)(image) for path in (tmp_path / "last.ckpt", tmp_path / "exported")]
+    assert captions[0].text == captions[1].text and captions[0].words
+    assert captions[0].alphas.shape == (len(captions[0].words), 36)
+    captions[0].save_figure(tmp_path / "overlay.png", heads=True)
+    assert captions[0].trace.heads.shape == (len(captions[0].words), 2, 36)
+    again = make_module()
+    run_stage(make_trainer(tmp_path, max_epochs=3).fit, again, data, ckpt_path=tmp_path / "last.ckpt")
+    assert again.captioner.decoder.output.weight is again.captioner.decoder.embedding.weight
+
+
+def test_config_round_trip_rebuilds_the_same_decoder():
+    decoder = make_decoder(tie_embeddings=True, annotation_layer=AnnotationAttention(dim=8, heads=2))
+    again = Component.from_config(decoder.to_config())
+    assert decoder.to_config()["class_path"] == "captioning.decoder.TransformerDecoder"
+    again.build(V, D, GRID)
+    again.load_state_dict(decoder.state_dict())
+    annotations, captions = torch.randn(B, L, D), pad_captions(CAPTIONS)
+    first, second = (d(*captions, d.encode(annotations)).logits for d in (decoder, again.eval()))
+    torch.testing.assert_close(first, second)
+    assert len(list(again.attentions())) == 2 and again.summary == "transformer of 2 x 8"
+
+
+# What makes no sense
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: make_decoder(HardAttention(AdditiveScore(3))), "HardAttention draws locations"),
+        (lambda: make_decoder(GumbelAttention(AdditiveScore(3))), "GumbelAttention draws locations"),
+        (lambda: make_decoder(SoftAttention(CoverageScore(3))), "CoverageScore carries something from word to word"),
+        (lambda: make_decoder(MultiHeadAttention(NTMScore(3), heads=2)), "NTMScore carries something"),
+        (lambda: make_decoder(dim=10), "dim 10 must be even and a multiple of its 4 heads"),
+        (lambda: make_decoder(dim=9, heads=3), "dim 9 must be even"),
+        (lambda: make_decoder(layers=0), "layers"),
+        (lambda: make_decoder(heads=0), "heads"),
+        (lambda: make_decoder(dropout=1.0), "dropout"),
+        (lambda: make_decoder().compile_training("default"), "compile: .* TransformerDecoder has none"),
+        (lambda: Objective(heads(), estimator=LeaveOneOut(2)), "estimator: MultiHeadAttention passes its gradient on"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(make, message):
+    with pytest.raises(InputError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)

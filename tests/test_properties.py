@@ -5,6 +5,7 @@ Each claim is checked on a few examples in the quick tests, and on many more in 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import itertools
 import json
@@ -142,11 +143,10 @@ def test_a_folder_says_the_same_in_json_lines_and_in_csv(examples, tmp_path):
         for split in ("train", "val", "test"):
             said = {}
             for name in ("x.jsonl", "x.csv"):
-                try:
+                said[name] = []
+                with contextlib.suppress(InputError):  # no image with a word in this split
                     index = FolderSource(str(tmp_path), captions=name).index(split)
                     said[name] = [(index.paths[row], index.references(row)) for row in range(len(index))]
-                except InputError:  # no image with a word in this split
-                    said[name] = []
             assert said["x.jsonl"] == said["x.csv"]
             assert all(hashed_split(name) == split for name, _ in said["x.csv"])
 

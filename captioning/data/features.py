@@ -133,7 +133,7 @@ class FeatureCache:
         if self._mapped is None:
             try:
                 array = np.load(self._file, mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
+            except Exception as error:  # what NumPy raises on a damaged header is up to where the damage is
                 raise InputError(f"{self._file}: cannot be read ({error}); delete it and extract again") from error
             if array.shape != self.shape or array.dtype != np.float16:
                 raise InputError(

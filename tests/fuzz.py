@@ -99,8 +99,9 @@ def attempt(target: Target, folder: Path, draw: random.Random) -> str:
 def report(name: str, number: int, seed: int, error: BaseException, tally: Tally, folder: Path) -> None:
     """Print a fault, the first time that it shows at its place."""
     tally.faults += 1
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/captioning/" in frame.filename]
-    place = f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "elsewhere"
+    frames = traceback.extract_tb(error.__traceback__)
+    last = ([frame for frame in frames if "/captioning/" in frame.filename] or frames)[-1]
+    place = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
     if place in tally.seen:
         return
     tally.seen.add(place)
@@ -178,7 +179,7 @@ def main() -> int:
     home, memory_disk = os.getcwd(), Path("/dev/shm")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(dir=memory_disk if memory_disk.is_dir() else None) as name:
-        targets = {target: TARGETS[target](Path(name) / "made") for target in args.only or TARGETS}
+        targets = {target: TARGETS[target](Path(name) / "made" / target) for target in args.only or TARGETS}
         with bounded():
             options = {"seed": args.seed, "inputs": args.inputs, "first": args.first, "folder": Path(name)}
             tallies = fuzz(targets, seconds=args.seconds, **options)

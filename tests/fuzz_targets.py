@@ -83,7 +83,7 @@ def coco(_: Path) -> Target:
         {"size": [8, 9], "counts": [10, 30, 32]},
         {
             "size": [8, 9],
-            "counts": run_lengths.encode(np.asfortranarray(np.eye(8, 9, dtype=np.uint8)))["counts"].decode(),
+            "counts": diagonal["counts"].decode(),
         },
     ]
     things = [

@@ -29,7 +29,7 @@ ODD: list[Any] = [
     DEEP,
 ]
 TOKENS = [
-    *b"\0\n\r\t \"'{}[]:,.-+&*!|>%@`#~\\/<?\x1b\x7f\x80\xff0123456789eEnN",
+    *(bytes([byte]) for byte in b"\0\n\r\t \"'{}[]:,.-+&*!|>%@`#~\\/<?\x1b\x7f\x80\xff0123456789eEnN"),
     b"\xef\xbb\xbf",
     b"\xed\xa0\x80",
     b"999999999999",
@@ -102,10 +102,7 @@ def damaged_value(value: Any, draw: random.Random, odd: list[Any] = ODD) -> Any:
         elif what == 3:
             del container[key]
         elif what == 4:
-            other, name = draw.choice(places)
-            container[key] = (
-                copied(other[name]) if name in other or (isinstance(other, list) and name < len(other)) else 0
-            )
+            container[key] = copied(draw.choice([other[name] for other, name in places]))
         elif what == 5:
             container[key] = draw.choice(([old], {"a": old}, [old, old], str(old)))
         elif what == 6 and isinstance(container, dict):

@@ -154,7 +154,7 @@ class _Reader:
         path = self.configs / f"{name}.yaml"
         known = [other.stem for other in self.configs.glob("*.yaml")]
         if name not in known:
-            raise self._error(place, f"{path} is not there{_meant(str(name), known)}")
+            raise self._error(place, f"{str(path)[:120]} is not there{_meant(str(name), known)}")
         return path
 
     def _mapping(self, value: Any, place: str) -> Mapping[Any, Any]:

@@ -101,8 +101,8 @@ class FeatureCache:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
+        self._announce(index)  # opens the file, which refuses a shape that it has not, before memory is taken for it
         out = self.empty(len(index), pinned=pinned)
-        self._announce(index)
         # In one thread, so that reading ahead does not take cores from training; "clip" writes without a buffer.
         np.take(self._array, index, axis=0, out=out.numpy(), mode="clip")
         return out

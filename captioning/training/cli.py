@@ -32,7 +32,13 @@ from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.checks import refuse_impossible, refuse_missing, refuse_unknown_monitors, while_restoring
+from captioning.training.checks import (
+    refuse_impossible,
+    refuse_missing,
+    refuse_unknown_monitors,
+    sound_or_earlier,
+    while_restoring,
+)
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
 from captioning.training.failed_start import removes_what_a_failed_start_wrote
@@ -188,7 +194,8 @@ class CaptioningCLI(LightningCLI):
         name = config.name or _config_name(config.get("config")) or "run"
         self.run_dir = Path(config.runs) / name
         if checkpoint in ("best", "last"):
-            checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint(checkpoint))
+            file = RunFolder(self.run_dir).checkpoint(checkpoint)
+            checkpoint = config.ckpt_path = str(sound_or_earlier(file) if fitting else file)
         if not fitting and not checkpoint:
             checkpoint = config.ckpt_path = str(RunFolder(self.run_dir).checkpoint("best"))
         if checkpoint:

@@ -5,7 +5,8 @@ A run of three epochs is done once whole. Then it is done again and again in a p
 at its first, second, .. file operation: before a file is opened, written (and with half of it written), closed, synced,
 renamed or removed. What is left is resumed with `captioning fit --ckpt_path last`, or begun again if nothing had been
 saved. A kill is survived if no checkpoint is damaged, the resumed run ends well, and its weights, optimizer and random
-state are those of the whole run to the last bit. (A process is killed here, not the power: what was written is on disk.)
+state are those of the whole run to the last bit.
+(A process is killed here, not the power: what was written is on disk.)
 
 examples:
   python tests/kill_points.py --measurement docs/measurements/kill_points.json
@@ -115,7 +116,9 @@ def in_a_process(run: Callable[[], None]) -> int:
     Nothing of PyTorch's autograd may have run here before, since its threads are not copied.
     """
     sys.stdout.flush()
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, none of which is needed
+        child = os.fork()
     if child == 0:
         code = FAILED
         try:

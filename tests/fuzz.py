@@ -75,6 +75,7 @@ def attempt(target: Target, folder: Path, draw: random.Random) -> str:
     name = draw.choice(target.damaged) if target.damaged else None
     if target.leaves_traces:
         prepare(target, folder)
+        os.chdir(folder)  # which is a new one
     if name is not None:
         (folder / name).write_bytes(damage(name, target.files[name], draw))
     signal.setitimer(signal.ITIMER_REAL, SECONDS_EACH)

@@ -357,7 +357,7 @@ def commands(made: Path) -> Target:
 
     damaged = ["tiny.yaml", "runs/tiny/config.yaml", "runs/tiny/checkpoints/last.ckpt", "shapes/shapes.json"]
     sys.argv = argv
-    return Target(files, damaged, run, 3.0, leaves_traces=True)
+    return Target(files, damaged, run, 2.0, leaves_traces=True)
 
 
 LINES = {

@@ -92,13 +92,13 @@ def damaged_value(value: Any, draw: random.Random, odd: list[Any] = ODD) -> Any:
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         places = list(_places(value))
         if not places or draw.random() < 0.02:
-            value = draw.choice(odd)
+            value = copied(draw.choice(odd))
             continue
         container, key = draw.choice(places)
         old = container[key]
         what = draw.randrange(9)
         if what <= 2:
-            container[key] = draw.choice(odd)
+            container[key] = copied(draw.choice(odd))
         elif what == 3:
             del container[key]
         elif what == 4:
@@ -115,7 +115,7 @@ def damaged_value(value: Any, draw: random.Random, odd: list[Any] = ODD) -> Any:
         elif isinstance(old, list):
             container[key] = old * draw.choice((0, 2, 30))
         else:
-            container[key] = draw.choice(odd)
+            container[key] = copied(draw.choice(odd))
     return value
 
 

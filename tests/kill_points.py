@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import functools
 import io
 import logging
 import os
@@ -145,6 +146,7 @@ def with_trainer(serve: Callable[[Callable[[], None]], None], *options: str) -> 
 
     real = pl.Trainer.fit
 
+    @functools.wraps(real)  # its arguments are options of the command line
     def lend(trainer: pl.Trainer, *args: Any, **kwargs: Any) -> None:
         serve(lambda: real(trainer, *args, **kwargs))
         raise Served
@@ -171,13 +173,13 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def lay_out(files: Path | None) -> None:
-    """Let the run's folder hold a copy of these files alone, and its lock."""
+def lay_out(*layers: Path) -> None:
+    """Let the run's folder hold a copy of the files in these folders alone, later ones over earlier ones, and its lock."""
     RUN.mkdir(parents=True, exist_ok=True)
     for entry in RUN.iterdir():
         if entry.name != ".lock":
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
-    if files is not None:
+    for files in layers:
         shutil.copytree(files, RUN, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
 
 
@@ -218,7 +220,7 @@ class Kills:
             quietly(fit)
             (self.folder / "operations").write_text("".join(f"{what} {path}\n" for what, path in done))
 
-        lay_out(None)
+        shutil.copytree(RUN, self.folder / "begun")  # the logger has been there already
         if in_a_process(whole):
             raise RuntimeError("the run that is not killed failed")
         self.expected = state_of(LAST)
@@ -230,7 +232,7 @@ class Kills:
                 watch(RUN, number)
                 quietly(fit)
 
-            lay_out(None)
+            lay_out(self.folder / "begun")
             code = in_a_process(killed)
             shutil.copytree(RUN, self.folder / str(number))
             if code != KILLED:
@@ -240,9 +242,10 @@ class Kills:
 
     def resume(self, fit: Callable[[], None]) -> None:
         """Go on with every run that was killed after its first save."""
+        shutil.copytree(RUN / "metrics", self.folder / "again/metrics")
         for number in sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit()):
             if number not in self.problems:
-                lay_out(self.folder / str(number))
+                lay_out(self.folder / "again", self.folder / str(number))
                 self.note(number, self.survives(fit))
 
     def survives(self, fit: Callable[[], None]) -> str:

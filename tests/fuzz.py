@@ -2,7 +2,7 @@
 """Damage files and command lines at random, and see that every one is used or refused in one line.
 
 Annotations, captions, features, results of runs, checkpoints, exported folders, images, configs and command lines are
-damaged and read in this process. What ends in any other error than an InputError, takes longer than ten seconds, or
+damaged and read in this process. What ends in another error than an InputError, computes for more than ten seconds, or
 asks for more than 4 GB, is a fault: it is printed with the command that makes it again. Input N of a target depends on
 the seed, the target and N alone. Exit code 1 if there was a fault.
 
@@ -58,6 +58,12 @@ class Tally:
     seen: set[str] = field(default_factory=set)
 
 
+def set_timers(seconds: float) -> None:
+    """End what computes for so long, or waits for six times as long, on a machine that may have other work."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 6 * seconds)
+
+
 def prepare(target: Target, folder: Path) -> None:
     """Write the files of a target as they should be."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -78,7 +84,7 @@ def attempt(target: Target, folder: Path, draw: random.Random) -> str:
         os.chdir(folder)  # which is a new one
     if name is not None:
         (folder / name).write_bytes(damage(name, target.files[name], draw))
-    signal.setitimer(signal.ITIMER_REAL, SECONDS_EACH)
+    set_timers(SECONDS_EACH)
     try:
         target.run(folder, draw)
     except InputError:
@@ -92,7 +98,7 @@ def attempt(target: Target, folder: Path, draw: random.Random) -> str:
     else:
         return "used"
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        set_timers(0)
         if name is not None and not target.leaves_traces:
             (folder / name).write_bytes(target.files[name])
 
@@ -123,7 +129,8 @@ def bounded() -> Iterator[None]:
 
     pages = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (pages + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    signal.signal(signal.SIGALRM, too_long)
+    for number in (signal.SIGPROF, signal.SIGALRM):
+        signal.signal(number, too_long)
     with warnings.catch_warnings(), open(os.devnull, "w") as nothing:
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)

@@ -174,7 +174,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def lay_out(*layers: Path) -> None:
-    """Let the run's folder hold a copy of the files in these folders alone, later ones over earlier ones, and its lock."""
+    """Let the run's folder hold a copy of what is in these folders, later ones over earlier ones, and its lock."""
     RUN.mkdir(parents=True, exist_ok=True)
     for entry in RUN.iterdir():
         if entry.name != ".lock":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         settings = {key: value for key, value in settings_of(run).items() if value is not None}
         seed = next((str(settings[key]) for key in _SEEDS if key in settings), "")
         kept = {key: value for key, value in settings.items() if key not in _SEEDS}
-        variant = json.dumps([kept, run.search], sort_keys=True, default=str) if run.settings and seed else run.name
+        variant = repr([sorted(kept.items()), sorted(run.search.items())]) if run.settings and seed else run.name
         while seed in variants.get(variant, {}):
             variant += " again"
         variants.setdefault(variant, {})[seed] = run

@@ -341,7 +341,7 @@ RESULTS = {
     ),
     Fault("a noun of a test without a chance", "a hit is none"): (
         "test_captions.json",
-        b'[{"image_id": 7, "caption": "a", "references": ["b"], "hits": [{"step": 0, "noun": "a", "hit": 1, "chance": "x"}]}]',
+        json.dumps([CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": "x"}]}]).encode(),
     ),
     Fault("a config.yaml of a run in Latin-1", "config.yaml: not a YAML file"): ("config.yaml", b"name: Stra\xdfe"),
 }

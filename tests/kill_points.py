@@ -238,6 +238,8 @@ class Kills:
             if code != KILLED:
                 self.note(number, f"ended with {code} before it was killed")
             elif not LAST.exists():
+                shutil.move(RUN / "metrics/version_0", RUN / "metrics/version_9")  # a new run logs into a new folder
+                shutil.copytree(self.folder / "begun/metrics", RUN / "metrics", dirs_exist_ok=True)
                 self.note(number, self.survives(fit))
 
     def resume(self, fit: Callable[[], None]) -> None:

@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-flickr8k bench test test-slow check format lock clean
+.PHONY: help demo reproduce-flickr8k bench test test-slow fuzz check format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -33,6 +33,10 @@ test: $(STAMP)  ## the quick tests
 
 test-slow: $(STAMP)  ## the tests that take longer, such as whole training runs
 	@$(PYTEST) -m slow
+
+# FUZZ="--seconds 600 --seed 7". What it finds is printed with the command that makes it again.
+fuzz: $(STAMP)  ## damage files and command lines at random for a minute: all must be used, or refused in one line
+	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(FUZZ)
 
 check: $(STAMP)  ## lint, formatting, types
 	$(BIN)/ruff check

@@ -96,13 +96,24 @@ def read_back(path: Path) -> None:
         os.fsync(file.fileno())
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # so that it is not read from memory
+    if (damaged := damage_of(path)) is not None:
+        raise InputError(f"what was read back is not what was written ({damaged}); is the disk sound?")
+
+
+def damage_of(path: Path) -> str | None:
+    """Read a whole checkpoint and return where it is not what was written, None if it is."""
     try:
         with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip() if _checksums(archive) else None
-    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        damaged = one_line(error, 80)
-    if damaged is not None:
-        raise InputError(f"what was read back is not what was written ({damaged}); is the disk sound?")
+            return archive.testzip() if _checksums(archive) else None
+    except Exception as error:  # what zipfile raises on a damaged file is up to where the damage is
+        return one_line(error, 80)
+
+
+def sound_beside(path: Path) -> Path | None:
+    """Return the newest checkpoint in the folder of a damaged one that is what was written, None if there is none."""
+    others = [other for other in path.parent.glob("*.ckpt") if other != path and other.is_file()]
+    newest_first = sorted(others, key=lambda other: other.stat().st_mtime_ns, reverse=True)
+    return next((other for other in newest_first if damage_of(other) is None), None)
 
 
 def refuse_other_files(path: Path) -> None:
@@ -125,8 +136,11 @@ def refuse_other_files(path: Path) -> None:
         raise InputError(f"{path}: the checkpoint cannot be read ({reason})") from error
     if not zipfile.is_zipfile(path):
         if start == b"PK\x03\x04":
-            raise InputError(f"{path}: the end of the checkpoint is missing; copy it again, or use another one")
-        raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
+            raise InputError(f"{path}: the end of the checkpoint is missing; {_remedy(path)}")
+        other = (
+            "one that `captioning fit` wrote" if (found := sound_beside(path)) is None else f"{found}, which is sound"
+        )
+        raise InputError(f"{path}: not a checkpoint of this project; give {other}")
 
 
 def _checksums(archive: zipfile.ZipFile) -> frozenset[tuple[int, int]]:
@@ -158,8 +172,8 @@ def _compare(path: Path, content: Any, checksums: frozenset[tuple[int, int]]) ->
 
 
 def _remedy(path: Path) -> str:
-    others = [path.with_name(name) for name in ("last.ckpt", "best.ckpt")]
-    return "copy it again" + next((f", or use {other}" for other in others if other != path and other.is_file()), "")
+    other = sound_beside(path)
+    return "copy it again, or use " + ("another one" if other is None else f"{other}, which is sound")
 
 
 def _tensors(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:

@@ -6,13 +6,14 @@ import collections.abc
 import inspect
 import json
 import re
+import sys
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader, set_loader
 
 from captioning.component import Component, current_arguments, current_path, known_class, public_path
 from captioning.errors import InputError, one_line
@@ -34,6 +35,8 @@ def load_config(text: str) -> Any:
         return _with_current_paths(get_loader("yaml")(text))
     except RecursionError as error:  # a short text in an option
         raise yaml.YAMLError("nested too deeply") from error
+    except (ValueError, OverflowError) as error:  # such as a date that there is not
+        raise yaml.YAMLError(one_line(error)) from error
 
 
 def _refuse_deep(text: str) -> None:
@@ -118,11 +121,57 @@ def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], optio
         arguments += ["--config", json.dumps(_parts(config, kinds), default=str)]
     try:
         settings = parser.parse_args([*arguments, *options])
-    except ArgumentError as error:
+    except (ArgumentError, yaml.YAMLError) as error:
         given = f" (given: {' '.join(options)})" if options else ""
         raise InputError(" ".join(str(error).split()) + given) from error
+    for place in kinds:
+        refuse_nulls(settings[place], place)
     built = parser.instantiate(settings)
     return [built[place] for place in kinds]
+
+
+def refuse_nulls(value: Any, place: str) -> None:
+    """Refuse null for an argument of a class that takes none, which jsonargparse lets pass.
+
+    Args:
+        value: a class_path with init_args, as jsonargparse parsed it, or anything else, which passes.
+        place: in the configuration, for messages.
+
+    Raises:
+        InputError: names the argument.
+    """
+    if isinstance(value, list):
+        for item in value:
+            refuse_nulls(item, place)
+    value = value.as_dict() if isinstance(value, Namespace) else value
+    path = value.get("class_path") if isinstance(value, dict) else None
+    if not isinstance(path, str):
+        return
+    module, _, name = path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    arguments = value.get("init_args") or {}
+    if isinstance(found, type):
+        refuse_null_arguments(found, arguments, f"{place}.init_args")
+
+
+def refuse_null_arguments(cls: type, arguments: Mapping[str, Any], place: str) -> None:
+    """``refuse_nulls`` of the arguments of one class.
+
+    Raises:
+        InputError: names the argument.
+    """
+    hints, parameters = _hints(cls), inspect.signature(cls).parameters
+    for name, value in arguments.items():
+        known = parameters.get(name)
+        if value is None and known is not None and known.default is not None and not _takes_null(hints.get(name, Any)):
+            raise InputError(f"{place}.{name}: must not be null; give a value, or leave it out for its default")
+        refuse_nulls(value, f"{place}.{name}")
+
+
+def _takes_null(hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return None in get_args(hint)
+    return hint in (Any, object, None, type(None)) or isinstance(hint, TypeVar) or any(map(_takes_null, get_args(hint)))
 
 
 def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:
@@ -221,7 +270,7 @@ _PLAIN = (str, int, float, bool, complex, bytes, list, dict, tuple, set, frozens
 
 def _checked_text(text: str, hint: Any, kind: type | None, place: str) -> Any:
     try:
-        inside = get_loader("yaml")(text)
+        inside = load_config(text)
     except yaml.YAMLError:
         inside = None  # a text that is no YAML stays one
     if isinstance(inside, (Mapping, list)) and _names_class(inside):

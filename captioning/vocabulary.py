@@ -28,6 +28,8 @@ class Vocabulary:
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer = PennTreebank()) -> None:  # noqa: B008 - no state
         self.words = tuple(words)
         self.tokenizer = tokenizer
+        if wrong := [word for word in self.words if not isinstance(word, str)]:
+            raise InputError(f"words must be texts, got {wrong[0]!r:.60}")
         self._ids = {word: i for i, word in enumerate(SPECIALS + self.words)}
         if len(self._ids) != len(SPECIALS) + len(self.words):
             twice = [word for word, n in Counter(SPECIALS + self.words).items() if n > 1]
@@ -111,7 +113,7 @@ class Vocabulary:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error
         except (ValueError, KeyError, TypeError, RecursionError):
             words = None
-        if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
         try:
             return cls(words)

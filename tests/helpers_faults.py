@@ -17,7 +17,10 @@ from captioning.errors import exits_on_input_error
 
 PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
 BEGIN, END = "<!-- faults, from the tests: python tests/helpers_faults.py -->\n", "<!-- end of faults -->\n"
-MODULES = ("test_faults_training", "test_faults_checkpoints", "test_faults_data", "test_faults_options")
+MODULES = (
+    *("test_faults_training", "test_kill_points", "test_faults_checkpoints", "test_faults_data"),
+    *("test_faults_readers", "test_faults_options"),
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 from helpers import load_script
-from helpers_runs import TINY
+from helpers_runs import TINY, edit_checkpoint
 
 from captioning.component import import_modules
 from captioning.configs import build, checked_component, checked_plain
@@ -85,10 +85,8 @@ def edit_run(place: str, value: Any) -> None:
     Path(RUN, "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def edit_checkpoint(place: str, value: Any) -> None:
-    content = torch.load(CHECKPOINT, weights_only=True)
-    put(content["captioning"]["settings"], place, value)
-    torch.save(content, CHECKPOINT)
+def edit_settings_inside(place: str, value: Any) -> None:
+    edit_checkpoint(CHECKPOINT, lambda content: put(content["captioning"]["settings"], place, value))
 
 
 def refused(capsys, run: Any, *args: Any) -> str:
@@ -183,7 +181,7 @@ def leave_bait() -> None:
 def test_settings_inside_a_checkpoint_run_nothing(workdir, capsys, monkeypatch, place, value):
     monkeypatch.syspath_prepend(str(workdir))
     leave_bait()
-    edit_checkpoint(place, value)
+    edit_settings_inside(place, value)
     assert CHECKPOINT in refused(capsys, load_script("evaluate").main, ["--checkpoint", CHECKPOINT])
 
 
@@ -209,7 +207,7 @@ def test_config_of_a_run_folder_runs_nothing_in_a_resumed_run(workdir, capsys, m
 def test_evaluations_take_nothing_of_training(workdir, capsys):
     for place, value in HOSTILE_TRAINING.values():
         edit_run(place, value)
-        edit_checkpoint(place, value)
+        edit_settings_inside(place, value)
     edit_run("results", "elsewhere")
     cli = main(["test", "--ckpt_path", CHECKPOINT])
     assert Path(RUN, "test_metrics.json").is_file() and not Path("elsewhere").exists()
@@ -227,8 +225,7 @@ class Pickled:
 @pytest.mark.parametrize("command", ["test", "fit"])
 def test_a_pickle_in_a_checkpoint_does_not_run_whatever_its_run_says(workdir, command):
     edit_run("weights_only", False)
-    content = torch.load(CHECKPOINT, weights_only=True)
-    torch.save(content | {"extra": Pickled()}, CHECKPOINT)
+    edit_checkpoint(CHECKPOINT, lambda content: content.update(extra=Pickled()))
     with pytest.raises(InputError, match="holds objects beside weights"):
         main([command, "--ckpt_path", CHECKPOINT])
     assert not Path("marker").exists()
@@ -261,12 +258,14 @@ def test_generated_data_are_not_written_outside_the_working_directory(workdir, c
 
 def test_a_checkpoint_names_no_files_in_other_folders_to_delete(workdir):
     folder = Path(CHECKPOINT).parent.resolve()
-    content = torch.load(CHECKPOINT, weights_only=True)
-    state = next(state for state in content["callbacks"].values() if state.get("best_k_models"))
     own, through = str(folder / "best.ckpt"), str(folder / "../../../victim.ckpt")
-    state["best_k_models"] = {through: torch.tensor(0.0), own: torch.tensor(1.0)}
-    state |= {"kth_best_model_path": through, "last_model_path": "/etc/victim.ckpt", "best_model_path": own}
-    torch.save(content, CHECKPOINT)
+
+    def name_others(content: dict[str, Any]) -> None:
+        state = next(state for state in content["callbacks"].values() if state.get("best_k_models"))
+        state["best_k_models"] = {through: torch.tensor(0.0), own: torch.tensor(1.0)}
+        state |= {"kth_best_model_path": through, "last_model_path": "/etc/victim.ckpt", "best_model_path": own}
+
+    edit_checkpoint(CHECKPOINT, name_others)
     loaded = AtomicCheckpointIO().load_checkpoint(CHECKPOINT, weights_only=True)["callbacks"]
     assert "victim" not in str(loaded) and str(loaded).count(own) == 2
 

@@ -15,8 +15,7 @@ import pytest
 import torch
 import yaml
 from helpers_faults import Fault, ends, faults, proves
-from helpers_runs import save_checkpoint, tiny_config
-from pytorch_lightning.plugins.io import TorchCheckpointIO
+from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.errors import InputError
 from captioning.inference import load
@@ -68,9 +67,8 @@ def flipped(seed: int) -> Callable[[bytes], bytes]:
 
 def edited(edit: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     def change(whole: bytes) -> bytes:
-        content = torch.load(LAST, weights_only=True)
-        edit(content)
-        torch.save(content, "edited")
+        Path("edited").write_bytes(whole)
+        edit_checkpoint("edited", edit)
         return Path("edited").read_bytes()
 
     return change
@@ -124,12 +122,62 @@ def test_no_flipped_bytes_of_the_weights_pass(tmp_path, seed):
         load(path)
 
 
-def test_a_damaged_checkpoint_names_the_one_beside_it(tmp_path):
-    save_checkpoint(tmp_path / "last.ckpt")
-    path = save_checkpoint(tmp_path / "best.ckpt")
-    path.write_bytes(flipped(0)(path.read_bytes()))
-    with pytest.raises(InputError, match=r"copy it again, or use .*last\.ckpt"):
+BESIDE: dict[Fault, tuple[Callable[[bytes], bytes], bool]] = {
+    Fault("a damaged checkpoint beside a sound one", "or use last.ckpt, which is sound"): (flipped(0), True),
+    Fault("a checkpoint cut short beside a sound one", "or use last.ckpt, which is sound"): (cut(0.7), True),
+    Fault("an empty checkpoint beside a sound one", "give last.ckpt, which is sound"): (cut(0.0), True),
+    Fault("a damaged checkpoint beside another damaged one", "copy it again, or use another one"): (cut(0.7), False),
+}
+
+
+@faults(BESIDE)
+def test_a_damaged_checkpoint_names_a_sound_one_beside_it(tmp_path, monkeypatch, fault, case):
+    monkeypatch.chdir(tmp_path)
+    damage, sound = case
+    other, path = save_checkpoint(Path("last.ckpt")), save_checkpoint(Path("best.ckpt"))
+    path.write_bytes(damage(path.read_bytes()))
+    if not sound:
+        other.write_bytes(flipped(1)(other.read_bytes()))
+    with pytest.raises(InputError) as caught:
         load(path)
+    assert fault.sees in str(caught.value)
+
+
+GO_ON = ["fit", "--config", "tiny.yaml", "--ckpt_path", "last", "--trainer.max_epochs", "2"]
+
+
+@faults(
+    {
+        Fault(
+            "`fit --ckpt_path last` with a damaged last.ckpt",
+            "damaged (",
+            0,
+            "best.ckpt, from which training goes on",
+        ): flipped(0),
+        Fault("the same, cut short", "damaged (", 0, "best.ckpt, from which training goes on"): cut(0.5),
+        Fault("the same, empty", "damaged (", 0, "best.ckpt, from which training goes on"): cut(0.0),
+    }
+)
+def test_training_goes_on_from_the_sound_checkpoint_before_a_damaged_one(workdir, capsys, fault, case):
+    LAST.write_bytes(case(LAST.read_bytes()))
+    cli = main(GO_ON)
+    line = next(line for line in capsys.readouterr().err.splitlines() if "going on from" in line)
+    assert line.startswith(f"{LAST}: {fault.sees}") and line.endswith(f"{LAST.with_name('best.ckpt')}, which is sound")
+    assert cli.trainer.current_epoch == 2 and torch.load(LAST, weights_only=True)["global_step"] == 4
+
+
+@proves(Fault("the same, where best.ckpt is damaged too", "last.ckpt: damaged: "))
+def test_without_a_sound_checkpoint_training_does_not_go_on(workdir, capsys, fault):
+    for path in (LAST, LAST.with_name("best.ckpt")):
+        path.write_bytes(flipped(0)(path.read_bytes()))
+    ends(capsys, fault, main, GO_ON)
+
+
+@proves(Fault("`test` of a run whose best.ckpt is damaged", "last.ckpt, which is sound"))
+def test_a_test_scores_no_other_checkpoint_than_was_asked_for(workdir, capsys, fault):
+    best = LAST.with_name("best.ckpt")
+    best.write_bytes(flipped(0)(best.read_bytes()))
+    assert "best.ckpt: damaged" in ends(capsys, fault, main, ["test", "--config", "tiny.yaml"])
 
 
 def test_a_checkpoint_without_checksums_loads(tmp_path):
@@ -170,7 +218,7 @@ def test_weights_that_are_not_finite_are_refused(workdir, capsys, fault):
     def spoil(content: dict[str, Any]) -> None:
         content["state_dict"]["captioner.decoder.output.weight"][0, 0] = float("nan")
 
-    LAST.write_bytes(edited(spoil)(b""))
+    edit_checkpoint(LAST, spoil)
     for command in ("test", "predict", "fit"):
         ends(capsys, fault, main, [command, "--ckpt_path", str(LAST), "--trainer.max_epochs", "3"])
     with pytest.raises(InputError, match="are not finite"):
@@ -258,15 +306,14 @@ def test_a_save_without_permission_says_so(tmp_path, fault):
 def test_a_save_is_read_back_before_it_replaces_the_old_file(tmp_path, monkeypatch, fault):
     path = tmp_path / "x.ckpt"
     AtomicCheckpointIO().save_checkpoint({"a": torch.zeros(10)}, path)
-    honest = TorchCheckpointIO.save_checkpoint
+    honest = Path.write_bytes
 
-    def bad_disk(self, checkpoint, file, storage_options=None):
-        honest(self, checkpoint, file, storage_options)
-        content = bytearray(Path(file).read_bytes())
-        content[len(content) // 2] ^= 1
-        Path(file).write_bytes(content)
+    def bad_disk(file, content):
+        changed = bytearray(content)
+        changed[len(changed) // 2] ^= 1
+        return honest(file, changed)
 
-    monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", bad_disk)
+    monkeypatch.setattr(Path, "write_bytes", bad_disk)
     with pytest.raises(InputError, match="the one before is kept") as caught:
         AtomicCheckpointIO().save_checkpoint({"a": torch.ones(5000)}, path)
     assert fault.sees in str(caught.value)

@@ -323,6 +323,26 @@ RESULTS = {
         "test_metrics.json",
         b"[]",
     ),
+    Fault("a test_metrics.json whose search is a list", "test_metrics.json: its search is no mapping"): (
+        "test_metrics.json",
+        b'{"test/bleu4": 1, "search": [3]}',
+    ),
+    Fault("a caption of a test that is a list", "its caption or references are no texts"): (
+        "test_captions.json",
+        b'[{"image_id": 7, "caption": ["a"], "references": ["b"]}]',
+    ),
+    Fault("a reference of a test that is a number", "its caption or references are no texts"): (
+        "test_captions.json",
+        b'[{"image_id": 7, "caption": "a", "references": [3]}]',
+    ),
+    Fault("a log-probability of a test that is a text", "its log_prob is no number"): (
+        "test_captions.json",
+        b'[{"image_id": 7, "caption": "a", "references": ["b"], "log_prob": "x"}]',
+    ),
+    Fault("a noun of a test without a chance", "a hit is none"): (
+        "test_captions.json",
+        json.dumps([CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": "x"}]}]).encode(),
+    ),
     Fault("a config.yaml of a run in Latin-1", "config.yaml: not a YAML file"): ("config.yaml", b"name: Stra\xdfe"),
 }
 

@@ -117,13 +117,13 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
     """Find image files in the data that a run was tested on; without any, also return the reason."""
     reason = "no run's data settings are known"
     for run in runs:
-        data = run.settings.get("data") or {}
-        if not data.get("source"):
+        data = run.settings.get("data")
+        if not isinstance(data, dict) or not data.get("source"):
             continue
         try:
             (source,) = build({"data.source": CaptionSource}, [run.settings])
             files: dict[int, Path] = {}
-            for split in dict.fromkeys([data.get("test_split") or "test", "test", "val", "train"]):
+            for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
                 index = source.index(split)
                 rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
                 files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}

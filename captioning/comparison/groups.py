@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +35,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         seed = next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
         # What is off counts as not there: options are off by default, and earlier versions lack the newest.
         kept = {key: value for key, value in settings.items() if key not in _SEEDS and value not in _OFF}
-        variant = json.dumps([kept, run.search], sort_keys=True, default=str) if run.settings and seed else run.name
+        variant = repr([sorted(kept.items()), sorted(run.search.items())]) if run.settings and seed else run.name
         while seed in variants.get(variant, {}):
             variant += " again"
         variants.setdefault(variant, {})[seed] = run

@@ -152,9 +152,9 @@ class _Reader:
 
     def _config(self, name: Any, place: str) -> Path:
         path = self.configs / f"{name}.yaml"
-        if not path.is_file():
-            known = [other.stem for other in self.configs.glob("*.yaml")]
-            raise self._error(place, f"{path} is not there{_meant(str(name), known)}")
+        known = [other.stem for other in self.configs.glob("*.yaml")]
+        if name not in known:
+            raise self._error(place, f"{str(path)[:120]} is not there{_meant(str(name), known)}")
         return path
 
     def _mapping(self, value: Any, place: str) -> Mapping[Any, Any]:
@@ -176,6 +176,7 @@ class _Reader:
         return InputError(f"{self.path}: " + (f"{place}: " if place else "") + problem[:300])
 
 
-def _meant(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(known))}"
+def _meant(name: str, known: Collection[Any]) -> str:
+    names = sorted(map(str, known))
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(names)}"

@@ -101,8 +101,8 @@ class FeatureCache:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
+        self._announce(index)  # opens the file, which refuses a shape that it has not, before memory is taken for it
         out = self.empty(len(index), pinned=pinned)
-        self._announce(index)
         # In one thread, so that reading ahead does not take cores from training; "clip" writes without a buffer.
         np.take(self._array, index, axis=0, out=out.numpy(), mode="clip")
         return out
@@ -133,7 +133,7 @@ class FeatureCache:
         if self._mapped is None:
             try:
                 array = np.load(self._file, mmap_mode="r")
-            except (OSError, ValueError, EOFError) as error:
+            except Exception as error:  # what NumPy raises on a damaged header is up to where the damage is
                 raise InputError(f"{self._file}: cannot be read ({error}); delete it and extract again") from error
             if array.shape != self.shape or array.dtype != np.float16:
                 raise InputError(

@@ -70,7 +70,7 @@ class KarpathySource(CaptionSource):
 def _entries(
     images: list[dict[str, Any]], split: str, allow_outside: bool, tokenizer: Tokenizer
 ) -> Iterator[ImageEntry]:
-    wanted = {"train", "restval"} if split == "train" else {split}
+    wanted = ("train", "restval") if split == "train" else (split,)  # no set: what the file says may have no hash
     for number, image in enumerate(images):
         if not isinstance(image, dict):
             raise InputError(f"entry {number} of images is not an object")

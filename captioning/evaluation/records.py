@@ -125,7 +125,9 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     """
     content = _read_json(path, dict)
     search = content.pop("search", {})
-    return {name.partition("/")[2] or name: value for name, value in content.items()}, search
+    if not isinstance(search, dict):
+        raise InputError(f"{path}: its search is no mapping, which `captioning test` writes; run it again")
+    return {name.partition("/")[2] or name: value for name, value in content.items() if _is_number(value)}, search
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
@@ -144,8 +146,27 @@ def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
     fields = _known(CaptionedImage, entry)
     for name in ("hits", "reference_hits", "posterior_hits", "reference_posterior_hits"):
         if name in fields:
-            fields[name] = [NounHit(**_known(NounHit, hit)) for hit in fields[name]]
-    return CaptionedImage(**fields)
+            fields[name] = [_noun_hit(hit) for hit in fields[name]]
+    image = CaptionedImage(**fields)
+    texts = [image.caption, *image.references] if isinstance(image.references, list) else [None]
+    if type(image.image_id) is not int or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"image {image.image_id!r:.40}: its caption or references are no texts")
+    if image.log_prob is not None and not _is_number(image.log_prob):
+        raise TypeError(f"image {image.image_id}: its log_prob is no number")
+    return image
+
+
+def _noun_hit(entry: dict[str, Any]) -> NounHit:
+    hit = NounHit(**_known(NounHit, entry))
+    numbers = [hit.chance, *filter(None, (hit.centre_hit, hit.correctness, hit.uniform, hit.centre))]
+    if type(hit.step) is not int or not isinstance(hit.noun, str) or not all(map(_is_number, numbers)):
+        raise TypeError(f"a hit is none: {entry!r:.80}")
+    return hit
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number that scores are computed with; NaN is one, in scores of too few images."""
+    return isinstance(value, (int, float))
 
 
 def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
 from captioning.checkpoint import read_back, read_checkpoint
@@ -42,6 +44,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Write a checkpoint.
 
+        Lightning would write it to the system's temporary folder first, which may be small, and is where a run that is
+        killed leaves it.
+
         Raises:
             InputError: the disk is full, the folder cannot be written to, or what is read back differs; the file of
                 that name is what it was before.
@@ -49,7 +54,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         kept = "; the one before is kept" if Path(path).is_file() else ""
         try:
             with replacing(Path(path)) as part:
-                super().save_checkpoint(checkpoint, part, storage_options)
+                content = io.BytesIO()
+                torch.save(checkpoint, content)
+                part.write_bytes(content.getbuffer())
                 try:
                     read_back(part)
                 except InputError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
 
-from captioning.checkpoint import refuse_other_files
+from captioning.checkpoint import damage_of, refuse_other_files, sound_beside
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range
 from captioning.evaluation.evaluator import score_names
+from captioning.training.preemption import process_rank
 
 
 def refuse_impossible(config: Any) -> None:
@@ -67,6 +69,20 @@ def refuse_missing(checkpoint: str) -> None:
     if not Path(checkpoint).exists():
         raise InputError(f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first")
     refuse_other_files(Path(checkpoint))
+
+
+def sound_or_earlier(checkpoint: Path) -> Path:
+    """Return a checkpoint that a run goes on from, or, with one line, the newest sound one beside it if it is damaged.
+
+    Of one that is missing, or has none beside it, the caller finds out.
+    """
+    if not checkpoint.is_file() or (damage := damage_of(checkpoint)) is None:
+        return checkpoint
+    if (found := sound_beside(checkpoint)) is None:
+        return checkpoint
+    if not process_rank():
+        print(f"{checkpoint}: damaged ({damage}); going on from {found}, which is sound", file=sys.stderr, flush=True)
+    return found
 
 
 def while_restoring(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.component import import_modules
-from captioning.configs import CONFIG_FORMAT, read_config
+from captioning.configs import CONFIG_FORMAT, read_config, refuse_null_arguments
 from captioning.encoders.base import without_weights
 from captioning.ensemble import Ensemble
 from captioning.errors import DEBUG, InputError, check_range, one_line
@@ -176,6 +176,8 @@ class CaptioningCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        for part, cls in (("model", CaptioningModule), ("data", CaptionDataModule)):
+            refuse_null_arguments(cls, config[part].as_dict(), part)
         fitting = self.subcommand == "fit"
         place = RunPlace.of(config, fitting=fitting)
         if config.ensemble and fitting:

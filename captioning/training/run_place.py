@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from captioning.errors import InputError
 from captioning.files import errors_named
 from captioning.run_folder import Claim, RunFolder
-from captioning.training.checks import refuse_missing
+from captioning.training.checks import refuse_missing, sound_or_earlier
 from captioning.training.command_line import config_name
 from captioning.training.preemption import process_rank
 
@@ -34,7 +34,8 @@ class RunPlace(NamedTuple):
         folder = Path(config.runs) / (config.name or config_name(config.get("config")) or "run")
         checkpoint = config.get("ckpt_path")
         if checkpoint in ("best", "last") or not (fitting or checkpoint):
-            checkpoint = str(RunFolder(folder).checkpoint(checkpoint or "best"))
+            file = RunFolder(folder).checkpoint(checkpoint or "best")
+            checkpoint = str(sound_or_earlier(file) if fitting else file)
         if checkpoint:
             refuse_missing(checkpoint)
             found = RunFolder.of(checkpoint)

@@ -1,0 +1,77 @@
+#!/usr/bin/env python
+"""The losses of the first steps of tiny models, which a change that alters no numbers must reproduce.
+
+Weights, images, captions and hard attention's draws come from NumPy's generator, and there is no dropout: PyTorch draws
+in another way on other processors. ``python tests/loss_trace.py`` writes tests/loss_trace.json anew: for a change that
+alters the numbers on purpose, and says so in CHANGELOG.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from captioning.attention import AdditiveScore, HardAttention, SoftAttention
+from captioning.data.batch import CaptionBatch, pad_captions
+from captioning.decoder import AttentionDecoder
+from captioning.encoders import ConvEncoder
+from captioning.files import write_json
+from captioning.model import Captioner
+from captioning.objective.objective import Objective
+from captioning.output import MarginalOutput
+from captioning.vocabulary import UNK
+
+FILE = Path(__file__).with_suffix(".json")
+KINDS = ("soft", "hard", "marginal")
+STEPS, V = 10, 13
+
+
+def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
+    """Return the loss of every step.
+
+    Args:
+        lr: of plain gradient descent, which does not enlarge rounding as Adam's division does.
+        scale: of the initial weights.
+    """
+    draw = np.random.default_rng(5)
+    attention = HardAttention(AdditiveScore(6), ramp=[0, 1]) if kind == "hard" else SoftAttention(AdditiveScore(6))
+    output = MarginalOutput() if kind == "marginal" else None
+    decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
+    captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()
+    parameters = list(captioner.parameters())
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
+    objective = Objective(decoder.attention, decoder.words)
+
+    def drawn(empty: torch.Tensor) -> torch.Tensor:
+        """Hard attention's draws."""
+        return empty.copy_(torch.from_numpy(draw.exponential(size=empty.shape)))
+
+    torch.manual_seed(5)  # of the coin between drawing and expecting: uniform numbers are the same everywhere
+    found = []
+    for _ in range(STEPS):
+        captions, lengths = pad_captions([draw.integers(UNK, V, size).tolist() for size in (6, 3, 5, 1, 4, 4)])
+        images = torch.from_numpy(draw.random((3, 3, 12, 12), dtype=np.float32))
+        numbers = torch.arange(3)
+        batch = CaptionBatch(captions, lengths, numbers.repeat_interleave(2), numbers, numbers, images=images)
+        loss, terms, _ = objective(captioner, batch)
+        for parameter, gradient in zip(
+            parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
+        ):
+            if gradient is not None:
+                parameter.data -= lr * gradient
+        found.append(float(terms["loss"]))
+    return found
+
+
+def stored() -> dict[str, list[float]]:
+    return json.loads(FILE.read_text())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    write_json(FILE, {kind: [float(f"{loss:.9g}") for loss in losses(kind)] for kind in KINDS})

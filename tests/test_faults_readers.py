@@ -1,0 +1,477 @@
+"""Files and values that a reader cannot use: what users get wrong, and what the fuzzer found. One line each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from helpers import load_script, random_view, save_image
+from helpers_faults import Fault, ends, faults
+from helpers_runs import make_captions, make_run, save_checkpoint, tiny_config
+from PIL import Image
+
+from captioning.caption import figure_suffix
+from captioning.comparison.study import read_study
+from captioning.configs import build
+from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
+from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data.word_vectors import read_word_vectors
+from captioning.errors import InputError
+from captioning.evaluation.cider import DocumentFrequencies
+from captioning.evaluation.files import pair, read_references, read_results
+from captioning.evaluation.records import write_evaluation
+from captioning.inference import DecodingOptions, load
+from captioning.training.foreign_settings import resume_settings
+from captioning.vocabulary import Vocabulary
+
+
+def says(fault: Fault, run: Callable[..., Any], *args: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        run(*args)
+    assert fault.sees in str(caught.value)
+
+
+def put(path: Path, content: Any) -> Path:
+    """Write a text, bytes or plain data as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+# COCO
+
+IMAGE = {"id": 1, "file_name": "1.jpg"}
+CAPTION = {"id": 4, "image_id": 1, "caption": "a dog"}
+COCO: dict[Fault, Any] = {
+    Fault("COCO's captions file is not there", "missing; run python scripts/prepare_data.py coco"): None,
+    Fault("COCO's captions file is no JSON", "not a COCO annotation file"): "hello",
+    Fault("COCO's captions file is cut short", "not a COCO annotation file"): '{"images": [{"id": 1',
+    Fault("a COCO file without images", "it has no list of images"): {"annotations": []},
+    Fault("an image of COCO without a number", "not a COCO annotation file (KeyError: 'id')"): {
+        "images": [{"file_name": "1.jpg"}],
+        "annotations": [],
+    },
+    Fault("an image of COCO without a file", "image 1 has no file"): {"images": [{"id": 1}], "annotations": [CAPTION]},
+    Fault("an image's number is a text", "image ids must be whole numbers, got '1'"): {
+        "images": [{"id": "1", "file_name": "x"}],
+        "annotations": [CAPTION | {"image_id": "1"}],
+    },
+    Fault("a number that two images have", "image 1 appears twice"): {
+        "images": [IMAGE, IMAGE],
+        "annotations": [CAPTION],
+    },
+    Fault("a caption of an image that the file lacks", "caption 4 is of image 9, which it lacks"): {
+        "images": [IMAGE],
+        "annotations": [CAPTION | {"image_id": 9}],
+    },
+    Fault("an annotation without a caption", "annotation 4 has no caption"): {
+        "images": [IMAGE],
+        "annotations": [{"id": 4, "image_id": 1}],
+    },
+    Fault("captions without a word", "holds no image with a caption"): {
+        "images": [IMAGE],
+        "annotations": [CAPTION | {"caption": " ... "}],
+    },
+}
+
+
+@faults(COCO)
+def test_a_coco_file_that_cannot_be_used_is_named(tmp_path, fault, case):
+    if case is not None:
+        put(tmp_path / "annotations/captions_val2017.json", case)
+    says(fault, CocoSource(str(tmp_path)).index, "val")
+
+
+KARPATHY_IMAGE = {"filename": "1.jpg", "imgid": 1, "split": "val", "sentences": [{"tokens": ["a", "dog"]}]}
+KARPATHY: dict[Fault, Any] = {
+    Fault("Karpathy's file is not there", "missing; run python scripts/prepare_data.py flickr8k"): None,
+    Fault("Karpathy's file has no such split", "has no val split, only train"): [KARPATHY_IMAGE | {"split": "train"}],
+    Fault("a split that is a list", "has no val split, only ['val']"): [KARPATHY_IMAGE | {"split": ["val"]}],
+    Fault("an image of Karpathy's without a number", "entry 0 of images has neither cocoid nor imgid"): [
+        KARPATHY_IMAGE | {"imgid": None}
+    ],
+    Fault("an image of Karpathy's without a file", "image 1 has no file"): [KARPATHY_IMAGE | {"filename": ""}],
+    Fault("a sentence without tokens", "image 1 has a sentence without tokens"): [
+        KARPATHY_IMAGE | {"sentences": [{"raw": "a dog"}]}
+    ],
+    Fault("an entry that is no object", "entry 0 of images is not an object"): [7],
+}
+
+
+@faults(KARPATHY)
+def test_a_split_file_that_cannot_be_used_is_named(tmp_path, fault, case):
+    path = tmp_path / "dataset_flickr8k.json"
+    if case is not None:
+        put(path, {"images": case})
+    says(fault, KarpathySource(str(path), str(tmp_path)).index, "val")
+
+
+# Folders
+
+FOLDERS: dict[Fault, dict[str, Any]] = {
+    Fault("a folder without captions", "captions.jsonl: missing; give the folder with captions.jsonl"): {},
+    Fault("a folder with two files of captions", "has captions.jsonl and captions.csv; give captions"): {
+        "captions.jsonl": "",
+        "captions.csv": "",
+    },
+    Fault("a table without its columns", "has no column caption, only image, text"): {
+        "captions.csv": "image,text\na.png,a dog\n"
+    },
+    Fault("a caption with commas without quotes", "line 2 has too many fields; quote a caption with commas"): {
+        "captions.csv": "image,caption\na.png,a dog, a cat\n"
+    },
+    Fault("a table with a quote that never ends", "is not CSV (unexpected end of data)"): {
+        "captions.csv": 'image,caption\na.png,"a dog\n'
+    },
+    Fault("a table saved in Latin-1", "not UTF-8 text"): {
+        "captions.csv": "image,caption\na.png,caf\xe9\n".encode("latin-1")
+    },
+    Fault("a split that is misspelt", "split must be one of train, val, test, got 'valid'"): {
+        "captions.csv": "image,caption,split\na.png,a dog,valid\n"
+    },
+    Fault("an image in two splits", "a.png is in the val split here, in train above"): {
+        "captions.csv": "image,caption,split\na.png,a dog,train\na.png,a cat,val\n"
+    },
+    Fault("no image in a split", "none of 1 images is in the train split; write train in the split column"): {
+        "captions.csv": "image,caption,split\na.png,a dog,val\n"
+    },
+    Fault("a line without a caption", "line 1: a.png has no caption"): {"captions.jsonl": '{"image": "a.png"}\n'},
+    Fault("a line that is no object", "line 1 must be an object like"): {"captions.jsonl": "[1]\n"},
+    Fault("an empty file of captions", "has no column image and no column caption"): {"captions.csv": ""},
+}
+
+
+@faults(FOLDERS)
+def test_a_folder_that_cannot_be_used_is_named(tmp_path, fault, case):
+    for name, content in case.items():
+        put(tmp_path / name, content)
+    says(fault, lambda: FolderSource(str(tmp_path)).index("train"))
+
+
+# Vocabularies, vectors, captions to score
+
+FILES: dict[Fault, tuple[Any, Callable[[Path], Any]]] = {
+    Fault("a vocabulary with a word twice", "words must be distinct"): ({"words": ["a", "a"]}, Vocabulary.load),
+    Fault("a vocabulary with a special token", "got ['<end>'] twice"): ({"words": ["<end>"]}, Vocabulary.load),
+    Fault("a vocabulary with a number", "words must be texts, got 3"): ({"words": ["a", 3]}, Vocabulary.load),
+    Fault("word vectors of another size", "line 1: a vector of 3 numbers, the decoder's embedding_dim is 2"): (
+        "a 1 2 3\n",
+        lambda path: read_word_vectors(path, {"a": 4}, 2),
+    ),
+    Fault("word vectors that are no numbers", "line 1: not a word and 2 numbers"): (
+        "a 1 x\n",
+        lambda path: read_word_vectors(path, {"a": 4}, 2),
+    ),
+    Fault("word vectors of other words", "has a vector of none of the 1 words"): (
+        "b 1 2\n",
+        lambda path: read_word_vectors(path, {"a": 4}, 2),
+    ),
+    Fault("document frequencies of another kind", "no document frequencies, expected"): ([1], DocumentFrequencies.load),
+    Fault("an n-gram in more documents than there are", "'a' is in 9 of 3 sets"): (
+        {"documents": 3, "counts": {"a": 9}},
+        DocumentFrequencies.load,
+    ),
+    Fault("a results file without results", "no results, expected"): ([], read_results),
+    Fault("two captions of one image to score", "image_id 1 has a caption already"): (
+        [{"image_id": 1, "caption": "x"}] * 2,
+        read_results,
+    ),
+    Fault("a result without an image", "entry 0 has no image_id"): ([{"caption": "x"}], read_results),
+    Fault("a caption of an image without references", "1 of 1 images have no references, among them image_id 7"): (
+        [{"image_id": 7, "caption": "x"}],
+        lambda path: pair(read_results(path), {1: [["x"]]}, where=path),
+    ),
+    Fault("references without a word", "holds no caption"): (
+        {"annotations": [{"image_id": 1, "caption": "."}]},
+        read_references,
+    ),
+    Fault("references of another kind", "no references, expected COCO's annotations or Karpathy's images"): (
+        {"captions": []},
+        read_references,
+    ),
+}
+
+
+@faults(FILES)
+def test_a_file_of_words_that_cannot_be_used_is_named(tmp_path, fault, case):
+    content, read = case
+    path = put(tmp_path / "x.json", content)
+    says(fault, read, path)
+
+
+# Features
+
+FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
+
+
+def damaged_array(folder: Path) -> None:
+    """An open bracket in the header, which Python's tokeniser, not NumPy, complains about."""
+    content = (folder / "val.npy").read_bytes()
+    (folder / "val.npy").write_bytes(content.replace(b"'shape': (", b"'shape':((", 1))
+
+
+FEATURES: dict[Fault, Callable[[Path], Any]] = {
+    Fault("features that were never extracted", "no features; run scripts/extract_features.py first"): (
+        lambda folder: (folder / "val.json").unlink()
+    ),
+    Fault("features that are not finished", "3 of 3 images are done; finish it with scripts/extract_features.py"): (
+        lambda folder: (folder / "val.npy").rename(folder / "val.npy.part")
+    ),
+    Fault("features with a damaged array", "val.npy: cannot be read ("): damaged_array,
+    Fault("features cut short", "val.npy: cannot be read ("): (
+        lambda folder: (folder / "val.npy").write_bytes((folder / "val.npy").read_bytes()[:-10])
+    ),
+    Fault("a header of features cut short", "val.json: cannot be read ("): lambda folder: put(folder / "val.json", "{"),
+    Fault("a list of images of another kind", "val.images.json: not a list of images"): lambda folder: put(
+        folder / "val.images.json", {}
+    ),
+    Fault("an image without features", "has no features of image c; it was made from other data"): lambda folder: put(
+        folder / "val.images.json", ["a", "b", "x"]
+    ),
+}
+
+
+@faults(FEATURES)
+def test_features_that_cannot_be_used_are_named(tmp_path, fault, case):
+    with FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
+        out.write(torch.ones(3, 6, 4))
+    case(tmp_path)
+
+    def read() -> None:
+        cache = FeatureCache(tmp_path, "val", FINGERPRINT)
+        cache.gather(cache.find(["a", "c"]))
+
+    says(fault, read)
+
+
+@faults(
+    {
+        Fault("features of another encoder", "features of another encoder (encoder 'x' there, 'y' here)"): {
+            "encoder": "y"
+        },
+        Fault("features of another grid", "(grid_size [2, 3] there, [3, 3] here)"): {"grid_size": [3, 3]},
+    }
+)
+def test_features_of_another_encoder_are_refused(tmp_path, fault, case):
+    with FeatureWriter(tmp_path, "val", paths=["a"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
+        out.write(torch.ones(1, 6, 4))
+    says(fault, lambda: FeatureCache(tmp_path, "val", FINGERPRINT | case))
+
+
+# Images that are handed over, and how they are captioned
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt")
+
+
+GIVEN: dict[Fault, Any] = {
+    Fault("an image that is not there", "no such image file"): "nope.png",
+    Fault("a number in place of an image", "images: an image is"): 3,
+    Fault("an array of another shape", "array must be"): np.zeros((2, 3, 4, 5), np.uint8),
+    Fault("an array of whole numbers beyond 8 bits", "array must be uint8"): np.zeros((9, 9, 3), np.int64),
+    Fault("an array beyond 0 .. 1", "array of float32 must lie in 0 .. 1, got 0 to 255"[:33]): np.full(
+        (9, 9, 3), 255, np.float32
+    ),
+    Fault("a tensor that is not finite", "must lie in 0 .. 1, got nan"): torch.full((3, 9, 9), float("nan")),
+    Fault("bytes that are no image", "5 bytes that are no image file"): b"hello",
+    Fault("an address that was not to be fetched", "is an address; give download=True"): "https://example.org/x.png",
+    Fault("an image of floating-point pixels", "floating point pixels have no defined white"): Image.new("F", (9, 9)),
+}
+
+
+@faults(GIVEN)
+def test_what_is_no_image_is_said_to_be_none(checkpoint, tmp_path, monkeypatch, fault, case):
+    monkeypatch.chdir(tmp_path)
+    says(fault, load(checkpoint), case)
+
+
+@faults(
+    {
+        Fault("a device that there is not", "device 'toaster' is not known; use cpu or cuda"): "toaster",
+        Fault("a GPU that there is not", "CUDA devices; use cpu"): "cuda:99",
+        Fault("a device that computes nothing", "device meta: is not one that captions"): "meta",
+    }
+)
+def test_a_device_that_cannot_be_used_is_named(checkpoint, fault, case):
+    says(fault, load, checkpoint, case)
+
+
+@faults(
+    {
+        Fault("a temperature without sampling", "temperature=2.0 has an effect only when sampling"): {
+            "temperature": 2.0
+        },
+        Fault("a method of decoding that there is not", "method must be beam, greedy or sample, got 'x'"): {
+            "method": "x"
+        },
+    }
+)
+def test_options_that_do_not_go_together_are_named(fault, case):
+    says(fault, lambda: DecodingOptions(**case))
+
+
+@faults({Fault("an overlay of another kind of file", "a figure's file must end in"): "x.txt"})
+def test_a_figure_has_a_known_kind_of_file(fault, case):
+    says(fault, figure_suffix, case)
+
+
+# Exported folders
+
+EXPORTS: dict[Fault, Callable[[Path], Any]] = {
+    Fault("an exported folder without its vocabulary", "vocabulary.json: cannot be read"): (
+        lambda folder: (folder / "vocabulary.json").unlink()
+    ),
+    Fault("exported weights cut short", "model.safetensors: damaged ("): lambda folder: put(
+        folder / "model.safetensors", (folder / "model.safetensors").read_bytes()[:-9]
+    ),
+    Fault("an exported config of another kind", "is not what scripts/export.py writes"): lambda folder: put(
+        folder / "config.json", []
+    ),
+    Fault("an exported config without an encoder", "has no 'encoder'; it is damaged or was edited"): lambda folder: put(
+        folder / "config.json",
+        {k: v for k, v in json.loads((folder / "config.json").read_text()).items() if k != "encoder"},
+    ),
+    Fault("an exported vocabulary of other words", "its weights do not fit the model it describes"): lambda folder: put(
+        folder / "vocabulary.json", {"words": ["a"]}
+    ),
+}
+
+
+@faults(EXPORTS)
+def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, capsys, fault, case):
+    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "e")])
+    case(tmp_path / "e")
+    says(fault, load, tmp_path / "e")
+
+
+# Studies and settings
+
+STUDY = {"name": "x", "seeds": [1], "variants": {"soft": {"config": "c"}}}
+STUDIES: dict[Fault, dict[Any, Any]] = {
+    Fault("a study with an unknown key", "'seed' is no key of a study; did you mean seeds?"): {"seed": 1},
+    Fault("a study without variants", "variants: there is none"): {"variants": {}},
+    Fault("a study with a seed below 0", "seeds: must be whole numbers, got [-1]"): {"seeds": [-1]},
+    Fault("a study with a seed twice", "seeds: [1, 1] has one twice"): {"seeds": [1, 1]},
+    Fault("a study whose config is not there", "d.yaml is not there"): {"variants": {"soft": {"config": "d"}}},
+    Fault("a study whose config has a name of 600 characters", "is not there"): {
+        "variants": {"soft": {"config": "a" * 600}}
+    },
+    Fault("a study that compares with no variant", "references: hard is no variant"): {"references": ["hard"]},
+    Fault("a study with a number for a key", "3 is no key of a study"): {3: 1, 4: 2},
+}
+
+
+@faults(STUDIES)
+def test_a_study_that_cannot_be_used_is_named(tmp_path, fault, case):
+    put(tmp_path / "c.yaml", "{}")
+    path = put(tmp_path / "study.yaml", yaml.safe_dump(STUDY | case))
+    says(fault, read_study, path, tmp_path)
+
+
+def shapes_with(**arguments: Any) -> dict[str, Any]:
+    return {"class_path": "captioning.data.ShapesSource", "init_args": arguments}
+
+
+@faults(
+    {
+        Fault("null where a class takes none", "data.source.init_args.root: must not be null"): shapes_with(root=None),
+        Fault("an argument of another kind", "train"): shapes_with(train="many"),
+        Fault("a source that there is not", "captioning.data.Nope is not a known CaptionSource"): {
+            "class_path": "captioning.data.Nope"
+        },
+        Fault("a source with a NUL character", "data.source"): "a\0b",
+    }
+)
+def test_a_source_that_cannot_be_built_is_named(fault, case):
+    says(fault, build, {"data.source": CaptionSource}, [{"data": {"source": case}}])
+
+
+@faults(
+    {
+        Fault("a YAML alias of itself in a text of a run's settings", "model.x"): "&a [*a]",
+        Fault("a date that there is not in a text of a run's settings", "model.x"): "2024-13-45",
+    }
+)
+def test_texts_of_settings_are_looked_at_safely(fault, case):
+    """They stay texts where texts are taken, and are refused where a class is."""
+    config = tiny_config(Path("shapes"))
+    config["model"]["search"]["note"] = case
+    assert resume_settings(config, "config.yaml")["model"]["search"]["note"] == case
+    config["model"]["encoder"] = case
+    with pytest.raises(InputError, match=r"config\.yaml: model\.encoder"):
+        resume_settings(config, "config.yaml")
+
+
+# Scripts
+
+
+def compared(folder: Path) -> list[str]:
+    make_run(folder / "a", captions=[], settings={})
+    write_evaluation(folder / "a", "test", {"bleu4": 1.0}, list(make_captions(3).values()), search={})
+    return [str(folder / "a")]
+
+
+def exists(folder: Path) -> Path:
+    (folder / "empty").mkdir()
+    return folder / "empty"
+
+
+SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
+    Fault("one run to compare", "give two or more runs to compare"): ("compare_runs", compared),
+    Fault("a folder that is no run's", "not a run; it has none of config.yaml"): (
+        "compare_runs",
+        lambda folder: [*compared(folder), str(exists(folder))],
+    ),
+    Fault("the folder of all runs in place of one", "not a run; give the runs in it: a"): (
+        "compare_runs",
+        lambda folder: [*compared(folder), str(folder)],
+    ),
+    Fault("a run that is not there", "no such folder; give a run's folder"): (
+        "compare_runs",
+        lambda folder: [*compared(folder), str(folder / "nope")],
+    ),
+    Fault("references without captions to score", "--references goes with --captions"): (
+        "evaluate",
+        lambda folder: ["--checkpoint", "x.ckpt", "--references", "x.json"],
+    ),
+    Fault("captions to score without references", "--captions needs --references"): (
+        "evaluate",
+        lambda folder: ["--captions", "x.json"],
+    ),
+    Fault("a beam for captions that are given", "--beam_size goes with --checkpoint, not with --captions"): (
+        "evaluate",
+        lambda folder: ["--captions", "x.json", "--references", "y.json", "--beam_size", "3"],
+    ),
+    Fault("an overlay onto the image itself", "would replace", kept="the image"): (
+        "caption_image",
+        lambda folder: [
+            str(save_image(folder / "x.png")),
+            *("--checkpoint", str(save_checkpoint(folder / "x.ckpt")), "--overlay", str(folder / "x.png")),
+        ],
+    ),
+    Fault("no image in a folder", "no image"): (
+        "caption_image",
+        lambda folder: [str(exists(folder)), "--checkpoint", str(save_checkpoint(folder / "x.ckpt"))],
+    ),
+}
+
+
+@faults(SCRIPTS)
+def test_what_scripts_cannot_work_with_is_named(tmp_path, capsys, fault, case):
+    name, arguments = case
+    ends(capsys, fault, load_script(name).main, arguments(tmp_path))
+
+
+def test_the_checkpoint_of_these_tests_captions_an_image(checkpoint):
+    assert load(checkpoint)(random_view(20, 14)).words

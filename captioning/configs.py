@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, get_loader, set_loader
 
-from captioning.component import Component, current_arguments, current_path, known_class, public_path
+from captioning.component import Component, current_arguments, current_path, import_modules, known_class, public_path
 from captioning.errors import InputError, one_line
 
 _MAX_NODES, _MAX_DEPTH = 100_000, 100
@@ -123,6 +123,20 @@ def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], optio
         raise InputError(" ".join(str(error).split()) + given) from error
     built = parser.instantiate(settings)
     return [built[place] for place in kinds]
+
+
+def build_parts(
+    kinds: Mapping[str, type], files: Sequence[Path], imports: Sequence[str], options: Sequence[str]
+) -> list[Any]:
+    """``build`` from what ``terminal.config_parser`` read; ``imports`` are looked for here, then beside the first file.
+
+    Raises:
+        InputError: no file is given, or one of the reasons of ``build``.
+    """
+    if not files:
+        raise InputError("--config: name the training YAML")
+    import_modules(imports, [Path(), files[0].parent])
+    return build(kinds, [read_config(path, "--config") for path in files], options)
 
 
 def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:

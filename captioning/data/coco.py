@@ -276,7 +276,7 @@ def _captions(path: Path) -> _Captions:
 def _rows(owners: list[Any], image_ids: list[int]) -> NDArray[np.int64]:
     """Return (captions,) the place of each caption's image among ``image_ids``, -1 where it has none."""
     span = max(image_ids, default=-1) + 1
-    if {*map(type, owners)} == {int} and 0 <= min(owners) and max(owners) < span <= _DENSE * len(image_ids):
+    if {*map(type, owners)} == {int} and min(owners) >= 0 and max(owners) < span <= _DENSE * len(image_ids):
         place = np.full(span, -1, np.int32)
         place[image_ids] = np.arange(len(image_ids), dtype=np.int32)
         return place[owners].astype(np.int64)

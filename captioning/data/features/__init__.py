@@ -17,7 +17,7 @@ the encoder's by fp16 rounding (a relative 2**-11), and 8-bit ones by at most ha
 from captioning.data.features.checksums import verify
 from captioning.data.features.codes import DTYPES
 from captioning.data.features.flipped import FlippedFeatures, flipped_fingerprint, flipped_split
-from captioning.data.features.layout import features_size
+from captioning.data.features.layout import features_size, is_extracted
 from captioning.data.features.reading import FeatureCache
 from captioning.data.features.writing import FeatureWriter
 
@@ -29,5 +29,6 @@ __all__ = [
     "features_size",
     "flipped_fingerprint",
     "flipped_split",
+    "is_extracted",
     "verify",
 ]

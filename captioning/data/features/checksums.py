@@ -34,14 +34,11 @@ def verify(directory: Path) -> None:
         raise InputError(f"--output {directory}: holds no features")
     damaged: list[Path] = []
     for manifest in manifests:
-        there = [
-            shard
-            for shard in range(manifest.shards)
-            if manifest.array(shard).exists() and manifest.record(shard).exists()
-        ]
         if manifest.finished_rows is not None:
             print(f"{manifest.split}: of an earlier version, which kept no checksums")
             continue
+        records = sorted((directory / manifest.split).glob("*.json"))
+        there = [int(path.stem) for path in records if path.stem.isdecimal() and path.with_suffix(".npy").exists()]
         with Progress(manifest.split, len(there), unit="shards") as progress:
             for number, shard in enumerate(there, 1):
                 if not _is_whole(manifest, shard):
@@ -54,7 +51,7 @@ def verify(directory: Path) -> None:
 
 
 def _is_whole(manifest: Manifest, shard: int) -> bool:
-    if not manifest.is_finished(shard):
+    if shard >= manifest.shards or not manifest.is_finished(shard):
         return False
     try:
         record = manifest.read_record(shard)

@@ -99,7 +99,7 @@ class Manifest:
                     raise ValueError
             if not isinstance(digest, str):
                 raise ValueError
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"{path}: damaged; delete it and extract again") from error
         return Record(digest, scale)
 
@@ -127,7 +127,7 @@ class Manifest:
         n, locations, dim = sizes[:3]
         if single:
             return cls(directory, split, fingerprint, (n, locations, dim), "float16", max(1, n), count)
-        if found.get("dtype") not in DTYPES or not count:
+        if str(found.get("dtype")) not in DTYPES or not count:
             raise InputError(f"{path}: says of no known kind how numbers are kept; delete the folder and extract again")
         return cls(directory, split, fingerprint, (n, locations, dim), found["dtype"], count)
 
@@ -154,6 +154,12 @@ class Record:
 
     digest: str | None
     scale: Scale | None
+
+
+def is_extracted(directory: Path, split: str) -> bool:
+    """Return whether all features of a split are in the folder."""
+    manifest = Manifest.read(directory, split)
+    return manifest is not None and all(map(manifest.is_finished, range(manifest.shards)))
 
 
 def images_of_a_shard(row_bytes: int) -> int:

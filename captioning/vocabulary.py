@@ -54,12 +54,13 @@ _LOWER = bytes(range(256)).lower()
 
 
 class _Pieces(dict[str, str]):
-    """What stands between two spaces -> its words, joined by spaces."""
+    """What stands between two spaces -> its words, joined by spaces; a line's end is itself."""
 
     def __missing__(self, piece: str) -> str:
         if len(self) >= 1 << 16:
             self.clear()
-        words = self[piece] = " ".join(_tokenize_piece(piece))
+        words = "\n" if piece == "\n" else " ".join(word for part in piece.split() for word in _tokenize_piece(part))
+        self[piece] = words
         return words
 
 
@@ -70,7 +71,8 @@ def _tokenize_some(texts: Sequence[str]) -> list[str]:
     """``tokenize_all`` of texts that are searched as one, a line each."""
     joined = "\n".join(texts)
     if joined.count("\n") != len(texts) - 1:
-        joined = "\n".join(text.replace("\n", " ") for text in texts)
+        texts = [text.replace("\n", " ") for text in texts]
+        joined = "\n".join(texts)
     content = (joined + "\n").encode("utf-8").replace(b".\n", b"\n").translate(_LOWER)
     lines = content.decode("utf-8").split("\n")[:-1]
     # Of letters and digits with single spaces between them nothing is changed.
@@ -80,10 +82,12 @@ def _tokenize_some(texts: Sequence[str]) -> list[str]:
              for match in re.finditer(known, content)]  # fmt: skip
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
     # A gap is found at its second character: at the end of a line, that is the line's own.
-    rows = np.searchsorted(ends, np.concatenate((unusual, np.array(split, np.int64))))
-    for row in set(rows.tolist()):
-        found = map(_pieces.__getitem__, texts[row].lower().replace(".", " ").split())
-        lines[row] = " ".join(filter(None, found))
+    rows = np.unique(np.searchsorted(ends, np.concatenate((unusual, np.array(split, np.int64))))).tolist()
+    if rows:
+        pieces = " \n ".join([texts[row] for row in rows]).lower().replace(".", " ").split(" ")
+        found = " ".join(filter(None, map(_pieces.__getitem__, pieces)))
+        for row, line in zip(rows, found.split("\n"), strict=True):
+            lines[row] = line.strip(" ")
     return lines
 
 

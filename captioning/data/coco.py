@@ -7,6 +7,7 @@ import gc
 import io
 import json
 import logging
+import mmap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,7 +241,7 @@ def _captions(path: Path) -> _Captions:
         InputError: it is not in COCO's layout, an annotation has no caption, or is of an unknown image.
     """
     try:
-        dataset = json.loads(path.read_bytes().decode("utf-8"))
+        dataset = json.loads(_text(path))
         for key in ("images", "annotations"):
             if not isinstance(dataset.get(key), list):
                 raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
@@ -271,6 +272,12 @@ def _captions(path: Path) -> _Captions:
     order = np.argsort(rows, kind="stable").tolist()
     counts = np.bincount(rows, minlength=len(image_ids)).tolist()
     return _Captions(image_ids, names, counts, [texts[number] for number in order])
+
+
+def _text(path: Path) -> str:
+    """Return a file's text without a copy of its bytes."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return str(content, "utf-8")
 
 
 def _rows(owners: list[Any], image_ids: list[int]) -> NDArray[np.int64]:

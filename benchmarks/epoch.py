@@ -1,50 +1,145 @@
-"""An epoch of COCO's size on a GPU, from training steps on cached features with their loader."""
+"""An epoch of COCO's size, simulated: its captions, its number of feature files, and training on them for a while.
+
+The captions file has COCO 2017's layout, caption lengths and vocabulary. The features of its 118,287 images are in as
+many shards as they would be, but only a few of the files hold numbers of their own (1 GB), the others are links to
+these: reading finds them in memory, as on a machine with much of it. What a disk adds is ``load_features_cold``.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.loading import cached_features, endless
+from benchmarks.coco import CAPTIONS, IMAGES, write_captions
+from benchmarks.loading import CachedEncoder, data_module, endless
+from benchmarks.memory import resident
 from benchmarks.report import Report, Row
-from benchmarks.timing import Timing, wait_for
+from benchmarks.timing import Timing, interleave, wait_for
 from benchmarks.training import our_step
-from benchmarks.work import Sizes
+from benchmarks.work import Machine, Probe, Sizes, decoder_flops, training_bytes
+from captioning.data import CocoSource
+from captioning.data.batch import CaptionBatch
+from captioning.data.features import FeatureWriter
 
-CAPTIONS = 566_747
-"""Of Karpathy's training split with ``restval``."""
+GPUS = {
+    "A100": Machine({torch.float32: 19.5e12, torch.bfloat16: 312e12}, 2.04e12),
+    "H100": Machine({torch.float32: 67e12, torch.bfloat16: 989e12}, 3.35e12),
+}
+"""Of the 80 GB modules with NVLink, as their data sheets say, without sparsity."""
+_FILES = 8
+
+
+class Scale(NamedTuple):
+    """Images and captions of the split, features, and the decoder."""
+
+    images: int
+    captions: int
+    locations: int
+    dim: int
+    batch_size: int
+    steps: int
+    decoder: dict[str, int]
+
+    @classmethod
+    def of(cls, device: torch.device, *, quick: bool) -> Scale:
+        """Return COCO's with the paper's decoder, or something tiny."""
+        if quick:
+            decoder = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
+            return cls(200, 1000, 4, 6, 8, 2, decoder)
+        decoder = {"attention_dim": 512, "embedding_dim": 512, "hidden_dim": 1800}
+        return cls(IMAGES, CAPTIONS, 196, 512, 1024 if device.type == "cuda" else 64, 20, decoder)
+
+
+def linked_features(folder: Path, paths: list[str], encoder: CachedEncoder, *, shard_images: int | None) -> None:
+    """Write random features of a training split; from the ninth shard on they are links to the first eight."""
+    options: Any = {
+        "paths": paths,
+        "fingerprint": encoder.fingerprint(),
+        "shape": (encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim),
+        "shard_images": shard_images,
+    }
+    manifest = FeatureWriter(folder, "train", **options).manifest
+    for shard in {*range(min(_FILES, manifest.shards)), manifest.shards - 1}:
+        writer = FeatureWriter(folder, "train", **options, share=(shard, manifest.shards))
+        while writer.done < writer.total:
+            writer.write(torch.rand(min(50, writer.total - writer.collected), *writer.shape[1:]))
+    for shard in range(_FILES, manifest.shards - 1):
+        os.link(manifest.array(shard % _FILES), manifest.array(shard))
+        os.link(manifest.record(shard % _FILES), manifest.record(shard))
+
+
+def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> tuple[int, int]:
+    """Return the multiplications and additions of a training step on the batch, and the bytes that it must move."""
+    assert batch.annotations is not None
+    lengths = tuple(batch.lengths.tolist())
+    sizes = Sizes(len(batch.annotations), lengths, scale.locations, scale.dim, **scale.decoder, vocabulary=vocabulary)
+    return decoder_flops(sizes, backward=True), training_bytes(sizes, torch.bfloat16)
 
 
 def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> Report:
-    """Measure training steps with their loader and return the seconds of as many as an epoch has, in bf16.
-
-    H is 1800 as in the paper; features are 196 x 512 in fp16, each batch of one caption per image.
-    """
-    sizes = (
-        Sizes(3, (4,) * 3, 4, 6, 5, 7, 8, 23) if quick else Sizes(1024, (12,) * 1024, 196, 512, 512, 512, 1800, 9490)
-    )
-    steps = 2 if quick else 20
-    data = cached_features(
-        folder / "epoch",
-        images=sizes.images * 4,
-        locations=sizes.locations,
-        dim=sizes.annotation_dim,
-        batch_size=sizes.images,
-        vocabulary=sizes.vocabulary,
-    )
+    """Train in bf16 for some steps a round; report what an epoch follows to take, here and on other machines."""
+    scale = Scale.of(device, quick=quick)
+    root, features, encoder = folder / "coco_epoch", folder / "epoch", CachedEncoder(scale.locations, scale.dim)
+    for split, share in (("train", 1), ("val", 20)):  # COCO's validation images are a twentieth
+        path = root / f"annotations/captions_{split}2017.json"
+        write_captions(path, images=scale.images // share, captions=scale.captions // share)
+    source = CocoSource(str(root))
+    index = source.index("train")
+    linked_features(features, list(index.paths), encoder, shard_images=16 if quick else None)
+    data = data_module(source, encoder, batch_size=scale.batch_size, features=str(features), min_count=5, seed=1)
+    words = len(data.vocabulary)
+    tokens = int(index.caption_lengths.sum()) + len(index.captions)  # with each <end>
     batches = endless(data, device)
-    step = our_step(sizes, device, precision=torch.bfloat16)
+    some = Sizes(1, (1,), scale.locations, scale.dim, **scale.decoder, vocabulary=words)
+    step = our_step(some, device, precision=torch.bfloat16)
     for _ in range(3):
         step(next(batches))
-    seconds = []
+
+    probe = Probe.sized(device, quick=quick)
+    seconds, limits, memory = [], [], {"anonymous": [resident("RssAnon")], "mapped": [resident("RssFile")]}
+    waited = elapsed = trained = flops = traffic = 0.0
     for _ in range(rounds):
+        speed = interleave(probe.operations, rounds=1, device=device)
+        machine = probe.machine({name: timing.median for name, timing in speed.items()})
+        done, work, moved = 0, 0, 0
         wait_for(device)
         start = time.perf_counter()
-        for _ in range(steps):
-            step(next(batches))
+        for _ in range(scale.steps):
+            asked = time.perf_counter()
+            batch = next(batches)
+            waited += time.perf_counter() - asked
+            step(batch)
+            done += int(batch.lengths.sum())
+            of_step = work_of(batch, scale, words)
+            work, moved = work + of_step[0], moved + of_step[1]
         wait_for(device)
-        seconds.append((time.perf_counter() - start) / steps * CAPTIONS / sizes.images)
-    what = f"{CAPTIONS:,} captions, bf16, cached features, from {steps} measured steps a round; {sizes}"
-    return Report([Row("epoch_coco", what, Timing(tuple(seconds)), images=CAPTIONS)])
+        taken = time.perf_counter() - start
+        seconds.append(taken / done * tokens)
+        limits.append(machine.seconds(work, moved, torch.bfloat16) / done * tokens)
+        elapsed, trained, flops, traffic = elapsed + taken, trained + done, flops + work, traffic + moved
+        memory["anonymous"].append(resident("RssAnon"))
+        memory["mapped"].append(resident("RssFile"))
+    timing, limit = Timing(tuple(seconds)), Timing(tuple(limits))
+    times_the_limit = limit.ratio(timing)
+    what = (
+        f"{len(index.captions):,} captions, {tokens:,} tokens of {words:,} words, bf16, from {scale.steps} measured "
+        f"steps a round; features of {len(index):,} images in links to {_FILES} files; {_sizes(scale)}"
+    )
+    report = Report([Row("epoch_coco", what, timing, limit=limit.median, images=len(index.captions))])
+    report.rates["epoch_coco_tokens"] = tokens / timing.median
+    report.shares["epoch_coco_waiting_for_features"] = waited / elapsed
+    report.memory_over_time = {f"epoch_coco_{kind}": sizes for kind, sizes in memory.items()}
+    for name, gpu in GPUS.items():
+        bound = gpu.seconds(flops, traffic, torch.bfloat16) / trained * tokens
+        report.scaled |= {f"epoch_coco_{name}_limit": bound, f"epoch_coco_{name}": bound * times_the_limit}
+    return report
+
+
+def _sizes(scale: Scale) -> str:
+    named = {"B": scale.batch_size, "L": scale.locations, "D": scale.dim}
+    named |= {name[0].upper(): size for name, size in scale.decoder.items()}
+    return " ".join(f"{letter}={size}" for letter, size in named.items())

@@ -69,15 +69,16 @@ def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionD
     return data
 
 
-def cached_features(folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int) -> Any:
-    """Return a data module of random features in a cache, as ``scripts/extract_features.py`` writes it."""
+def cached_features(
+    folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int, dtype: str = "float16"
+) -> Any:
+    """Return a data module of random features in a cache, as ``scripts/extract_features.py`` writes it, in one file."""
     encoder = CachedEncoder(locations, dim)
-    paths = [f"{number}.jpg" for number in range(images)]
-    with FeatureWriter(
-        folder, "train", paths=paths, fingerprint=encoder.fingerprint(), shape=(locations, dim)
-    ) as writer:
-        while writer.done < images:
-            writer.write(torch.rand(min(50, images - writer.done), locations, dim))
+    paths, shape = [f"{number}.jpg" for number in range(images)], (locations, dim)
+    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape, "dtype": dtype}
+    writer = FeatureWriter(folder, "train", **options, shard_images=images)
+    while writer.done < images:
+        writer.write(torch.rand(min(50, images - writer.collected), *shape))
     source = RandomCaptions(folder, paths, vocabulary)
     return data_module(source, encoder, batch_size=batch_size, features=str(folder))
 
@@ -92,7 +93,7 @@ def endless(data: CaptionDataModule, device: torch.device) -> Iterator[CaptionBa
 
 def cold(folder: Path, encoder: CachedEncoder, *, batch_size: int, rounds: int) -> tuple[Timing, Timing]:
     """Time random batches of a cache that is not in memory, and ``pread`` alone of as many bytes from the same file."""
-    file, draw = folder / "train.npy", np.random.default_rng(0)
+    file, draw = folder / "train/00000.npy", np.random.default_rng(0)
     size = 2 * math.prod(encoder.grid_size) * encoder.annotation_dim
     ours, limit = [], []
     with file.open("rb") as handle:
@@ -131,16 +132,20 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     """Time both kinds of loaders, and the share of training steps that is spent waiting for cached features."""
     sizes = cases(quick)["512"].sizes
     B, L, D, V = sizes.images, sizes.locations, sizes.annotation_dim, sizes.vocabulary
-    cached = cached_features(
-        folder / "features", images=B * (3 if quick else 10), locations=L, dim=D, batch_size=B, vocabulary=V
+    images = B * (3 if quick else 10)
+    cached, coded = (
+        cached_features(folder / name, images=images, locations=L, dim=D, batch_size=B, vocabulary=V, dtype=dtype)
+        for name, dtype in (("features", "float16"), ("codes", "uint8"))
     )
     names = [path.name for path in photographs(folder / "jpegs", B, photograph_size(quick))]
     network = encoders(quick)["conv" if quick else "mobilenet"]()
     photos = data_module(RandomCaptions(folder / "jpegs", names, V), network, batch_size=B)
-    features, jpegs = endless(cached, device), endless(photos, device)
+    features, codes, jpegs = endless(cached, device), endless(coded, device), endless(photos, device)
 
     probe = Probe.sized(device, quick=quick)
-    subjects: dict[str, Callable[[], Any]] = {"features": lambda: next(features), "jpegs": lambda: next(jpegs)}
+    subjects: dict[str, Callable[[], Any]] = {
+        name: partial(next, batches) for name, batches in (("features", features), ("codes", codes), ("jpegs", jpegs))
+    }
     timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
     machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
     traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
@@ -156,6 +161,13 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
             f"a batch of {B} images' cached features, {L} x {D} fp16, asked for without a pause",
             timings["features"],
             limit=traffic / machine.bandwidth,
+            images=B,
+        ),
+        Row(
+            "load_features_8_bit",
+            "the same from 8-bit numbers, decoded",
+            timings["codes"],
+            limit=0.75 * traffic / machine.bandwidth,
             images=B,
         ),
         Row(

@@ -54,13 +54,16 @@ def peak_of_a_step(who: str, case: str, device: torch.device, *, quick: bool) ->
         before = torch.cuda.memory_allocated(device)
         step()
         return torch.cuda.max_memory_allocated(device) - before
-    before = _resident("VmRSS")
+    before = resident("VmRSS")
     step()
-    return _resident("VmHWM") - before
+    return resident("VmHWM") - before
 
 
-def _resident(entry: str) -> int:
-    """Return an entry of this process's memory in bytes: VmRSS now, VmHWM at most so far. Linux only."""
+def resident(entry: str) -> int:
+    """Return an entry of this process's memory in bytes: VmRSS now, VmHWM at most so far. Linux only.
+
+    RssAnon is the part that is no file's, RssFile what of mapped files is in memory.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(entry + ":"):
             return int(line.split()[1]) * 1024

@@ -35,18 +35,34 @@ class Row(NamedTuple):
 
 @dataclass
 class Report:
-    """Rows in the order of measuring, peak memory in bytes by name, and shares (0 to 1) by name."""
+    """What was measured.
+
+    Attributes:
+        rows: in the order of measuring.
+        peak_memory: bytes by name.
+        shares: 0 to 1 by name.
+        machine: the machine's speeds.
+        rates: figures per second by name.
+        memory_over_time: bytes at the end of each round, by name.
+        scaled: seconds on another machine by name: not measured, but calculated from what was.
+    """
 
     rows: list[Row] = field(default_factory=list)
     peak_memory: dict[str, int] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
     machine: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    memory_over_time: dict[str, list[int]] = field(default_factory=dict)
+    scaled: dict[str, float] = field(default_factory=dict)
 
     def extend(self, other: Report) -> None:
         self.rows += other.rows
         self.peak_memory |= other.peak_memory
         self.shares |= other.shares
         self.machine |= other.machine
+        self.rates |= other.rates
+        self.memory_over_time |= other.memory_over_time
+        self.scaled |= other.scaled
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, numbers by row name.
@@ -81,6 +97,9 @@ class Report:
             },
             "peak_memory": self.peak_memory,
             "shares": self.shares,
+            "rates": self.rates,
+            "memory_over_time": self.memory_over_time,
+            "scaled": self.scaled,
             "machine": self.machine,
             "sizes": {name: row.what for name, row in ours.items()},
         }
@@ -104,14 +123,20 @@ class Report:
                 "" if row.soft is None else f"{row.soft.ratio(row.ours):.2f}",
             )
         yield times
-        if self.peak_memory or self.shares:
-            rest = Table(title="memory and shares")
+        if self.peak_memory or self.shares or self.rates:
+            rest = Table(title="memory, shares, rates, and what follows for other machines")
             rest.add_column("what")
             rest.add_column("value", justify="right")
             for name, size in self.peak_memory.items():
                 rest.add_row(f"peak memory: {name}", f"{size / 2**20:,.0f} MiB")
             for name, share in self.shares.items():
                 rest.add_row(name, f"{100 * share:.1f} %")
+            for name, rate in self.rates.items():
+                rest.add_row(name, f"{rate:,.0f} / s")
+            for name, sizes in self.memory_over_time.items():
+                rest.add_row(f"memory over time: {name}", f"{', '.join(f'{size / 2**20:,.0f}' for size in sizes)} MiB")
+            for name, seconds in self.scaled.items():
+                rest.add_row(f"calculated: {name}", _seconds(seconds))
             yield rest
         if self.machine:
             machine = Table(title="the machine, measured")

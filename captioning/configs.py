@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader, set_loader
 
-from captioning.component import Component, current_arguments, current_path, known_class, public_path
+from captioning.component import Component, current_arguments, current_path, import_modules, known_class, public_path
 from captioning.errors import InputError, one_line
 
 _MAX_NODES, _MAX_DEPTH = 100_000, 100
@@ -172,6 +172,36 @@ def _takes_null(hint: Any) -> bool:
     if get_origin(hint) is Literal:
         return None in get_args(hint)
     return hint in (Any, object, None, type(None)) or isinstance(hint, TypeVar) or any(map(_takes_null, get_args(hint)))
+
+
+def build_parts(
+    kinds: Mapping[str, type],
+    files: Sequence[Path],
+    imports: Sequence[str],
+    options: Sequence[str],
+    *,
+    optional: Mapping[str, type] | None = None,
+) -> list[Any]:
+    """``build`` from what ``terminal.config_parser`` read; ``imports`` are looked for here, then beside the first file.
+
+    Args:
+        optional: further parts; None where no file and no option names one.
+
+    Raises:
+        InputError: no file is given, or one of the reasons of ``build``.
+    """
+    if not files:
+        raise InputError("--config: name the training YAML")
+    import_modules(imports, [Path(), files[0].parent])
+    configs = [read_config(path, "--config") for path in files]
+    named = {
+        place: kind
+        for place, kind in (optional or {}).items()
+        if any(option.startswith(f"--{place}") for option in options)
+        or any(_parts(config, {place: kind}) for config in configs)
+    }
+    built = dict(zip([*kinds, *named], build({**kinds, **named}, configs, options), strict=True))
+    return [built.get(place) for place in [*kinds, *(optional or {})]]
 
 
 def _parts(config: Mapping[str, Any], kinds: Mapping[str, type]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,9 +18,12 @@ def part_of(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def complete(path: Path, *, sync: bool = True) -> None:
-    """Sync ``part_of(path)`` to the disk and give it its name: a crash leaves the old file or the new one."""
-    part = part_of(path)
+def complete(path: Path, part: Path | None = None, *, sync: bool = True) -> None:
+    """Sync ``part``, by default ``part_of(path)``, to the disk and give it its name.
+
+    A crash leaves the old file or the new one.
+    """
+    part = part or part_of(path)
     if sync:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
@@ -67,7 +71,7 @@ def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str)
 
 
 @contextmanager
-def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Path]:
+def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool = False) -> Iterator[Path]:
     """Yield a temporary name beside ``path``; what is written there gets its name when the block ends well.
 
     After an error the file is what it was before. Folders are made as needed.
@@ -75,6 +79,7 @@ def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Pa
     Args:
         option: of the command line that named the file.
         sync: False for files in great number that can be made again: each would wait for the disk.
+        shared: several processes may write it at once, each under a temporary name of its own; the last one stays.
 
     A link stays one: what it leads to is replaced.
 
@@ -83,11 +88,11 @@ def replacing(path: Path, option: str = "", *, sync: bool = True) -> Iterator[Pa
     """
     with errors_named(path, option):
         path = destination(path, option)
-        part = part_of(path)
+        part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part") if shared else part_of(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield part
-            complete(path, sync=sync)
+            complete(path, part, sync=sync)
         except BaseException:
             part.unlink(missing_ok=True)
             raise

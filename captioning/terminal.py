@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from captioning.errors import DEBUG, printable
@@ -43,6 +44,23 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
         metavar="MODULE",
         help="import a module of your own whose classes a checkpoint or config names; looked for in this folder first",
     )
+
+
+def config_parser(doc: str | None, *, output: str) -> argparse.ArgumentParser:
+    """Return a parser of a script that works on parts of training configurations and writes one file or folder.
+
+    What it does not know are options of the training command: ``parse_known_args``, then ``configs.build_parts``.
+
+    Args:
+        output: help of ``--output``.
+    """
+    parser = script_parser(doc)
+    parser.add_argument(
+        "--config", action="append", type=Path, default=[], help="training YAML; later files override earlier ones"
+    )
+    parser.add_argument("--output", type=Path, required=True, help=output)
+    add_import_option(parser)
+    return parser
 
 
 class Progress:

@@ -120,18 +120,19 @@ def tokenize_all(texts: Sequence[str]) -> list[str]:
 
 
 _TOGETHER = 1 << 14
-_PLAIN = b"abcdefghijklmnopqrstuvwxyz0123456789 \n"
-_UNUSUAL = bytes(byte not in _PLAIN for byte in range(256))
-_LOWER = bytes(range(256)).lower().replace(b".", b" ")
+_GAP, _OTHER = 1, 2
+_KINDS = bytes(_GAP if byte in b" \n" else 0 if chr(byte).isalnum() and byte < 128 else _OTHER for byte in range(256))
+_LOWER = bytes(range(256)).lower()
 
 
 class _Pieces(dict[str, str]):
-    """What stands between two spaces -> its words, joined by spaces."""
+    """What stands between two spaces -> its words, joined by spaces; a line's end is itself."""
 
     def __missing__(self, piece: str) -> str:
         if len(self) >= 1 << 16:
             self.clear()
-        words = self[piece] = " ".join(_tokenize_piece(piece))
+        words = "\n" if piece == "\n" else " ".join(word for part in piece.split() for word in _tokenize_piece(part))
+        self[piece] = words
         return words
 
 
@@ -142,21 +143,23 @@ def _tokenize_some(texts: Sequence[str]) -> list[str]:
     """``tokenize_all`` of texts that are searched as one, a line each."""
     joined = "\n".join(texts)
     if joined.count("\n") != len(texts) - 1:
-        joined = "\n".join(text.replace("\n", " ") for text in texts)
-    content = joined.encode("utf-8").translate(_LOWER)
-    while b"  " in content:
-        content = content.replace(b"  ", b" ")
-    content = content.replace(b" \n", b"\n").replace(b"\n ", b"\n").strip(b" ")
-    lines = content.decode("utf-8").split("\n")
+        texts = [text.replace("\n", " ") for text in texts]
+        joined = "\n".join(texts)
+    content = (joined + "\n").encode("utf-8").replace(b".\n", b"\n").translate(_LOWER)
+    lines = content.decode("utf-8").split("\n")[:-1]
     # Of letters and digits with single spaces between them nothing is changed.
-    unusual = np.flatnonzero(np.frombuffer(content.translate(_UNUSUAL), np.uint8))
+    kinds = np.frombuffer(b"\x01" + content.translate(_KINDS), np.uint8)
+    unusual = np.flatnonzero(((kinds[1:] & kinds[:-1] & _GAP) | (kinds[1:] & _OTHER)) != 0)
     split = [match.start() for word in CONTRACTIONS if (known := word.encode()) in content
              for match in re.finditer(known, content)]  # fmt: skip
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
-    places = np.concatenate((unusual, np.array(split, np.int64)))
-    for row in set(np.searchsorted(ends, places).tolist()):
-        found = map(_pieces.__getitem__, texts[row].lower().replace(".", " ").split())
-        lines[row] = " ".join(filter(None, found))
+    # A gap is found at its second character: at the end of a line, that is the line's own.
+    rows = np.unique(np.searchsorted(ends, np.concatenate((unusual, np.array(split, np.int64))))).tolist()
+    if rows:
+        pieces = " \n ".join([texts[row] for row in rows]).lower().replace(".", " ").split(" ")
+        found = " ".join(filter(None, map(_pieces.__getitem__, pieces)))
+        for row, line in zip(rows, found.split("\n"), strict=True):
+            lines[row] = line.strip(" ")
     return lines
 
 

@@ -37,7 +37,7 @@ PARTS = {
     "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
     "startup": "captioning --help, and caption_image.py of one image",
-    "epoch": "an epoch of COCO's size, on a GPU unless named",
+    "epoch": "an epoch of COCO's size, simulated: tokens/s, waiting, memory over time; on a GPU unless named",
 }
 
 

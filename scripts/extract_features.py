@@ -3,40 +3,48 @@
 
 The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration, and options of
 the training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``.
-Prints the size on disk before it starts. Ctrl-C loses nothing: the same command resumes where it stopped.
+Prints the size on disk before it starts. Features are written in files of about 128 MiB, the shards: the same command
+does those that are missing, whether it was stopped or killed. Several processes share the work, on one machine or on
+several, each with its --shard I/N.
 
 examples:
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
       --flipped          # then train with --data.features data/features/flickr8k --data.flip 0.5
+  python scripts/extract_features.py --config configs/coco_vgg19_soft.yaml --output data/features/coco \
+      --dtype uint8 --shard 0/4     # and 1/4, 2/4, 3/4 elsewhere: 8-bit numbers, half of the bytes
+  python scripts/extract_features.py --output data/features/coco --verify
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
-from pathlib import Path
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import add_import_option, script_parser
+from captioning.terminal import config_parser
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     options, overrides = _parse(argv)
+    if options.verify:
+        from captioning.data.features import verify
+
+        verify(options.output)
+        return
 
     import torch
 
-    from captioning.component import import_modules
-    from captioning.configs import build, read_config
+    from captioning.configs import build_parts
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
 
-    import_modules(options.imports, [Path(), options.config[0].parent])
-    configs = [read_config(path, "--config") for path in options.config]
-    encoder, source = build({"model.encoder": Encoder, "data.source": CaptionSource}, configs, overrides)
+    kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
+    encoder, source = build_parts(kinds, options.config, options.imports, overrides)
     if encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
         raise InputError(
             "model.encoder.weights is null: random weights are other ones in every run, so no training run could use "
@@ -52,6 +60,8 @@ def main(argv: list[str] | None = None) -> None:
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         flipped=["train"] if options.flipped else [],
+        dtype=options.dtype,
+        share=options.shard,
     )
     sides = " --data.flip 0.5" if options.flipped else ""
     print(f"To train from these features, add to the training command:  --data.features {options.output}{sides}")
@@ -59,27 +69,38 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return this script's own options, and those of the training command."""
-    parser = script_parser(__doc__)
-    parser.add_argument(
-        "--config",
-        action="append",
-        type=Path,
-        required=True,
-        help="training YAML; given again, later files override earlier ones",
-    )
-    parser.add_argument("--output", type=Path, required=True, help="folder of the feature cache")
+    parser = config_parser(__doc__, output="folder of the feature cache")
     parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
     parser.add_argument("--flipped", action="store_true", help="also write the mirrored training images, for data.flip")
+    parser.add_argument(
+        "--dtype",
+        default="float16",
+        choices=["float16", "uint8"],
+        help="numbers of 16 bits, or of 8 with a scale for every channel (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shard", type=_share, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
+    )
+    parser.add_argument("--verify", action="store_true", help="compare what is in --output with its checksums instead")
     parser.add_argument("--batch_size", type=_positive, default=32, help="images per batch (default: 32)")
     parser.add_argument(
         "--num_workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
-    add_import_option(parser)
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     options, overrides = parser.parse_known_args(argv)
     if options.flipped and "train" not in options.splits:
         raise InputError("--flipped: only training images are mirrored; add train to --splits")
+    if options.verify and (overrides or options.config):
+        raise InputError(f"--verify: needs --output alone, got {' '.join([*map(str, options.config), *overrides])}")
     return options, overrides
+
+
+def _share(text: str) -> tuple[int, int]:
+    """Return (i, n) of ``i/n``."""
+    found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not found or not int(found[1]) < int(found[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N with I in 0 .. N - 1, such as 0/4, got {text!r}")
+    return int(found[1]), int(found[2])
 
 
 def _positive(text: str) -> int:

@@ -191,9 +191,10 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
 
 
 def _missing_splits(study: Study) -> list[str]:
+    from captioning.data.features import is_extracted
+
     assert study.features is not None
-    output, splits = study.features.output, study.features.splits
-    return [split for split in splits if not (output / f"{split}.npy").is_file()]
+    return [split for split in study.features.splits if not is_extracted(study.features.output, split)]
 
 
 def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
 from helpers import load_script
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import coco, epoch
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port_training_step
 from benchmarks.decoding import decode
 from benchmarks.memory import peak_of_a_step
@@ -18,9 +20,10 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
 from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
 from captioning.attention import AdditiveScore, SoftAttention
+from captioning.data import CocoSource
 from captioning.decoder import AttentionDecoder
 from captioning.objective import losses
-from captioning.vocabulary import END, START
+from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")
 script = load_script("benchmark")
@@ -241,6 +244,40 @@ def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     assert "beam5_2048" in capsys.readouterr().out
 
 
+def test_the_simulated_epoch_says_what_it_promises(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    report = epoch.measure(CPU, quick=True, rounds=2, folder=tmp_path)
+    (row,) = report.rows
+    tokens = int(re.search(r"([\d,]+) tokens", row.what)[1].replace(",", ""))
+    assert row.name == "epoch_coco" and row.images == 1000 and "200 images in links to 8 files" in row.what
+    assert report.rates["epoch_coco_tokens"] == pytest.approx(tokens / row.ours.median)
+    assert 0 <= report.shares["epoch_coco_waiting_for_features"] <= 1
+    assert [len(sizes) for sizes in report.memory_over_time.values()] == [3, 3]
+    times = row.ours.median / row.limit
+    for gpu in epoch.GPUS:
+        ratio = report.scaled[f"epoch_coco_{gpu}"] / report.scaled[f"epoch_coco_{gpu}_limit"]
+        assert times / 4 < ratio < times * 4  # the median of the rounds' ratios, not the ratio of medians
+    assert len(list((tmp_path / "epoch/train").glob("*.npy"))) == 13
+    assert len({path.stat().st_ino for path in (tmp_path / "epoch/train").glob("*.npy")}) == 9
+    assert list(report.tables())
+
+
+def test_a_steps_work_is_that_of_its_batch():
+    data = Data.make(SIZES, CPU)
+    decoder = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
+    scale = epoch.Scale(3, 3, 9, 6, 3, 1, decoder)
+    flops, traffic = epoch.work_of(data.batch(), scale, 23)
+    assert flops == decoder_flops(SIZES, backward=True) and traffic == training_bytes(SIZES, torch.bfloat16)
+
+
+@pytest.mark.slow
+def test_generated_captions_have_cocos_vocabulary(tmp_path):
+    path = coco.write_captions(tmp_path / "annotations/captions_train2017.json")
+    captions = CocoSource(str(tmp_path)).index("train").captions
+    words = len(Vocabulary.build((caption.split() for caption in captions), min_count=5))
+    assert words == pytest.approx(9490, rel=0.03), path
+
+
 def test_a_device_that_is_not_there_is_named():
     if torch.cuda.is_available():
         pytest.skip("there is one")
@@ -268,6 +305,7 @@ def test_the_parts_that_start_processes_run(tmp_path):
     found = json.loads(file.read_text())
     assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
     assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0
+    assert {"epoch_coco_tokens"} == set(found["rates"]) and found["rates"]["epoch_coco_tokens"] > 0
     assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco"} <= set(found["seconds"])
     assert found["seconds"]["startup_help"] < 2
 

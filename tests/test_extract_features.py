@@ -80,6 +80,10 @@ def run(config: dict[str, Any], tmp_path: Path, *options: str, out: str = "out")
     return tmp_path / out
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*")}
+
+
 def encoder_of(config: dict[str, Any]) -> TorchvisionEncoder:
     return TorchvisionEncoder(**config["model"]["encoder"]["init_args"])
 
@@ -101,14 +105,15 @@ def test_the_cache_holds_what_the_encoder_computes(config, root, tmp_path, capsy
 
 def test_mirrored_training_images_are_written_beside_the_others_and_resume_too(config, tmp_path, capsys):
     out = run(config, tmp_path)
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    before = contents(out)
     capsys.readouterr()
     run(config, tmp_path, "--flipped")
     printed = capsys.readouterr().out
     assert "train: 5 images x 256 locations x 64 x 2 bytes = 0.00 GB, 5 done already" in printed
     assert "train_flipped: complete" in printed and printed.rstrip().endswith(f"--data.features {out} --data.flip 0.5")
-    after = {path.name: path.read_bytes() for path in out.iterdir()}
-    assert after.keys() - before.keys() == {f"train_flipped{end}" for end in (".npy", ".json", ".images.json")}
+    after = contents(out)
+    new = {"train_flipped.json", "train_flipped.images.json", "train_flipped/00000.npy", "train_flipped/00000.json"}
+    assert after.keys() - before.keys() == new
     assert before.items() <= after.items()
     with pytest.raises(SystemExit):
         run(config, tmp_path, "--flipped", "--splits", "val")
@@ -118,28 +123,63 @@ def test_mirrored_training_images_are_written_beside_the_others_and_resume_too(c
 def test_workers_give_the_same_features(config, tmp_path):
     alone = run(config, tmp_path, "--splits", "val")
     together = run(config, tmp_path, "--splits", "val", "--num_workers", "2", out="together")
-    assert (alone / "val.npy").read_bytes() == (together / "val.npy").read_bytes()
-    assert not (alone / "train.npy").exists()
+    assert contents(alone) == contents(together)
+    assert not (alone / "train").exists()
 
 
+@pytest.fixture
+def small_shards(monkeypatch) -> None:
+    """Two images a file."""
+    monkeypatch.setattr("captioning.data.features.layout._SHARD_BYTES", 2 * 256 * 64 * 2)
+
+
+@pytest.mark.usefixtures("small_shards")
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path, capsys, monkeypatch):
     whole = run(config, tmp_path, "--splits", "train", out="whole")
     write = FeatureWriter.write
 
     def interrupted(self, annotations):
-        if self.done == 4:
+        if self.collected == 4:
             raise KeyboardInterrupt
         write(self, annotations)
 
     with monkeypatch.context() as patch:
         patch.setattr(FeatureWriter, "write", interrupted)
         with pytest.raises(SystemExit) as ended:
-            run(config, tmp_path, "--splits", "train")
+            run(config, tmp_path, "--splits", "train", "--batch_size", "1")
     assert ended.value.code == 130
     assert "train: stopped at 4 of 5; the same command resumes here" in capsys.readouterr().out
     out = run(config, tmp_path, "--splits", "train")
     assert "4 done already" in capsys.readouterr().out
-    assert (out / "train.npy").read_bytes() == (whole / "train.npy").read_bytes()
+    assert contents(out) == contents(whole)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_two_processes_share_the_files(config, tmp_path, capsys):
+    whole = run(config, tmp_path, "--dtype", "uint8", out="whole")
+    assert "train: 5 images x 256 locations x 64 x 1 byte = 0.00 GB\n" in capsys.readouterr().out
+    out = run(config, tmp_path, "--dtype", "uint8", "--shard", "1/2")
+    assert "1 byte = 0.00 GB, 2 of them here\n" in capsys.readouterr().out
+    assert [path.name for path in sorted((out / "train").glob("*.npy"))] == ["00001.npy"]
+    run(config, tmp_path, "--dtype", "uint8", "--shard", "0/2")
+    assert contents(out) == contents(whole)
+    assert max(len(content) for name, content in contents(out).items() if name.endswith(".npy")) == 128 + 2 * 256 * 64
+
+
+def test_what_was_written_is_verified(config, tmp_path, capsys):
+    out = run(config, tmp_path)
+    script.main(["--output", str(out), "--verify"])
+    assert "val: 1 of 1 shards are here and were read" in capsys.readouterr().out
+    content = bytearray((out / "val/00000.npy").read_bytes())
+    content[-1] ^= 8
+    (out / "val/00000.npy").write_bytes(content)
+    assert "00000.npy: damaged, as 1 in all" in failing(config, tmp_path, capsys, "--verify", config_file=False)
+    assert "--verify: needs --output alone" in failing(config, tmp_path, capsys, "--verify")
+
+
+@pytest.mark.parametrize("share", ["2/2", "1", "a/b", "-1/2", "1/0"])
+def test_a_share_that_is_none_is_refused(config, tmp_path, capsys, share):
+    assert "expected I/N with I in 0 .. N - 1" in failing(config, tmp_path, capsys, f"--shard={share}")
 
 
 def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
@@ -148,9 +188,12 @@ def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
     run(config, tmp_path)
 
 
-def failing(config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+def failing(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str, config_file: bool = True
+) -> str:
+    command = run if config_file else lambda *_: script.main(["--output", str(tmp_path / "out"), *options])
     with pytest.raises(SystemExit) as ended:
-        run(config, tmp_path, *options)
+        command(config, tmp_path, *options)
     assert ended.value.code == 2
     message = capsys.readouterr().err
     assert "Traceback" not in message
@@ -199,6 +242,10 @@ def test_mistakes_in_the_configuration_are_named(config, tmp_path, capsys, group
     assert re.search(message, found), found
 
     assert found.count("\n") == 1
+
+
+def test_a_configuration_must_be_given(config, tmp_path, capsys):
+    assert "--config: name the training YAML" in failing(config, tmp_path, capsys, config_file=False)
 
 
 def test_missing_and_broken_configurations_are_named(tmp_path):

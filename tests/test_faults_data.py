@@ -286,7 +286,8 @@ FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
 HEADERS = {
     Fault("features whose header lacks the shape", "its shape or count of images is damaged"): {"shape": None},
     Fault("features of a negative number of images", "its shape or count of images is damaged"): {"shape": [-3, 6, 4]},
-    Fault("features whose count is a text", "its shape or count of images is damaged"): {"done": "3"},
+    Fault("features whose count is a text", "its shape or count of images is damaged"): {"shard_images": "3"},
+    Fault("features of numbers of an unknown kind", "says of no known kind how numbers are kept"): {"dtype": "int3"},
     Fault("features of no encoder", "names no encoder"): {"fingerprint": 7},
     Fault("features of format 99", "not a feature cache of format 1"): {"format": 99},
     Fault("features whose header says another shape", "its header says float16 (3, 6, 5)"): {"shape": [3, 6, 5]},
@@ -295,8 +296,8 @@ HEADERS = {
 
 @faults(HEADERS)
 def test_features_with_an_edited_header_are_refused(tmp_path, fault, case):
-    with FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
-        out.write(torch.ones(3, 6, 4))
+    out = FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4))
+    out.write(torch.ones(3, 6, 4))
     header = json.loads((tmp_path / "val.json").read_text())
     (tmp_path / "val.json").write_text(json.dumps(header | case))
     says(fault, lambda: FeatureCache(tmp_path, "val", FINGERPRINT).gather([0]))

@@ -31,8 +31,9 @@ from captioning.errors import InputError, printable
 from captioning.model import Captioner
 from captioning.objective.losses import caption_nll
 from captioning.output import MarginalOutput
+from captioning.tokenizers import PUNCTUATION, tokenize, tokenize_all
 from captioning.trace import AttentionTrace
-from captioning.vocabulary import END, PAD, PUNCTUATION, SPECIALS, START, UNK, Vocabulary, tokenize, tokenize_all
+from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
 
 EXAMPLES = pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
 

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from helpers import load_script
 from helpers_runs import make_captions, tiny_config
 
 from captioning.commands import Commands
 from captioning.comparison.study import read_study
+from captioning.data.features import FeatureWriter
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu
 from captioning.evaluation.resampling import holm
@@ -216,20 +218,25 @@ def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
     assert ran == []
 
 
+def extract(split: str) -> None:
+    """Write features of two images."""
+    options = {"paths": ["a", "b"], "fingerprint": {"grid_size": [1, 1]}, "shape": (1, 1)}
+    FeatureWriter("cache", split, **options).write(torch.ones(2, 1, 1))
+
+
 def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     features = {"config": "shapes_soft", "splits": ["train", "val"], "output": "cache"}
     content = yaml.safe_load(Path("tiny.yaml").read_text()) | {"features": features}
     write(content)
     main("--dry-run")
     assert "left: extract train, val  (cache)" in capsys.readouterr().out
-    Path("cache").mkdir()
-    Path("cache/train.npy").touch()
+    extract("train")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Commands, "run", lambda self, name, arguments: ran.append([name, *arguments]) or 1.0)
         main("--only", "soft", "--seeds", "1")
     assert ran[0][0] == "features" and ran[0][1].endswith("scripts/extract_features.py")
     assert ran[0][4:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
-    Path("cache/val.npy").touch()
+    extract("val")
     ran.clear()
     main("--only", "soft", "--seeds", "2")
     assert ran[0][0] == "tiny_soft_2"

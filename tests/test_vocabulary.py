@@ -34,7 +34,7 @@ def test_captions_become_lower_case_words_without_punctuation(text, words):
 def test_words_are_those_of_the_treebank_tokenizer_run_over_the_whole_caption():
     from nltk.tokenize import TreebankWordTokenizer
 
-    from captioning.vocabulary import PUNCTUATION
+    from captioning.tokenizers import PUNCTUATION
 
     for text in [
         "gonna 'tis more'n lemme",

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import io
-import itertools
 import json
 import logging
+import mmap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from captioning.data.coco_nouns import decoys, synonyms
 from captioning.data.index_cache import cached_index
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from pycocotools.coco import COCO
 
 logger = logging.getLogger(__name__)
+
+_DENSE = 64  # a table of so many numbers an image is looked up faster than a dictionary, and is small
 
 
 class CocoSource(CaptionSource):
@@ -239,7 +242,7 @@ def _captions(path: Path) -> _Captions:
         InputError: it is not in COCO's layout, an annotation has no caption, or is of an unknown image.
     """
     try:
-        dataset = json.loads(path.read_text(encoding="utf-8"))
+        dataset = json.loads(_text(path))
         for key in ("images", "annotations"):
             if not isinstance(dataset.get(key), list):
                 raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
@@ -248,19 +251,19 @@ def _captions(path: Path) -> _Captions:
         names = [image.get("file_name") for image in images]
         owners = [annotation["image_id"] for annotation in annotations]
         texts = [annotation.get("caption") for annotation in annotations]
-        row_of = {image_id: row for row, image_id in enumerate(image_ids)}
-        rows = np.fromiter(map(row_of.get, owners, itertools.repeat(-1)), np.int64, len(owners))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {one_line(error)})") from error
-    if (rows < 0).any():
-        image_id = min({owner for owner in owners if owner not in row_of}, key=str)
-        caption = annotations[owners.index(image_id)].get("id")
-        raise InputError(f"{path}: caption {caption} is of image {image_id}, which it lacks")
-    if not all(type(image_id) is int for image_id in image_ids):
+    if not {*map(type, image_ids)} <= {int}:
         wrong = next(image_id for image_id in image_ids if type(image_id) is not int)
         raise InputError(f"{path}: image ids must be whole numbers, got {wrong!r}")
+    rows = _rows(owners, image_ids)
+    if (rows < 0).any():
+        known = set(image_ids)
+        image_id = min((owner for owner in owners if owner not in known), key=str)
+        caption = annotations[owners.index(image_id)].get("id")
+        raise InputError(f"{path}: caption {caption} is of image {image_id}, which it lacks")
     if not {*map(type, texts)} <= {str}:
         number = next(number for number, text in enumerate(texts) if type(text) is not str)
         annotation = annotations[number].get("id")
@@ -270,3 +273,20 @@ def _captions(path: Path) -> _Captions:
     order = np.argsort(rows, kind="stable").tolist()
     counts = np.bincount(rows, minlength=len(image_ids)).tolist()
     return _Captions(image_ids, names, counts, [texts[number] for number in order])
+
+
+def _text(path: Path) -> str:
+    """Return a file's text without a copy of its bytes."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return str(content, "utf-8")
+
+
+def _rows(owners: list[Any], image_ids: list[int]) -> NDArray[np.int64]:
+    """Return (captions,) the place of each caption's image among ``image_ids``, -1 where it has none."""
+    span = max(image_ids, default=-1) + 1
+    if {*map(type, owners)} == {int} and min(owners) >= 0 and max(owners) < span <= _DENSE * len(image_ids):
+        place = np.full(span, -1, np.int32)
+        place[image_ids] = np.arange(len(image_ids), dtype=np.int32)
+        return place[owners].astype(np.int64)
+    row_of = {image_id: row for row, image_id in enumerate(image_ids)}
+    return np.array([row_of.get(owner, -1) for owner in owners], np.int64)

@@ -45,6 +45,8 @@ def extract_features(
     batch_size: int,
     num_workers: int,
     flipped: Collection[str] = (),
+    dtype: str = "float16",
+    share: tuple[int, int] = (0, 1),
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
@@ -56,6 +58,8 @@ def extract_features(
         batch_size: images.
         num_workers: processes that decode images; 0 decodes them here.
         flipped: splits whose mirrored images are written, too.
+        dtype: how numbers are kept, ``float16`` or ``uint8``.
+        share: (i, n): write the i-th of n shares of the shards; other processes write the others.
 
     Raises:
         InputError: the disk is too small, an image cannot be read, or the folder holds other features.
@@ -72,6 +76,8 @@ def extract_features(
             paths=list(indices[split].paths),
             fingerprint=flipped_fingerprint(fingerprint) if mirrored else fingerprint,
             shape=shape,
+            dtype=dtype,
+            share=share,
         )
         for name, (split, mirrored) in sides.items()
     }
@@ -86,11 +92,16 @@ def _announce(writers: Mapping[str, FeatureWriter], output: Path) -> None:
     missing = 0
     for split, writer in writers.items():
         n, locations, dim = writer.shape
-        size = features_size(writer.shape)
+        size = features_size(writer.shape, writer.dtype)
+        number = size // max(1, n * locations * dim)
+        share = f", {writer.total:,} of them here" if writer.total < n else ""
         done = f", {writer.done:,} done already" if writer.done else ""
-        print(f"{split}: {n:,} images x {locations} locations x {dim} x 2 bytes = {size / 1e9:.2f} GB{done}")
-        missing += size * (n - writer.done) // max(1, n)
-    output.mkdir(parents=True, exist_ok=True)
+        plural = "s" if number > 1 else ""
+        print(
+            f"{split}: {n:,} images x {locations} locations x {dim} x {number} byte{plural} = {size / 1e9:.2f} GB"
+            f"{share}{done}"
+        )
+        missing += features_size((len(writer.rows), locations, dim), writer.dtype)
     free = shutil.disk_usage(output).free
     print(f"{missing / 1e9:.2f} GB to write into {output}, {free / 1e9:.2f} GB free", flush=True)
     if missing > free:
@@ -131,21 +142,21 @@ def _extract(
     loader: DataLoader[Any] = DataLoader(
         images,
         batch_size=batch_size,
-        sampler=range(writer.done, len(images)),
+        sampler=writer.rows.tolist(),
         num_workers=num_workers,
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
         worker_init_fn=ignore_interrupts,
     )
-    split, total = writer.split, len(images)
+    split, total = writer.split, writer.total
     progress = Progress(split, total, writer.done)
     try:
-        with writer, progress, torch.inference_mode():
+        with progress, torch.inference_mode():
             for batch in loader:
                 if isinstance(batch, InputError):
                     raise batch
                 writer.write(encoder(batch.to(device, non_blocking=True)))
-                progress.update(writer.done)
+                progress.update(writer.collected)
     finally:
         if writer.done < total:
             print(f"{split}: stopped at {writer.done:,} of {total:,}; the same command resumes here", flush=True)

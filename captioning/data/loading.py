@@ -67,6 +67,17 @@ class CaptionDataset(Dataset[CaptionBatch]):
         self.by_image = by_image
         self.pinned = pinned
 
+    def check_features(self, images: Tensor) -> None:
+        """Check that the features of these images (rows of the index) are on this machine's disk.
+
+        Raises:
+            InputError: some are not.
+        """
+        if self.features is not None and self.feature_rows is not None:
+            self.features.check(self.feature_rows[images])
+        if self.flipped is not None and self.flipped_rows is not None:
+            self.flipped.cache.check(self.flipped_rows[images])
+
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         """Return the batch; in a worker process an InputError too, which ``CaptionLoader`` raises."""
         try:

@@ -53,6 +53,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch: an encoder that is being
             trained then runs once per image and epoch instead of five times. Images are drawn regardless of caption
             length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
+        image_share: (N,) the share, 0 .. shares - 1, that each image row belongs to, where processes do not have all
+            images at hand. A step takes an equal part of every share, and the ranks of a share (neighbours, equally
+            many) see its images alone. Every caption still appears once in an epoch and every rank has the same number
+            of batches; those of a share with fewer captions are a little smaller.
+        shares: how many there are; the order of the captions depends on it.
     """
 
     def __init__(
@@ -65,8 +70,12 @@ class CaptionBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         group: Literal["length", "image"] = "length",
+        image_share: Tensor | np.ndarray | None = None,
+        shares: int = 1,
     ) -> None:
         _check_layout(batch_size, rank, world_size)
+        if world_size % shares:
+            raise InputError(f"{shares} shares of the images cannot be divided among {world_size} processes")
         if group not in ("length", "image"):
             raise InputError(f"group must be length or image, got {group!r}")
         self._lengths = np.asarray(lengths, dtype=np.int32)
@@ -76,12 +85,16 @@ class CaptionBatchSampler(Sampler[list[int]]):
         if not len(images):
             raise InputError("there is no caption to sample")
         self.batch_size, self.seed, self.rank, self.world_size, self.group = batch_size, seed, rank, world_size, group
+        self.shares, self._together = shares, world_size // shares  # ranks of a share
+        self.share = rank // self._together
         if group == "image":
             self._group_images(images)
             self._units = len(self._unit_size)
         else:
             self._units = len(images)
         self._per_step = self._units_a_step(batch_size, world_size)
+        self._share_of = None if image_share is None else self._shares_of_units(np.asarray(image_share), images)
+        self._steps = self._count_steps()
         self._next = (0, 0)  # epoch and batch that the next pass begins with
         self.epoch = 0
         self.batches_done = 0
@@ -93,14 +106,36 @@ class CaptionBatchSampler(Sampler[list[int]]):
         self._unit_start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
         self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
 
+    def _shares_of_units(self, image_share: np.ndarray, images: np.ndarray) -> np.ndarray:
+        first = self._by_image[self._unit_start] if self.group == "image" else slice(None)
+        return image_share[images[first]]
+
+    def _count_steps(self) -> int:
+        """Return the steps of an epoch, which the largest share needs.
+
+        Raises:
+            InputError: a share is too small to give something to each of them.
+        """
+        sizes = [self._units] if self._share_of is None else np.bincount(self._share_of, minlength=self.shares).tolist()
+        steps = -(-max(sizes) // self._per_step)
+        if min(sizes) < steps:
+            share, unit = sizes.index(min(sizes)), "captions" if self.group == "length" else "images"
+            raise InputError(
+                f"share {share} of {self.shares} has {min(sizes)} {unit} for {steps} batches an epoch; divide the "
+                "images into fewer shares"
+            )
+        return steps
+
     def _units_a_step(self, batch_size: int, world_size: int) -> int:
+        """Return how many of a share a step has, unless it is short."""
+        captions = batch_size * world_size // self.shares
         if self.group == "length":
-            return batch_size * world_size
-        return max(world_size, round(batch_size * world_size * self._units / len(self._lengths)))
+            return captions
+        return max(world_size // self.shares, round(captions * self._units / len(self._lengths)))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
-        return -(-self._units // self._per_step)
+        return self._steps
 
     def __iter__(self) -> Iterator[Numbers]:  # type: ignore[override]
         """Yield lists of caption numbers: every pass is an epoch, the first one starts at the position that was loaded.
@@ -117,22 +152,28 @@ class CaptionBatchSampler(Sampler[list[int]]):
             yield Numbers(self._captions(units[starts[step] : stops[step]]), place=(self.epoch, step))
 
     def _plan(self, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the epoch's units in order of length, and where in them each step begins and ends."""
+        """Return the epoch's units of this share in order of length, and where in them each step begins and ends."""
         random = np.random.default_rng((self.seed, epoch))
         units = random.permutation(self._units).astype(np.int32)
+        if self._share_of is not None:
+            units = units[self._share_of[units] == self.share]
         if self.group == "length":
             units = units[np.argsort(self._lengths[units], kind="stable")]
         sizes = np.full(len(self), self._per_step)
-        short = random.integers(len(self))
-        sizes[short] -= sizes.sum() - len(units)
+        short, missing = random.integers(len(self)), sizes.sum() - len(units)
+        if self._share_of is None:
+            sizes[short] -= missing
+        else:  # of a small share, more may be missing than a step has
+            sizes -= missing // len(self)
+            sizes[: missing % len(self)] -= 1
         stops = np.cumsum(sizes)
         order = random.permutation(len(self))
         return units, (stops - sizes)[order], stops[order]
 
     def _captions(self, step: np.ndarray) -> list[int]:
-        if len(step) < self.world_size:
-            step = np.resize(step, self.world_size)
-        mine = step[self.rank :: self.world_size]
+        if len(step) < self._together:
+            step = np.resize(step, self._together)
+        mine = step[self.rank % self._together :: self._together]
         if self.group == "length":
             return mine.tolist()
         starts, sizes = self._unit_start[mine], self._unit_size[mine]
@@ -163,6 +204,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
             InputError: the position is in the middle of an epoch whose steps were cut differently.
         """
         epoch, done, layout = state["epoch"], state["batches_done"], self._layout()
+        state = {"shares": 1, **state}  # checkpoints of earlier versions have none
         differing = [name for name, value in layout.items() if state[name] != value]
         step = state["batch_size"] * state["world_size"]
         if self._units_a_step(state["batch_size"], state["world_size"]) == self._per_step:
@@ -184,6 +226,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
             "world_size": self.world_size,
             "seed": self.seed,
             "group": self.group,
+            "shares": self.shares,
         }
 
 

@@ -229,6 +229,86 @@ def test_a_coco_sized_epoch_is_planned_in_a_fraction_of_a_second():
     assert time.process_time() - start < 1.5
 
 
+SHARES = {"world_size": 4, "shares": 2, "batch_size": 8}
+
+
+def by_share(data, image_share, **options):
+    """Batches of each rank."""
+    layout = SHARES | options
+    return [list(sampler(data, image_share=image_share, rank=rank, **layout)) for rank in range(layout["world_size"])]
+
+
+@pytest.fixture
+def shared():
+    """Two shares of which the second is a third smaller."""
+    data = captions(150)
+    return data, (np.arange(150) % 5 >= 3).astype(np.int64)
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+def test_ranks_of_a_share_see_its_images_alone_and_together_every_caption_once(shared, group):
+    data, image_share = shared
+    ranks = by_share(data, image_share, group=group)
+    for rank, batches in enumerate(ranks):
+        assert set(image_share[data[1][list(chain(*batches))]]) == {rank // 2}
+    drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
+    assert sorted(drawn) == list(range(len(data[0])))
+    assert len({len(batches) for batches in ranks}) == 1
+    if group == "length":
+        sizes = [[len(batch) for batch in batches] for batches in ranks]
+        assert max(map(max, sizes)) == 8
+        assert all(max(of_rank) - min(of_rank) <= 1 for of_rank in sizes)
+
+
+def test_shares_work_on_like_lengths_at_the_same_step(shared):
+    (lengths, _), _ = shared
+    means = np.array([[lengths[batch].mean() for batch in rank] for rank in by_share(*shared)])
+    assert np.ptp(means, axis=0).mean() < 0.25 * np.ptp(means)
+    assert lengths[list(by_share(*shared)[0][0])].std() < lengths.std() / 2
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+def test_the_steps_of_shares_do_not_depend_on_how_many_ranks_a_share_has(shared, group):
+    def steps(**options):
+        ranks = by_share(*shared, group=group, **options)
+        return [sorted(chain(*(rank[step] for rank in ranks))) for step in range(len(ranks[0]))]
+
+    assert steps(batch_size=16) == steps(world_size=2, batch_size=32) == steps(world_size=8, batch_size=8)
+    assert steps() != steps(seed=4)
+
+
+def test_a_run_with_shares_goes_on_at_its_place_and_with_no_other_number_of_shares(shared):
+    data, image_share = shared
+    options = {**SHARES, "image_share": image_share}
+    whole = [sampler(data, rank=3, **options) for _ in range(2)]
+    first = [list(whole[0]), list(whole[0])]
+    list(islice(whole[1], 3))
+    resumed = sampler(data, rank=3, **options)
+    resumed.load_state_dict(whole[1].state_dict())
+    assert list(resumed) == first[0][3:] and list(resumed) == first[1]
+    alone = sampler(data, world_size=4, batch_size=8)
+    with pytest.raises(InputError, match=r"middle of epoch 0: shares 2 -> 1"):
+        alone.load_state_dict(whole[1].state_dict())
+    earlier = {name: value for name, value in sampler(data).state_dict(2).items() if name != "shares"}
+    resumed = sampler(data)
+    resumed.load_state_dict(earlier)  # as checkpoints had it before there were shares
+    assert list(resumed) == list(sampler(data))[2:]
+
+
+@pytest.mark.parametrize(
+    ("image_share", "changes", "message"),
+    [
+        (np.zeros(150, np.int64), {}, r"share 1 of 2 has 0 captions for \d+ batches an epoch"),
+        ((np.arange(150) > 148).astype(np.int64), {}, r"share 1 of 2 has [456] captions for"),
+        ((np.arange(150) > 148).astype(np.int64), {"group": "image"}, "share 1 of 2 has 1 images for"),
+        (np.arange(150) % 3, {"shares": 3}, "3 shares of the images cannot be divided among 4 processes"),
+    ],
+)
+def test_shares_that_cannot_be_dealt_out_are_refused(image_share, changes, message):
+    with pytest.raises(InputError, match=message):
+        by_share(captions(150), image_share, **changes)
+
+
 @pytest.mark.parametrize("num_images", [0, 1, 7, 20, 21])
 @pytest.mark.parametrize("batch_size", [1, 3, 5])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

@@ -14,6 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from torch import Tensor
 
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import cider_d
@@ -119,7 +120,12 @@ class WandbRun(WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log numbers; those that are not finite, of which charts and summaries make nothing, are left out."""
-        super().log_metrics({name: value for name, value in metrics.items() if math.isfinite(value)}, step)
+        known = {
+            name: value
+            for name, value in metrics.items()
+            if not isinstance(value, (float, Tensor)) or math.isfinite(value)  # images and tables come here, too
+        }
+        super().log_metrics(known, step)
 
     @rank_zero_only
     def log_data(self, name: str, splits: Mapping[str, Mapping[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from helpers_runs import save_checkpoint
 from PIL import Image
 
 from captioning.commands import Commands
+from captioning.data.folder import hashed_split
 from captioning.errors import InputError
 from captioning.training.cli import main
 
@@ -27,9 +28,10 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 NOTEBOOK = ROOT / "docs" / "notebooks" / "caption_and_look.ipynb"
 
 SMALL_SHAPES = [f"--data.source.init_args.{name}={count}" for name, count in (("train", 12), ("val", 3), ("test", 3))]
+SMALL_ENCODER = ["--model.encoder.init_args.weights=null", "--model.encoder.init_args.image_size=64"]  # no download
 # What is added to `captioning fit`: sizes, and nothing that a tutorial is about.
 TINY = {
-    "own_photos": ["--trainer.max_epochs=1", "--model.encoder.init_args.weights=null", "--data.num_workers=0"],
+    "own_photos": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_ENCODER],
     "new_attention": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_SHAPES],
     "soft_against_hard": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_SHAPES],
 }
@@ -72,15 +74,12 @@ def run(command: list[str], tiny: list[str]) -> None:
         if script.startswith("scripts/"):
             sys.path.insert(0, str(ROOT / "scripts"))
             try:
-                importlib.import_module(Path(script).stem).main([*arguments, *of_encoder(script)])
+                encoder = SMALL_ENCODER if script == "scripts/extract_features.py" else []
+                importlib.import_module(Path(script).stem).main([*arguments, *encoder])
             finally:
                 sys.path.pop(0)
         else:
             runpy.run_path(script, run_name="__main__")
-
-
-def of_encoder(script: str) -> list[str]:
-    return ["--model.encoder.init_args.weights=null"] if script.endswith("extract_features.py") else []
 
 
 @pytest.fixture
@@ -101,8 +100,10 @@ def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
 
 
 def photos(folder: Path, header: list[str]) -> None:
-    """Write 40 photos with two captions each, among them those that the tutorial names."""
-    names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in range(2, 40))]
+    """Write photos with two captions each, those that the tutorial names and some for every split."""
+    names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in range(2, 7))]
+    others = [f"beach/{number}.jpg" for number in range(7, 60)]
+    names += [next(name for name in others if hashed_split(name) == split) for split in ("val", "test")]
     lines = [",".join(header)]
     for number, name in enumerate(names):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ examples:
   python scripts/compare_runs.py runs/shapes_soft runs/shapes_hard
   python scripts/compare_runs.py runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
   python scripts/compare_runs.py runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
-  python scripts/compare_runs.py runs/soft_hard --test
+  python scripts/compare_runs.py runs/soft_hard/soft_1 runs/soft_hard --test
   python scripts/compare_runs.py me/captioning/7426p8xi me/captioning/sxg5h2sh --report
   python scripts/compare_runs.py me/captioning/sweeps/k2v9x1qa --test --report
 """
@@ -51,7 +51,11 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.provenance import provenance
 
     import_modules(args.imports, [Path()])
-    runs = [run for name in args.runs for run in find_runs(name)]
+    runs: list[Run] = []
+    for name in args.runs:
+        found, known = find_runs(name), [run.folder.resolve() for run in runs if run.folder is not None]
+        # Of a folder's or a sweep's runs the one that was given first, to be compared with, is not there twice.
+        runs += [run for run in found if len(found) == 1 or not run.folder or run.folder.resolve() not in known]
     if len(runs) < 2:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     name_apart(runs)

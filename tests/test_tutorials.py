@@ -23,6 +23,9 @@ from captioning.data.folder import hashed_split
 from captioning.errors import InputError
 from captioning.training.cli import main
 
+# Lightning's advice on data as small as these.
+pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
+
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorials"
 NOTEBOOK = ROOT / "docs" / "notebooks" / "caption_and_look.ipynb"

@@ -224,13 +224,15 @@ class CaptioningModule(EvaluatedModule):
 
         Logs ``train/gradient_norm``, before it is clipped, and ``train/learning_rate``, of the decoder.
         """
-        by_norm = gradient_clip_algorithm in (None, "norm")
+        by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
         scaler = getattr(self.trainer.precision_plugin, "scaler", None)
-        if scaler is not None and optimizer.defaults.get("fused"):
+        if scaler is not None and fused:
             scaler.unscale_(optimizer)  # so that its step does not unscale again
         if gradient_clip_val and by_norm:
+            # In these orders sums are rounded as they always were; the parameters are the same.
             groups = optimizer.param_groups
-            norm = torch.nn.utils.clip_grad_norm_([p for group in groups for p in group["params"]], gradient_clip_val)
+            clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
+            norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val)
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

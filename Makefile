@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-flickr8k bench test test-slow fuzz check format lock clean
+.PHONY: help demo reproduce-flickr8k bench test test-slow fuzz check docs format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -43,6 +43,11 @@ check: $(STAMP)  ## lint, formatting, types
 	$(BIN)/ruff format --check
 	$(BIN)/python -m mypy
 
+# A dead link, or a page that is not in the navigation, is an error. To read it with a search box: mkdocs serve.
+docs: $(STAMP)  ## build the documentation as a site in site/, and check its links
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 format: $(STAMP)  ## put the code into the project's format
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
@@ -52,7 +57,7 @@ lock: $(STAMP)  ## rebuild requirements.txt from pyproject.toml (LOCK=--upgrade:
 	    --python-version 3.10 --generate-hashes --no-annotate --custom-compile-command "make lock" --quiet $(LOCK)
 
 clean:  ## remove the virtual environment and caches; runs and data stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 # The stamp is written last: an install that was interrupted is done again. uv needs seconds where pip needs minutes;

@@ -1,9 +1,10 @@
 #!/usr/bin/env python
 """Compare training runs: scores on the same images with their uncertainty, curves, speed, settings, attention.
 
-A RUN is a run's folder (runs/NAME), a folder that wandb wrote offline (.../wandb/offline-run-*), or the address of a
-run online (ENTITY/PROJECT/RUN_ID). The first is what the others are compared with. Prints tables and writes a page
-that opens from disk in any browser. Scores need the captions that `captioning test` leaves in a run's folder.
+A RUN is a run's folder (runs/NAME), a folder of such folders, a folder that wandb wrote offline
+(.../wandb/offline-run-*), or the address of a run (ENTITY/PROJECT/RUN_ID) or of a sweep (ENTITY/PROJECT/sweeps/ID)
+online. The first is what the others are compared with. Prints tables and writes a page that opens from disk in any
+browser. Scores need the captions that `captioning test` leaves in a run's folder; --test makes those that are missing.
 
 Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
 more are compared over seeds and images. With --paper one run is enough: it stands beside the paper's scores.
@@ -13,7 +14,9 @@ examples:
   python scripts/compare_runs.py runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
   python scripts/compare_runs.py runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
   python scripts/compare_runs.py runs/coco_vgg19_soft --paper coco
+  python scripts/compare_runs.py runs/soft_hard/soft_1 runs/soft_hard --test
   python scripts/compare_runs.py me/captioning/7426p8xi me/captioning/sxg5h2sh --report
+  python scripts/compare_runs.py me/captioning/sweeps/k2v9x1qa --test --report
 """
 
 from __future__ import annotations
@@ -22,18 +25,19 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.terminal import add_import_option, script_parser
+
+if TYPE_CHECKING:
+    from captioning.comparison.runs import Run
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(argv)
-    if len(args.runs) < 2 and not args.paper:
-        raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
 
@@ -43,14 +47,22 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.comparison.paper import compare_with_paper
     from captioning.comparison.runs import common_folder, name_apart
     from captioning.comparison.terminal import print_comparison
-    from captioning.comparison.wandb_runs import find_run, report_command
+    from captioning.comparison.wandb_runs import find_runs, report_command
     from captioning.component import import_modules
     from captioning.files import write_json, write_text
     from captioning.provenance import provenance
 
     import_modules(args.imports, [Path()])
-    runs = [find_run(name) for name in args.runs]
+    runs: list[Run] = []
+    for name in args.runs:
+        found, known = find_runs(name), [run.folder.resolve() for run in runs if run.folder is not None]
+        # Of a folder's or a sweep's runs the one that was given first, to be compared with, is not there twice.
+        runs += [run for run in found if len(found) == 1 or not run.folder or run.folder.resolve() not in known]
+    if len(runs) < 2 and not args.paper:
+        raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     name_apart(runs)
+    if args.test:
+        test_untested(runs, args.imports)
     models, problems = load_models(runs)
     comparison = compare(
         runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
@@ -78,9 +90,28 @@ def main(argv: list[str] | None = None) -> None:
         print(f"W&B report    {command_line}")
 
 
+def test_untested(runs: list[Run], imports: list[str]) -> None:
+    """Run what makes the captions of every run that has a checkpoint and no captions, one after the other.
+
+    Raises:
+        InputError: a test failed; the captions made so far are kept.
+    """
+    from captioning.commands import Commands
+    from captioning.comparison.runs import add_test
+
+    commands = Commands(1, "(train|val|test): |brevity penalty")
+    for run in runs:
+        if run.captions is None and run.how_to_test and run.folder is not None:
+            program, *words = shlex.split(run.how_to_test)
+            words += [f"--import={module}" for module in imports]
+            commands.run(run.name, ["-m", program, *words] if program == "captioning" else words)
+            add_test(run, run.folder)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, an offline wandb folder, or an address")
+    parser.add_argument("--test", action="store_true", help="first test the best checkpoints of runs without captions")
     parser.add_argument(
         "--metric",
         choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),

@@ -21,7 +21,7 @@ from captioning.comparison.attention import explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
-from captioning.comparison.wandb_runs import find_run, report_command
+from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
 from captioning.inference import load
@@ -185,7 +185,7 @@ def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
     [
         (["{soft}"], "give two or more runs"),
         (["{soft}", "nowhere"], "nowhere: no such folder; give a run's folder, or ENTITY/PROJECT/RUN_ID"),
-        (["{soft}", "{runs}"], "runs: not a run; give the runs in it: hard, soft"),
+        (["{runs}/soft"], "give two or more runs"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message):
@@ -370,6 +370,47 @@ def test_an_online_runs_captions_come_from_its_folder_and_never_from_a_namesakes
 def test_an_unknown_online_run_is_named(api):
     with pytest.raises(InputError, match=r"me/x/y: no such folder here, and W&B returned no such run \(run me/x/y not"):
         find_run("me/x/y")
+
+
+def test_a_folder_stands_for_its_runs_in_order_and_the_first_one_given_is_not_there_twice(tested_pair, capsys):
+    soft, hard = tested_pair
+    assert [run.name for run in find_runs(str(soft.parent))] == ["hard", "soft"]
+    assert [run.name for run in find_runs(str(hard))] == ["hard"]
+    script.main([str(soft), str(soft.parent), "--samples", "9", "--images", "0"])
+    assert "hard scores BLEU-4" in capsys.readouterr().out
+
+
+def test_runs_without_captions_are_tested_first_if_that_is_asked_for(tested_pair, monkeypatch, capsys):
+    captions = tested_pair[1] / "test_captions.json"
+    content, commands = captions.read_text(), []
+    captions.unlink()
+
+    def run(self, name, arguments):
+        commands.append((name, arguments))
+        captions.write_text(content)
+
+    monkeypatch.setattr("captioning.commands.Commands.run", run)
+    script.main([*map(str, tested_pair), "--samples", "9", "--images", "0", "--test"])
+    best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
+    assert commands == [("hard", ["-m", "captioning", "test", "--ckpt_path", best])]
+    assert "has no captions" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["team/shapes/sweeps/s1", "https://wandb.ai/team/shapes/sweeps/s1"])
+def test_a_sweep_online_stands_for_its_runs(api, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    runs = [SimpleNamespace(name="b", id="abc123"), SimpleNamespace(name="a", id="abc123")]
+    monkeypatch.setattr(api, "sweep", lambda address: SimpleNamespace(runs=runs, address=address), raising=False)
+    assert [run.wandb for run in find_runs(name)] == [WandbPlace("team", "shapes", "abc123")] * 2
+
+
+def test_an_unknown_sweep_is_named(api, monkeypatch):
+    def sweep(address):
+        raise ValueError(f"Could not find sweep {address}")
+
+    monkeypatch.setattr(api, "sweep", sweep, raising=False)
+    with pytest.raises(InputError, match="me/x/sweeps/y: W&B returned no such sweep"):
+        find_runs("me/x/sweeps/y")
 
 
 # Report

@@ -38,7 +38,7 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path):
     trainer = make_trainer(tmp_path, callbacks=[Throughput(every_n_steps=2)])
     run_stage(trainer.fit, make_module(), make_data(shapes))
     logged = trainer.logged_metrics
-    for key in ("loss", "nll", "attention_penalty", "attention_entropy", "captions_per_second"):
+    for key in ("loss", "nll", "attention_penalty", "attention_entropy", "captions_per_second", "words_per_second"):
         assert f"train/{key}" in logged
     for key in ("nll", "bleu1", "bleu2", "bleu3", "bleu4"):
         assert f"val/{key}" in logged

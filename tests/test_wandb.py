@@ -242,3 +242,23 @@ def test_a_tested_run_is_still_read_with_its_settings_and_without_the_time_of_th
     assert found.settings["data"]["batch_size"] == 10 and found.wandb is not None
     assert len(found.wandb.offline) == 3
     assert _read_log(runs["tested"].file).seconds == 0 < _read_log(runs["first"].file).seconds
+
+
+def test_sizes_speed_and_norms_are_logged_and_no_number_is_nan(runs):
+    first = runs["first"]
+    assert first.end["config"]["splits"]["train"]["images"] == 4
+    assert set(first.end["config"]["parameters"]) == {"encoder", "attention", "decoder", "trained"}
+    for name in ("gradient_norm", "learning_rate", "words_per_second", "captions_per_second"):
+        assert first.history(f"train/{name}")
+    for run in runs.values():
+        assert "NaN" not in json.dumps([run.end["summary"], run.of("history")])
+
+
+def test_the_data_are_an_artifact_and_the_checkpoints_name_it(runs):
+    first = runs["first"]
+    (data,) = first.artifacts("dataset")
+    assert data["name"] == "data-ShapesSource"
+    splits = first.end["config"]["splits"]
+    for artifact in (data, *first.artifacts("model")):
+        metadata = json.loads(artifact["metadata"])
+        assert (metadata if artifact is data else metadata["data"]) == splits

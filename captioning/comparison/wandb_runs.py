@@ -14,11 +14,42 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from captioning.comparison.runs import Curve, Run, WandbPlace, is_run_folder, merged, number, read_run
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.files import read_json
 from captioning.run_folder import RunFolder
 
 _ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
+
+
+_SWEEP = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/sweeps/([\w.-]+)/?")
+
+
+def find_runs(name: str) -> list[Run]:
+    """Read what a name stands for: a run as ``find_run``, all runs in a folder, or those of a sweep online.
+
+    Raises:
+        InputError: there is none, or one cannot be read.
+    """
+    path = Path(name)
+    if path.is_dir() and not is_run_folder(path):
+        inside = sorted(child for child in path.iterdir() if child.is_dir() and is_run_folder(child))
+        if inside:
+            return [find_run(str(child)) for child in inside]
+    if not path.exists() and (sweep := _SWEEP.fullmatch(name)):
+        return [_read_online(address, address) for address in _sweep_runs(*sweep.groups())]
+    return [find_run(name)]
+
+
+def _sweep_runs(entity: str, project: str, sweep: str) -> list[str]:
+    """Return the addresses of a sweep's runs, by name."""
+    import wandb
+
+    try:
+        runs = sorted(wandb.Api().sweep(f"{entity}/{project}/{sweep}").runs, key=lambda run: (run.name, run.id))
+    except (wandb.Error, ValueError, OSError) as error:
+        address = f"{entity}/{project}/sweeps/{sweep}"
+        raise InputError(f"{address}: W&B returned no such sweep ({one_line(error)})") from error
+    return [f"{entity}/{project}/{run.id}" for run in runs]
 
 
 def find_run(name: str) -> Run:

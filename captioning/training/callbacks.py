@@ -153,7 +153,10 @@ class LogLines(Callback):
 
 
 class Throughput(Callback):
-    """Logs ``train/captions_per_second`` of this process.
+    """Logs ``train/captions_per_second`` and ``train/words_per_second`` of this process; every run of ``fit`` has one.
+
+    A word is a step of the decoder, so that the end of a caption counts as one. An epoch of fewer batches than
+    ``every_n_steps`` is one figure.
 
     Args:
         every_n_steps: batches per logged figure.
@@ -164,16 +167,32 @@ class Throughput(Callback):
         self.every_n_steps = every_n_steps
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._captions, self._since = 0, time.perf_counter()
+        self._begin()
+        self._logged = False
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
     ) -> None:
         self._captions += len(batch.captions)
+        self._words += batch.lengths.sum()  # on the device, which is not waited for
         if (batch_idx + 1) % self.every_n_steps == 0:
-            now = time.perf_counter()
-            pl_module.log("train/captions_per_second", self._captions / (now - self._since))
-            self._captions, self._since = 0, now
+            self._log(pl_module)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._captions and not self._logged:
+            self._log(pl_module)
+
+    def _begin(self) -> None:
+        self._captions, self._since = 0, time.perf_counter()
+        self._words: Tensor | int = 0
+
+    def _log(self, pl_module: pl.LightningModule) -> None:
+        words = int(self._words)  # waits for the device: the time is that of the steps
+        seconds = time.perf_counter() - self._since
+        pl_module.log("train/captions_per_second", self._captions / seconds)
+        pl_module.log("train/words_per_second", words / seconds)
+        self._begin()
+        self._logged = True
 
 
 class Unfreeze(Callback):

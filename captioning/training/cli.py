@@ -13,7 +13,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
@@ -26,19 +26,26 @@ from captioning.files import write_text
 from captioning.inference import load
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest
+from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, Throughput
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.checks import refuse_impossible, refuse_unknown_monitors, while_restoring
-from captioning.training.command_line import config_name, split_imports, with_run_config
+from captioning.training.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
 from captioning.training.failed_start import removes_what_a_failed_start_wrote
 from captioning.training.interruption import ends_after_the_step
-from captioning.training.loggers import run_labels, run_loggers, say_how_to_upload, wandb_offline_without_account
+from captioning.training.loggers import (
+    run_labels,
+    run_loggers,
+    say_how_to_upload,
+    variant_name,
+    wandb_offline_without_account,
+)
 from captioning.training.module import CaptioningModule
 from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
+from captioning.training.run_facts import LogFacts
 from captioning.training.run_place import RunPlace
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
@@ -51,7 +58,8 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     Raises:
         InputError: something in the command line, a config or the data cannot be used.
     """
-    args, modules = split_imports([arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG])
+    words = [arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG]
+    args, modules = split_imports(configs_first(words))
     configs = [Path(config) for config in values_of(args, "--config", "-c")]
     import_modules(modules, [Path(), *(config.parent for config in configs[:1])])
     for config in configs:
@@ -128,6 +136,7 @@ class CaptioningCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
+        self._words: list[str] = list(args or ())
         seed = (self.config.get(self.config.get("subcommand", "")) or self.config).get("seed_everything")
         check_range(0, 2**32 - 1, seed_everything=None if isinstance(seed, bool) else seed)
 
@@ -179,6 +188,8 @@ class CaptioningCLI(LightningCLI):
         for part, cls in (("model", CaptioningModule), ("data", CaptionDataModule)):
             refuse_null_arguments(cls, config[part].as_dict(), part)
         fitting = self.subcommand == "fit"
+        if fitting and config.name is None:
+            config.name = sweep_name(config)
         place = RunPlace.of(config, fitting=fitting)
         if config.ensemble and fitting:
             raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
@@ -206,7 +217,7 @@ class CaptioningCLI(LightningCLI):
             self.start = Start.read(config.init_from)
         if not process_rank() and not resumed:
             RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
-        group = config_name(config.get("config"))
+        group = variant_name(config, self._words)
         config.trainer.logger = run_loggers(config.trainer.get("logger"), self.run_dir, group)
 
     def _prepare_evaluation(self, config: Any) -> None:
@@ -247,7 +258,7 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        self.trainer_defaults = {"callbacks": [LogLines(), StopOnDivergence(), Preemption(), *log_test]}
+        self.trainer_defaults = {"callbacks": [LogLines(), LogFacts(), StopOnDivergence(), Preemption(), *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:
             trainer = super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
@@ -255,7 +266,9 @@ class CaptioningCLI(LightningCLI):
             raise
         except (ValueError, TypeError) as error:  # a strategy, precision .. that there is not
             raise InputError(f"trainer: {one_line(error)}") from error
-        trainer.callbacks = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
+        callbacks: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
+        has_speed = any(isinstance(callback, Throughput) for callback in callbacks)
+        trainer.callbacks = callbacks if has_speed else [Throughput(), *callbacks]  # type: ignore[attr-defined]
         return trainer
 
     def after_instantiate_classes(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,26 @@ def with_run_config(args: list[str]) -> list[str]:
             settings = select(read_config(folder.config), folder.config)
             return [args[0], "--config", json.dumps(settings), *args[1:]]
     return args
+
+
+_SWEEP = "WANDB_SWEEP_ID"
+"""Environment variable of a run that an agent of a wandb sweep started."""
+
+
+def configs_first(args: list[str]) -> list[str]:
+    """Return the arguments of a sweep's agent with ``--config=FILE`` first, which would undo options before it.
+
+    Agents pass parameters in an order that wandb does not promise. Other command lines stay as they are.
+    """
+    if _SWEEP not in os.environ or not args:
+        return args
+    return [args[0], *sorted(args[1:], key=lambda arg: not arg.startswith("--config="))]
+
+
+def sweep_name(config: Any) -> str | None:
+    """Return CONFIG_SEED for a run of a sweep, whose runs would otherwise all have the config's name."""
+    name = config_name(config.get("config"))
+    return f"{name}_{config.seed_everything}" if name is not None and _SWEEP in os.environ else None
 
 
 def config_name(paths: Any) -> str | None:

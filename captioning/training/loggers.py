@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 
 from captioning.provenance import provenance
+from captioning.training.command_line import config_name
 
 
 def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
@@ -38,6 +43,37 @@ def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
         ),
     )
     return [*loggers, csv]
+
+
+# Settings in which the runs of one variant differ, and those of where a run is.
+_OF_A_RUN = (
+    "seed_everything name runs results config ckpt_path data.seed trainer.logger trainer.default_root_dir "
+    "checkpoint.dirpath last.dirpath"
+).split()
+_SAME_VARIANT = re.compile(r"--(seed_everything|name|runs|ckpt_path|trainer\.logger|data\.seed)\b")
+
+
+def variant_name(config: Any, args: Sequence[str]) -> str | None:
+    """Return what wandb groups a run under: runs that differ in their seed alone, as ``compare_runs`` groups them.
+
+    That is the name of the config; where more is set than seed and place of the run, with a hash of all settings.
+
+    Args:
+        config: the parsed settings.
+        args: the command line that they come from.
+    """
+    name = config_name(config.get("config"))
+    options = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
+    configs = sum(option in ("--config", "-c") for option in options)
+    others = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
+    if name is None or (configs == 1 and not others):
+        return name
+    settings = config.clone()
+    for place in _OF_A_RUN:
+        settings.pop(place, None)
+    settings = settings.as_dict()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{name}-{digest[:6]}"
 
 
 def run_labels(settings: dict[str, Any]) -> dict[str, Any]:

@@ -225,14 +225,24 @@ class CaptioningModule(EvaluatedModule):
         gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients."""
-        by_norm = gradient_clip_algorithm in (None, "norm")
-        if gradient_clip_val and by_norm and optimizer.defaults.get("fused"):
-            if (scaler := getattr(self.trainer.precision_plugin, "scaler", None)) is not None:
-                scaler.unscale_(optimizer)  # so that its step does not unscale again
-            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
+        """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients.
+
+        Logs ``train/gradient_norm``, before it is clipped, and ``train/learning_rate``, of the decoder.
+        """
+        by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        if scaler is not None and fused:
+            scaler.unscale_(optimizer)  # so that its step does not unscale again
+        if gradient_clip_val and by_norm:
+            # In these orders sums are rounded as they always were; the parameters are the same.
+            groups = optimizer.param_groups
+            clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
+            norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val)
         else:
+            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self.log("train/gradient_norm", norm)
+        self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))
 
     # Checkpoints
 

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, ModelSummary, RichModelSummary, RichProgressBar
 from torch import nn
 
+from captioning.model import Captioner
 from captioning.training.module import CaptioningModule
 
 
@@ -32,12 +33,18 @@ class PartSizes(Callback):
         assert isinstance(pl_module, CaptioningModule) and pl_module.captioner is not None
         if not trainer.is_global_zero:
             return
-        encoder, decoder = pl_module.captioner.encoder, pl_module.captioner.decoder
-        attention = sum(_count(each) for each in decoder.attentions())
-        parts = {"encoder": _count(encoder), "attention": attention, "decoder": _count(decoder) - attention}
-        trained = _count(encoder, trained=True) + _count(decoder, trained=True)
+        parts = part_sizes(pl_module.captioner)
+        trained = parts.pop("trained")
         sizes = ", ".join(f"{name} {count:,}" for name, count in parts.items())
         print(f"parameters: {sizes}; {trained:,} of {sum(parts.values()):,} are trained", flush=True)
+
+
+def part_sizes(captioner: Captioner) -> dict[str, int]:
+    """Return the parameters of "encoder", "attention" and the rest of "decoder", and how many of all are "trained"."""
+    encoder, decoder = captioner.encoder, captioner.decoder
+    attention = sum(_count(each) for each in decoder.attentions())
+    parts = {"encoder": _count(encoder), "attention": attention, "decoder": _count(decoder) - attention}
+    return parts | {"trained": _count(encoder, trained=True) + _count(decoder, trained=True)}
 
 
 def _count(module: nn.Module, *, trained: bool = False) -> int:

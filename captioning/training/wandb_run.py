@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.loggers.logger import rank_zero_experiment
 from pytorch_lightning.utilities import rank_zero_only, rank_zero_warn
+from torch import Tensor
 
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import cider_d
@@ -40,7 +42,8 @@ class WandbRun(WandbLogger):
     checkpoints is tested, the run keeps its id (``wandb_run.json``), offline too. Files staged for upload are kept in
     the run's folder, where a later ``wandb sync`` finds them. With ``log_model`` the best and the last checkpoint
     become versions of one artifact with the aliases "best" and "last": at the end of the run, or, if it is "all", every
-    time one is written. Lightning's own logger calls the last one "best" too, and refuses the option offline.
+    time one is written. Lightning's own logger calls the last one "best" too, and refuses the option offline. What the
+    run trains on is an artifact then, too: numbers of images and captions and their hash, not the data themselves.
 
     Args:
         log_model: False, True or "all".
@@ -52,6 +55,7 @@ class WandbRun(WandbLogger):
         super().__init__(log_model=False, offline=offline, **kwargs)
         self._log_model = log_model
         self._saved: dict[str, float] = {}
+        self._data: dict[str, Any] = {}
         # The command line passes every option, None where it is not set, and so undoes Lightning's default.
         self._wandb_init["resume"] = self._wandb_init.get("resume") or "allow"
         self._wandb_init.pop("anonymous", None)  # wandb warns about any value of it
@@ -112,6 +116,37 @@ class WandbRun(WandbLogger):
             copy = Path(run.dir) / name  # in place already, so wandb makes no link, which would break elsewhere
             shutil.copyfile(path, copy)
             run.save(str(copy), base_path=run.dir, policy="now")
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log numbers; those that are not finite, of which charts and summaries make nothing, are left out."""
+        known = {
+            name: value
+            for name, value in metrics.items()
+            if not isinstance(value, (float, Tensor)) or math.isfinite(value)  # images and tables come here, too
+        }
+        super().log_metrics(known, step)
+
+    @rank_zero_only
+    def log_data(self, name: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
+        """With ``log_model``, log what the run trains on as an artifact that it uses; checkpoints name its hash.
+
+        Args:
+            name: of the data's source.
+            splits: images, captions and hash of each.
+        """
+        if not self._log_model:
+            return
+        import wandb
+
+        self._data = {split: dict(facts) for split, facts in splits.items()}
+        artifact = wandb.Artifact(name=f"data-{name}", type="dataset", metadata=self._data)
+        with artifact.new_file("splits.json", encoding="utf-8") as file:
+            json.dump(self._data, file, indent=2)
+        if self.experiment.offline:  # wandb cannot note offline that a run uses an artifact
+            self.experiment.log_artifact(artifact)
+        else:
+            self.experiment.use_artifact(artifact)
 
     @rank_zero_only
     def log_samples(self, images: list[CaptionedImage], overlays: list[Path], *, epoch: int, step: int) -> None:
@@ -199,6 +234,7 @@ class WandbRun(WandbLogger):
             "mode": callback.mode,
             "score": None if score is None else float(score),
             "original_filename": path.name,
+            "data": self._data,
         }
         artifact = wandb.Artifact(name=f"model-{self.experiment.id}", type="model", metadata=metadata)
         # An absolute path, since `wandb sync` may be run from elsewhere.

@@ -1,0 +1,78 @@
+"""What the site has beyond the pages in docs/: README, data/README and CHANGELOG, the API reference, the notebook.
+
+Pages link each other as files of the repository, so that they read the same without the site. Here a link out of docs/
+becomes one to the page made of that file: a module's to its reference, any other file's to a copy of it.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {"README.md": "index.md", "data/README.md": "data.md", "CHANGELOG.md": "changelog.md"}
+NOTEBOOK = "notebooks/caption_and_look.ipynb"
+_LINK = re.compile(r"(?<=\]\()([^)\s#]+)")
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    for source, page in PAGES.items():
+        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+    notebook = json.loads((ROOT / "docs" / NOTEBOOK).read_text(encoding="utf-8"))
+    files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=notebook_page(notebook)))
+    for target in sorted(set(_outgoing(files))):
+        page = _site_path(target)
+        if page.startswith("reference/"):
+            module = target.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            files.append(File.generated(config, page, content=f"# {module}\n\n::: {module}\n"))
+        else:
+            files.append(File.generated(config, page, abs_src_path=str(ROOT / target)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    here = page.file.src_uri
+
+    def moved(found: re.Match[str]) -> str:
+        target = _target(here, found[1])
+        return found[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
+
+    return _LINK.sub(moved, markdown)
+
+
+def notebook_page(notebook: dict[str, Any]) -> str:
+    """Return a notebook's cells as Markdown; it is kept without outputs."""
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells) + "\n"
+
+
+def _outgoing(files: Files) -> Iterator[str]:
+    """Yield what pages link to that has no place on the site yet, as paths from the repository's root."""
+    for file in list(files.documentation_pages()):
+        for link in _LINK.findall(file.content_string):
+            target = _target(file.src_uri, link)
+            if target is not None and target not in PAGES and not target.startswith("docs/"):
+                yield target
+
+
+def _target(page: str, link: str) -> str | None:
+    """Return the file that a page of the site links to; None for an address, and for a file that is not there."""
+    if "://" in link or link.startswith("mailto:"):
+        return None
+    source = next((source for source, made in PAGES.items() if made == page), f"docs/{page}")
+    target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
+    return target if (ROOT / target).is_file() else None
+
+
+def _site_path(target: str) -> str:
+    if target.startswith("docs/"):
+        return target.removeprefix("docs/")
+    if target.startswith("captioning/"):
+        return "reference/" + target.removeprefix("captioning/").removesuffix(".py").removesuffix("/__init__") + ".md"
+    return PAGES.get(target, f"repository/{target}")

@@ -1,0 +1,163 @@
+"""The documentation: links lead somewhere, every page is in the navigation, and what pages say of the code is so."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import re
+import runpy
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "data/README.md", *DOCS.rglob("*.md")])
+MADE = {"index.md", "data.md", "changelog.md", "notebooks/caption_and_look.md"}  # by docs/_site/hooks.py
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a heading's link is on GitHub and on the site."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page):
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists() and target.is_relative_to(ROOT), f"{name_of(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)}: {link}"
+
+
+def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
+    def entries(nav):
+        for item in nav:
+            for value in item.values() if isinstance(item, dict) else [item]:
+                yield from entries(value) if isinstance(value, list) else [value]
+
+    listed = list(entries(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]))
+    assert len(listed) == len(set(listed))
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} | MADE
+    modules = re.findall(r"\(\.\./captioning/([\w/]+?)(?:/__init__)?\.py\)", (DOCS / "reference.md").read_text())
+    assert len(modules) > 8
+    assert set(listed) == pages | {f"reference/{module}.md" for module in modules}
+
+
+class Fetched(HTMLParser):
+    """Scripts, styles, fonts and images that a page takes from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attributes) -> None:
+        named = dict(attributes)
+        address = named.get("href") if tag == "link" else named.get("src")
+        if address and "//" in address and named.get("rel") != "canonical":
+            self.found.append(address)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install 'captioning[docs]'")
+def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(tmp_path):
+    """With --strict a dead link, a heading that is not there and a page outside the navigation are errors."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    pages = sorted((tmp_path / "site").rglob("*.html"))
+    assert len(pages) >= len(PAGES)
+    for page in pages:
+        fetched = Fetched()
+        fetched.feed(page.read_text(encoding="utf-8"))
+        assert not fetched.found, page
+    styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
+    assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
+    reference = (tmp_path / "site/reference/inference.html").read_text(encoding="utf-8")
+    assert "Return the captioner that a training run saved" in reference
+    attention = (tmp_path / "site/reference/attention.html").read_text(encoding="utf-8")
+    assert "AdditiveScore" in attention and "HardAttention" in attention
+
+
+def test_the_tables_of_the_configurations_are_those_that_the_configurations_give():
+    generator = runpy.run_path(str(DOCS / "_site/configs_table.py"))
+    page = generator["PAGE"].read_text(encoding="utf-8")
+    assert generator["filled"](page) == page, "run python docs/_site/configs_table.py"
+    assert all(f"[`{path.stem}`]" in page for path in (ROOT / "configs").glob("*.yaml"))
+
+
+def options_named() -> set[tuple[str, str]]:
+    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
+    return set(re.findall(r"--(model|data|trainer)\.(\w+)", texts))
+
+
+def test_every_option_that_a_page_names_is_one():
+    import pytorch_lightning as pl
+
+    from captioning.training.datamodule import CaptionDataModule
+    from captioning.training.module import CaptioningModule
+
+    classes = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
+    known = {(part, name) for part, cls in classes.items() for name in inspect.signature(cls.__init__).parameters}
+    found = options_named() - {("data", "seed"), ("model", "help"), ("data", "help")}
+    assert len(found) > 15
+    assert {(part, name) for part, name in found if (part, name) not in known} <= {
+        ("model", "blue"),  # misspelt on purpose, in the table of faults
+    }
+
+
+def test_troubleshooting_quotes_messages_that_the_code_has():
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "captioning").rglob("*.py"))
+    joined = re.sub(r'"\s*f?"', "", source)
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    for message in (
+        "attention has collapsed:",
+        "training has diverged:",
+        "cached features are not finite",
+        "out of memory",
+        "import the module that defines it first (--import)",
+        "no features; run scripts/extract_features.py first",
+        "features of another encoder",
+        "no Java runtime",
+        "pycocoevalcap lacks",
+    ):
+        assert message in page and message in joined, message
+    for name in ("step_kl", "attention_entropy", "max_alpha", "beta", "gradient_norm", "captions_per_second"):
+        assert f"`train/{name}`" in page and name in source
+
+
+def test_the_recipe_of_a_source_reads_its_folder(tmp_path, monkeypatch):
+    recipe = (DOCS / "recipes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"`my_source\.py`:\n\n```python\n(.*?)^```$", recipe, re.DOTALL | re.MULTILINE)
+    (tmp_path / "my_source.py").write_text(code, encoding="utf-8")
+    source = runpy.run_path(str(tmp_path / "my_source.py"))["TextFiles"](str(tmp_path / "scans"))
+    with pytest.raises(ValueError, match=r"no \.txt files"):
+        source.prepare()
+    for number in range(40):
+        (tmp_path / "scans" / "a").mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "scans" / "a" / f"{number}.jpg")
+        (tmp_path / "scans" / "a" / f"{number}.txt").write_text(f"A dog, number {number}.\nOne dog\n")
+    source.prepare()
+    splits = {split: source.index(split) for split in ("train", "val", "test")}
+    ids = [image_id for index in splits.values() for image_id in index.image_ids.tolist()]
+    assert sorted(ids) == list(range(40))
+    train = splits["train"]
+    assert len(train) > len(splits["val"]) > 0
+    assert train.captions[0] == "a dog number 0" and train.captions[1] == "one dog"
+    train.check_images()

@@ -1,0 +1,184 @@
+"""The tutorials and the notebook, run as they are printed, at tiny sizes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from helpers_runs import save_checkpoint
+from PIL import Image
+
+from captioning.commands import Commands
+from captioning.data.folder import hashed_split
+from captioning.errors import InputError
+from captioning.training.cli import main
+
+# Lightning's advice on data as small as these.
+pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
+
+ROOT = Path(__file__).resolve().parent.parent
+TUTORIALS = ROOT / "docs" / "tutorials"
+NOTEBOOK = ROOT / "docs" / "notebooks" / "caption_and_look.ipynb"
+
+SMALL_SHAPES = [f"--data.source.init_args.{name}={count}" for name, count in (("train", 12), ("val", 3), ("test", 3))]
+SMALL_ENCODER = ["--model.encoder.init_args.weights=null", "--model.encoder.init_args.image_size=64"]  # no download
+# What is added to `captioning fit`: sizes, and nothing that a tutorial is about.
+TINY = {
+    "own_photos": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_ENCODER],
+    "new_attention": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_SHAPES],
+    "soft_against_hard": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_SHAPES],
+}
+
+
+def blocks(name: str) -> Iterator[tuple[str, str, str]]:
+    """Yield (the paragraph before it, language, text) of every fenced block."""
+    text = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
+    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield text[: found.start()].strip().rpartition("\n\n")[2], found[1], found[2]
+
+
+def follow(name: str) -> list[str]:
+    """Write every file that the tutorial shows ("`NAME`:") and run every command; returns the commands."""
+    commands = []
+    for before, language, text in blocks(name):
+        if language in ("python", "yaml"):
+            file = re.search(r"`([\w./-]+)`:$", before)
+            assert file, f"{name}: a block of {language} whose file is not named before it"
+            Path(file[1]).write_text(text, encoding="utf-8")
+        elif language == "bash":
+            for command in text.replace("\\\n", " ").splitlines():
+                run(shlex.split(command), TINY[name])
+                commands.append(command)
+    return commands
+
+
+def run(command: list[str], tiny: list[str]) -> None:
+    """Run a command in this process, which has imported what takes seconds to import; a test in one of its own."""
+    program, *words = command
+    if program == "captioning":
+        main([*words, *tiny] if words[0] == "fit" else words)
+    elif words[:2] == ["-m", "pytest"]:
+        environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
+        found = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+        assert found.returncode == 0 and "2 passed" in found.stdout, found.stdout + found.stderr
+    else:
+        assert program == "python"
+        script, *arguments = words
+        if script.startswith("scripts/"):
+            sys.path.insert(0, str(ROOT / "scripts"))
+            try:
+                encoder = SMALL_ENCODER if script == "scripts/extract_features.py" else []
+                importlib.import_module(Path(script).stem).main([*arguments, *encoder])
+            finally:
+                sys.path.pop(0)
+        else:
+            runpy.run_path(script, run_name="__main__")
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
+    """A folder with the repository's scripts and configs, as its user stands in it."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("configs", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if "my_attention" in name:
+            del sys.modules[name]
+    plt.close("all")
+
+
+def photos(folder: Path, header: list[str]) -> None:
+    """Write photos with two captions each, those that the tutorial names and some for every split."""
+    names = ["beach/1.jpg", "garden/cat.jpg", *(f"beach/{number}.jpg" for number in range(2, 7))]
+    others = [f"beach/{number}.jpg" for number in range(7, 60)]
+    names += [next(name for name in others if hashed_split(name) == split) for split in ("val", "test")]
+    lines = [",".join(header)]
+    for number, name in enumerate(names):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48), (5 * number, 120, 90)).save(folder / name)
+        lines += [f"{name},a photo of colour {number % 3}", f'{name},"a plain, coloured picture"']
+    (folder / "captions.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_own_photos(workplace, capsys):
+    (shown,) = [text for _, language, text in blocks("own_photos") if language == "csv"]
+    photos(workplace / "photos", shown.splitlines()[0].split(","))
+    commands = follow("own_photos")
+    assert len(commands) == 8
+    said = capsys.readouterr().out
+    assert "test/bleu4" in said or "bleu4" in said
+    for name in ("looked.png", "cat.png", "looked.html", "photos/features/train.npy"):
+        assert (workplace / name).stat().st_size > 1000
+    for name in ("try", "my_photos", "my_photos_cached"):
+        assert (workplace / "runs" / name / "checkpoints" / "best.ckpt").is_file()
+
+
+@pytest.mark.slow
+def test_new_attention(workplace, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert len(follow("new_attention")) == 5
+    assert (workplace / "distance.png").stat().st_size > 1000
+    metrics = json.loads((workplace / "runs/distance/test_metrics.json").read_text())
+    assert 0 <= metrics["test/reference_pointing_accuracy"] <= 100
+
+
+@pytest.mark.slow
+def test_soft_against_hard(workplace, monkeypatch, capsys):
+    import wandb
+
+    wandb.teardown()  # of an earlier test's: it would keep that test's environment
+    monkeypatch.delenv("WANDB_DATA_DIR", raising=False)
+
+    def in_this_process(self, name, arguments):
+        assert arguments[:2] == ["-m", "captioning"]
+        main(arguments[2:])
+
+    monkeypatch.setattr(Commands, "run", in_this_process)
+    assert len(follow("soft_against_hard")) == 5
+    said = capsys.readouterr().out
+    assert "Variants over seeds" in said and "2 seeds" in said
+    folder = workplace / "runs" / "soft_hard"
+    assert (folder / "comparison.html").is_file()
+    notes = {name: json.loads((folder / name / "wandb_run.json").read_text()) for name in ("soft_1", "marginal_2")}
+    assert {name: note["group"] for name, note in notes.items()} == {
+        "soft_1": "shapes_soft",
+        "marginal_2": "shapes_marginal",
+    }
+    with pytest.raises(InputError, match="two or more runs"):
+        run(["python", "scripts/compare_runs.py", "runs/soft_hard/soft_1"], [])
+
+
+def test_notebook_is_kept_without_outputs_and_its_cells_run(workplace, monkeypatch, capsys):
+    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    (workplace / "runs/demo/soft/checkpoints").mkdir(parents=True)
+    save_checkpoint(workplace / "runs/demo/soft/checkpoints/best.ckpt")
+    (workplace / "data/shapes/test").mkdir(parents=True)
+    Image.effect_mandelbrot((40, 40), (-2, -1, 1, 1), 50).convert("RGB").save(workplace / "data/shapes/test/000001.png")
+    monkeypatch.setattr(plt, "show", lambda: None)
+    names: dict[str, object] = {}
+    for cell in cells:
+        exec("".join(cell["source"]), names)
+    lines = capsys.readouterr().out.splitlines()
+    caption = names["caption"]
+    assert lines[0] == caption.text
+    assert len([line for line in lines if "alpha" in line]) == len(caption.words)
+    assert len(lines) == 1 + len(caption.words) + 5  # of a beam of 5

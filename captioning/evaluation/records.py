@@ -96,7 +96,11 @@ def write_evaluation(
     """
     content = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     write_json(folder / f"{stage}_metrics.json", content)
-    write_json(folder / f"{stage}_captions.json", [dataclasses.asdict(image) for image in images])
+    entries = [dataclasses.asdict(image) for image in images]
+    for entry in entries:
+        if entry["written"] is None:
+            del entry["written"]
+    write_json(folder / f"{stage}_captions.json", entries)
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 

@@ -134,13 +134,20 @@ def refuse_other_files(path: Path) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or one_line(error)
         raise InputError(f"{path}: the checkpoint cannot be read ({reason})") from error
-    if not zipfile.is_zipfile(path):
+    if not _is_archive(path):
         if start == b"PK\x03\x04":
             raise InputError(f"{path}: the end of the checkpoint is missing; {_remedy(path)}")
         other = (
             "one that `captioning fit` wrote" if (found := sound_beside(path)) is None else f"{found}, which is sound"
         )
         raise InputError(f"{path}: not a checkpoint of this project; give {other}")
+
+
+def _is_archive(path: Path) -> bool:
+    try:
+        return zipfile.is_zipfile(path)
+    except zipfile.BadZipFile:  # Python finds the end of one, and something impossible in it
+        return False
 
 
 def _checksums(archive: zipfile.ZipFile) -> frozenset[tuple[int, int]]:

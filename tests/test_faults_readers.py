@@ -22,6 +22,7 @@ from captioning.configs import build
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.word_vectors import read_word_vectors
+from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
@@ -471,6 +472,29 @@ SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
 def test_what_scripts_cannot_work_with_is_named(tmp_path, capsys, fault, case):
     name, arguments = case
     ends(capsys, fault, load_script(name).main, arguments(tmp_path))
+
+
+# What the fuzzer found besides
+
+
+@faults({Fault("an encoder of a billion channels", "channels must be in 1 .. 4096, got 1000000000"): (4, 10**9)})
+def test_an_encoder_is_refused_before_it_is_built(fault, case):
+    says(fault, lambda: ConvEncoder(case, (2, 2), image_size=12))
+
+
+@faults({Fault("a checkpoint said to lie on two disks", "the end of the checkpoint is missing"): 2})
+def test_an_archive_of_several_parts_is_refused(checkpoint, tmp_path, fault, case):
+    content = bytearray(checkpoint.read_bytes())
+    locator = content.rindex(b"PK\x06\x07")  # of ZIP64
+    content[locator + 16 : locator + 20] = case.to_bytes(4, "little")
+    says(fault, load, put(tmp_path / "x.ckpt", bytes(content)))
+
+
+@faults({Fault("a run's settings with a number for a name", "3 is not a setting"): 3})
+def test_names_of_settings_are_texts(fault, case):
+    config = tiny_config(Path("shapes"))
+    config["model"][case] = 1
+    says(fault, resume_settings, config, "config.yaml")
 
 
 def test_the_checkpoint_of_these_tests_captions_an_image(checkpoint):

@@ -107,7 +107,7 @@ def test_a_missing_file_is_named(tmp_path):
         Vocabulary.load(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize("text", ["", "[1]", '{"word": []}', '{"words": 3}', '{"words": [1, 2]}', '{"words": "abc"}'])
+@pytest.mark.parametrize("text", ["", "[1]", '{"word": []}', '{"words": 3}', '{"words": "abc"}'])
 def test_a_file_that_is_no_vocabulary_is_named(tmp_path, text):
     path = tmp_path / "v.json"
     path.write_text(text)

@@ -44,6 +44,7 @@ class ConvEncoder(Encoder):
         learning_rate: float | None = None,
     ) -> None:
         check_range(1, 4096, image_size=image_size, channels=min(channels, default=0), strides=min(strides, default=0))
+        check_range(1, 4096, channels=max(channels))  # more would take minutes to build, whatever the weights are then
         if len(channels) != len(strides) or not channels or image_size % math.prod(strides):
             raise InputError(
                 f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "

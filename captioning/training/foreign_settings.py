@@ -111,7 +111,9 @@ def _model_and_data(settings: Any) -> dict[str, Any]:
     options = {name: checked_plain(value, f"data.{name}") for name, value in data.items()}
     for group in (model, options):
         for name in group:
-            if not name.isidentifier():  # jsonargparse reads "encoder.class_path" as a level of its own
+            if (
+                not isinstance(name, str) or not name.isidentifier()
+            ):  # jsonargparse reads "encoder.class_path" as a level of its own
                 raise InputError(f"{name!r} is not a setting")
     if tokenizer is not None:
         options["tokenizer"] = checked_component(tokenizer, Tokenizer, "data.tokenizer")

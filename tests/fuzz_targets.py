@@ -180,16 +180,19 @@ FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
 
 
 def features(made: Path) -> Target:
+    def writer(folder: Path, split: str) -> FeatureWriter:
+        paths = ["a", "b", "c"]
+        return FeatureWriter(folder, split, paths=paths, fingerprint=FINGERPRINT, shape=(6, 4), shard_images=2)
+
     for split, rows in (("val", 3), ("train", 2)):  # train is not finished
-        with FeatureWriter(made / "f", split, paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
-            out.write(torch.ones(rows, 6, 4))
+        writer(made / "f", split).write(torch.ones(rows, 6, 4))
     files = contents(made / "f")
 
     def run(folder: Path, draw: random.Random) -> None:
         cache = FeatureCache(folder, "val", FINGERPRINT)
         cache.gather(cache.find(["c", "a"]))
-        with FeatureWriter(folder, "train", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
-            out.write(torch.ones(3 - out.done, 6, 4))
+        out = writer(folder, "train")
+        out.write(torch.ones(len(out.rows), 6, 4))
 
     return Target(files, list(files), run, 0.7, leaves_traces=True)
 

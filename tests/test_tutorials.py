@@ -15,8 +15,10 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+import torch
 from helpers_runs import save_checkpoint
 from PIL import Image
+from torchvision.models import mobilenet_v3_large
 
 from captioning.commands import Commands
 from captioning.data.folder import hashed_split
@@ -31,7 +33,7 @@ TUTORIALS = ROOT / "docs" / "tutorials"
 NOTEBOOK = ROOT / "docs" / "notebooks" / "caption_and_look.ipynb"
 
 SMALL_SHAPES = [f"--data.source.init_args.{name}={count}" for name, count in (("train", 12), ("val", 3), ("test", 3))]
-SMALL_ENCODER = ["--model.encoder.init_args.weights=null", "--model.encoder.init_args.image_size=64"]  # no download
+SMALL_ENCODER = ["--model.encoder.init_args.weights=weights.pth", "--model.encoder.init_args.image_size=64"]
 # What is added to `captioning fit`: sizes, and nothing that a tutorial is about.
 TINY = {
     "own_photos": ["--trainer.max_epochs=1", "--data.num_workers=0", *SMALL_ENCODER],
@@ -119,6 +121,8 @@ def photos(folder: Path, header: list[str]) -> None:
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_own_photos(workplace, capsys):
     (shown,) = [text for _, language, text in blocks("own_photos") if language == "csv"]
+    network = mobilenet_v3_large(weights=None)  # random weights in the place of those that are downloaded
+    torch.save(network.state_dict(), workplace / "weights.pth")
     photos(workplace / "photos", shown.splitlines()[0].split(","))
     commands = follow("own_photos")
     assert len(commands) == 8

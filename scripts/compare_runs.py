@@ -55,9 +55,12 @@ def main(argv: list[str] | None = None) -> None:
     import_modules(args.imports, [Path()])
     runs: list[Run] = []
     for name in args.runs:
-        found, known = find_runs(name), [run.folder.resolve() for run in runs if run.folder is not None]
-        # Of a folder's or a sweep's runs the one that was given first, to be compared with, is not there twice.
-        runs += [run for run in found if len(found) == 1 or not run.folder or run.folder.resolve() not in known]
+        known = [run.folder.resolve() for run in runs if run.folder is not None]
+        for run in find_runs(name):
+            folder = None if run.folder is None else run.folder.resolve()
+            # Of a folder's or a sweep's runs the one that was given first, to be compared with, is not there twice.
+            if folder is None or folder == Path(name).resolve() or folder not in known:
+                runs.append(run)
     if len(runs) < 2 and not args.paper:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     name_apart(runs)

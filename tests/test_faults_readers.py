@@ -212,24 +212,25 @@ def test_a_file_of_words_that_cannot_be_used_is_named(tmp_path, fault, case):
 # Features
 
 FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
+SHARD = "val/00000.npy"
 
 
 def damaged_array(folder: Path) -> None:
     """An open bracket in the header, which Python's tokeniser, not NumPy, complains about."""
-    content = (folder / "val.npy").read_bytes()
-    (folder / "val.npy").write_bytes(content.replace(b"'shape': (", b"'shape':((", 1))
+    content = (folder / SHARD).read_bytes()
+    (folder / SHARD).write_bytes(content.replace(b"'shape': (", b"'shape':((", 1))
 
 
 FEATURES: dict[Fault, Callable[[Path], Any]] = {
     Fault("features that were never extracted", "no features; run scripts/extract_features.py first"): (
         lambda folder: (folder / "val.json").unlink()
     ),
-    Fault("features that are not finished", "3 of 3 images are done; finish it with scripts/extract_features.py"): (
-        lambda folder: (folder / "val.npy").rename(folder / "val.npy.part")
+    Fault("features that are not finished", "finish them with scripts/extract_features.py"): (
+        lambda folder: (folder / SHARD).with_suffix(".json").unlink()
     ),
-    Fault("features with a damaged array", "val.npy: cannot be read ("): damaged_array,
-    Fault("features cut short", "val.npy: cannot be read ("): (
-        lambda folder: (folder / "val.npy").write_bytes((folder / "val.npy").read_bytes()[:-10])
+    Fault("features with a damaged array", "00000.npy: cannot be read ("): damaged_array,
+    Fault("features cut short", "00000.npy: not there or not complete"): (
+        lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-10])
     ),
     Fault("a header of features cut short", "val.json: cannot be read ("): lambda folder: put(folder / "val.json", "{"),
     Fault("a list of images of another kind", "val.images.json: not a list of images"): lambda folder: put(
@@ -243,13 +244,15 @@ FEATURES: dict[Fault, Callable[[Path], Any]] = {
 
 @faults(FEATURES)
 def test_features_that_cannot_be_used_are_named(tmp_path, fault, case):
-    with FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
-        out.write(torch.ones(3, 6, 4))
+    writer = FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4))
+    writer.write(torch.ones(3, 6, 4))
     case(tmp_path)
 
     def read() -> None:
         cache = FeatureCache(tmp_path, "val", FINGERPRINT)
-        cache.gather(cache.find(["a", "c"]))
+        rows = cache.find(["a", "c"])
+        cache.check(rows)  # before work starts
+        cache.gather(rows)
 
     says(fault, read)
 
@@ -263,8 +266,8 @@ def test_features_that_cannot_be_used_are_named(tmp_path, fault, case):
     }
 )
 def test_features_of_another_encoder_are_refused(tmp_path, fault, case):
-    with FeatureWriter(tmp_path, "val", paths=["a"], fingerprint=FINGERPRINT, shape=(6, 4)) as out:
-        out.write(torch.ones(1, 6, 4))
+    writer = FeatureWriter(tmp_path, "val", paths=["a"], fingerprint=FINGERPRINT, shape=(6, 4))
+    writer.write(torch.ones(1, 6, 4))
     says(fault, lambda: FeatureCache(tmp_path, "val", FINGERPRINT | case))
 
 
@@ -434,7 +437,7 @@ SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
         "compare_runs",
         lambda folder: [*compared(folder), str(exists(folder))],
     ),
-    Fault("the folder of all runs in place of one", "not a run; give the runs in it: a"): (
+    Fault("a folder with one run alone, which is given already", "give two or more runs to compare"): (
         "compare_runs",
         lambda folder: [*compared(folder), str(folder)],
     ),

@@ -67,6 +67,7 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     run_stage(trainer.fit, module, make_data(shapes))
     logged = {name.removeprefix("train/"): float(v) for name, v in trainer.logged_metrics.items() if "train/" in name}
     always = {"loss", "nll", "attention_penalty", "attention_entropy", "max_alpha", "step_kl", "beta"}
+    always |= {"gradient_norm", "learning_rate"}
     assert set(logged) == always | keys
     assert all(math.isfinite(value) for value in logged.values())
     objective = module.objective

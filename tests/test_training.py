@@ -150,7 +150,7 @@ def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shape
     run_stage(trainer.fit, module, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["captioning"]
-    assert set(saved) == {"format", "encoder", "decoder", "preprocessing", "vocabulary", "settings"}
+    assert set(saved) == {"format", "encoder", "decoder", "preprocessing", "vocabulary", "tokenizer", "settings"}
     assert saved["decoder"]["init_args"]["attention"]["class_path"].endswith("SoftAttention")
     assert not list(tmp_path.glob("*.part"))
 
@@ -290,7 +290,10 @@ def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too(tmp
     precision = MixedPrecision("16-mixed", "cpu", scaler)
     module.parameters = lambda recurse=True: iter([weight])
     module.trainer = make_trainer(tmp_path, plugins=[precision])
+    logged = {}
+    module.log = logged.__setitem__
     scaler.scale((3 * weight).sum()).backward()
     module.configure_gradient_clipping(optimizer, 0.5, "norm")
     scaler.step(optimizer)
     torch.testing.assert_close(weight.detach(), torch.full((4,), 0.75))  # 1 - 0.5 / sqrt(4): unscaled once, and clipped
+    assert float(logged["train/gradient_norm"]) == pytest.approx(6.0) and logged["train/learning_rate"] == 1.0

@@ -82,9 +82,7 @@ def read_run(folder: Path) -> Run:
         InputError: the folder is no run's, or a file in it is damaged.
     """
     if not is_run_folder(folder):
-        inside = sorted(child.name for child in folder.iterdir() if child.is_dir() and is_run_folder(child))
-        hint = f"give the runs in it: {', '.join(inside)}" if inside else f"it has none of {', '.join(_SIGNS)}"
-        raise InputError(f"{folder}: not a run; {hint}")
+        raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
     layout = RunFolder(folder)
     best = layout.checkpoint("best")
     run = Run(folder.resolve().name, str(folder), folder, checkpoint=best if best.is_file() else None)

@@ -165,6 +165,8 @@ class Throughput(Callback):
     def __init__(self, every_n_steps: int = 50) -> None:
         check_range(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
+        self._begin()
+        self._logged = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._begin()

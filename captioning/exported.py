@@ -33,12 +33,12 @@ def write_export(folder: Path, content: Mapping[str, Any], weights: Mapping[str,
     Raises:
         InputError: it cannot be written.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     with replacing(folder / WEIGHTS, "--output") as part:
         # Tied embeddings are one tensor under two names, and the format takes no tensor twice: so copies.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        save_file(tensors, part, metadata={"format": "pt"})
+        part.write_bytes(save(tensors, metadata={"format": "pt"}))  # its own writer makes a file for the owner alone
     write_json(folder / VOCABULARY, {"words": list(content["vocabulary"])}, indent=0)
     write_json(folder / CONFIG, {name: value for name, value in content.items() if name != "vocabulary"})
     write_text(folder / CARD, card)

@@ -63,6 +63,11 @@ def test_the_weights_are_those_of_the_model_alone(run):
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
 
 
+def test_all_files_can_be_read_by_whom_the_folder_is_passed_on_to(run):
+    modes = {path.name: path.stat().st_mode for path in export(run).iterdir()}
+    assert set(modes.values()) == {modes["config.json"]}, modes
+
+
 def test_an_export_can_be_exported_again(run, tmp_path):
     load(export(run)).export(tmp_path / "again", "# card\n")
     assert load(tmp_path / "again").captioner.decoder.hidden_dim == 7

@@ -128,7 +128,7 @@ def test_own_photos(workplace, capsys):
     assert len(commands) == 8
     said = capsys.readouterr().out
     assert "test/bleu4" in said or "bleu4" in said
-    for name in ("looked.png", "cat.png", "looked.html", "photos/features/train.npy"):
+    for name in ("looked.png", "cat.png", "looked.html", "photos/features/train/00000.npy"):
         assert (workplace / name).stat().st_size > 1000
     for name in ("try", "my_photos", "my_photos_cached"):
         assert (workplace / "runs" / name / "checkpoints" / "best.ckpt").is_file()
@@ -160,11 +160,10 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     assert "Variants over seeds" in said and "2 seeds" in said
     folder = workplace / "runs" / "soft_hard"
     assert (folder / "comparison.html").is_file()
-    notes = {name: json.loads((folder / name / "wandb_run.json").read_text()) for name in ("soft_1", "marginal_2")}
-    assert {name: note["group"] for name, note in notes.items()} == {
-        "soft_1": "shapes_soft",
-        "marginal_2": "shapes_marginal",
-    }
+    names = ("soft_1", "soft_2", "marginal_1", "marginal_2")
+    groups = [json.loads((folder / name / "wandb_run.json").read_text())["group"] for name in names]
+    assert groups[0] == groups[1] != groups[2] == groups[3]
+    assert groups[0].startswith("shapes_soft-") and groups[2].startswith("shapes_marginal-")  # sized by further options
     with pytest.raises(InputError, match="two or more runs"):
         run(["python", "scripts/compare_runs.py", "runs/soft_hard/soft_1"], [])
 

@@ -74,6 +74,10 @@ COCO: dict[Fault, Any] = {
         "images": [IMAGE],
         "annotations": [CAPTION | {"image_id": 9}],
     },
+    Fault("a caption whose image is named by an object", "caption 4 is of image {'id': 1}, which it lacks"): {
+        "images": [IMAGE],
+        "annotations": [CAPTION | {"image_id": {"id": 1}}],
+    },
     Fault("an annotation without a caption", "annotation 4 has no caption"): {
         "images": [IMAGE],
         "annotations": [{"id": 4, "image_id": 1}],

@@ -258,12 +258,16 @@ def _captions(path: Path) -> _Captions:
     if not {*map(type, image_ids)} <= {int}:
         wrong = next(image_id for image_id in image_ids if type(image_id) is not int)
         raise InputError(f"{path}: image ids must be whole numbers, got {wrong!r}")
+    if not {*map(type, owners)} <= {int}:  # what is of another kind may have no hash
+        number = next(number for number, owner in enumerate(owners) if type(owner) is not int)
+        caption = annotations[number].get("id")
+        raise InputError(f"{path}: caption {caption} is of image {owners[number]!r:.60}, which it lacks")
     rows = _rows(owners, image_ids)
     if (rows < 0).any():
-        known = set(image_ids)
-        image_id = min((owner for owner in owners if owner not in known), key=str)
-        caption = annotations[owners.index(image_id)].get("id")
-        raise InputError(f"{path}: caption {caption} is of image {image_id}, which it lacks")
+        number = int(np.argmax(rows < 0))
+        raise InputError(
+            f"{path}: caption {annotations[number].get('id')} is of image {owners[number]}, which it lacks"
+        )
     if not {*map(type, texts)} <= {str}:
         number = next(number for number, text in enumerate(texts) if type(text) is not str)
         annotation = annotations[number].get("id")
@@ -281,10 +285,11 @@ def _text(path: Path) -> str:
         return str(content, "utf-8")
 
 
-def _rows(owners: list[Any], image_ids: list[int]) -> NDArray[np.int64]:
+def _rows(owners: list[int], image_ids: list[int]) -> NDArray[np.int64]:
     """Return (captions,) the place of each caption's image among ``image_ids``, -1 where it has none."""
     span = max(image_ids, default=-1) + 1
-    if {*map(type, owners)} == {int} and min(owners) >= 0 and max(owners) < span <= _DENSE * len(image_ids):
+    lowest, highest = min(owners, default=0), max(owners, default=0)
+    if min(lowest, min(image_ids, default=0)) >= 0 and highest < span <= _DENSE * len(image_ids):
         place = np.full(span, -1, np.int32)
         place[image_ids] = np.arange(len(image_ids), dtype=np.int32)
         return place[owners].astype(np.int64)

@@ -113,6 +113,14 @@ def test_an_image_without_a_file_is_named(root, entry):
         changed(root, images=[IMAGES[0], entry]).index("train")
 
 
+def test_numbers_of_images_may_be_any_whole_numbers(root):
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in (-(2**63), -1, 7, 2**62)]
+    captions = [{"id": n, "image_id": image["id"], "caption": f"a {n}"} for n, image in enumerate(images)]
+    index = changed(root, images=images, annotations=captions).index("train")
+    assert index.image_ids.tolist() == [-(2**63), -1, 7, 2**62]
+    assert [index.references(row) for row in range(4)] == [[f"a {n}"] for n in range(4)]
+
+
 def test_a_caption_of_an_unknown_image_is_named(root):
     source = changed(root, annotations=[*CAPTIONS, {"id": 8, "image_id": 77, "caption": "a"}])
     with pytest.raises(InputError, match=r"captions_train2017\.json: caption 8 is of image 77, which it lacks"):

@@ -113,12 +113,17 @@ def test_an_image_without_a_file_is_named(root, entry):
         changed(root, images=[IMAGES[0], entry]).index("train")
 
 
-def test_numbers_of_images_may_be_any_whole_numbers(root):
-    images = [{"id": number, "file_name": f"{number}.jpg"} for number in (-(2**63), -1, 7, 2**62)]
+@pytest.mark.parametrize("numbers", [(2**62, 7), (-1, 7), (-(2**63), 7)])
+def test_numbers_of_images_are_far_apart_or_refused(root, numbers):
+    images = [{"id": number, "file_name": f"{number}.jpg"} for number in numbers]
     captions = [{"id": n, "image_id": image["id"], "caption": f"a {n}"} for n, image in enumerate(images)]
-    index = changed(root, images=images, annotations=captions).index("train")
-    assert index.image_ids.tolist() == [-(2**63), -1, 7, 2**62]
-    assert [index.references(row) for row in range(4)] == [[f"a {n}"] for n in range(4)]
+    source = changed(root, images=images, annotations=captions)
+    if min(numbers) < 0:
+        with pytest.raises(InputError, match=rf"image ids must be in 0 .. 2\^63 - 1, got {numbers[0]}"):
+            source.index("train")
+    else:
+        assert source.index("train").image_ids.tolist() == [*numbers]
+        assert [source.index("train").references(row) for row in range(2)] == [["a 0"], ["a 1"]]
 
 
 def test_a_caption_of_an_unknown_image_is_named(root):

@@ -31,7 +31,7 @@ def write_captions(path: Path, *, images: int = IMAGES, captions: int = CAPTIONS
     words = list(dict.fromkeys(spelt))[:WORDS]
     words[100:WORDS:97] = [f"{word}'s" for word in words[100:WORDS:97]]  # for the tokeniser
     words[50:WORDS:101] = [f"{word}," for word in words[50:WORDS:101]]
-    chance = np.arange(10, WORDS + 10) ** -1.675  # about 9,490 words come five times or more, as in COCO
+    chance = np.arange(10, WORDS + 10) ** -1.673  # about 9,490 words come five times or more, as in COCO
     owners = draw.permutation(np.r_[np.arange(images), draw.integers(images, size=captions - images)]).tolist()
     lengths = np.clip(draw.gamma(20, 0.52, captions).round(), 5, 49).astype(int).tolist()
     drawn = iter(draw.choice(WORDS, int(sum(lengths)), p=chance / chance.sum()).tolist())

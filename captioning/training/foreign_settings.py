@@ -109,12 +109,9 @@ def _model_and_data(settings: Any) -> dict[str, Any]:
     tokenizer = data.pop("tokenizer", None)
     seed = checked_plain(settings.get("seed_everything"), "seed_everything")
     options = {name: checked_plain(value, f"data.{name}") for name, value in data.items()}
-    for group in (model, options):
-        for name in group:
-            if (
-                not isinstance(name, str) or not name.isidentifier()
-            ):  # jsonargparse reads "encoder.class_path" as a level of its own
-                raise InputError(f"{name!r} is not a setting")
+    for name in (*model, *options):
+        if not (isinstance(name, str) and name.isidentifier()):  # jsonargparse reads "a.b" as a level of its own
+            raise InputError(f"{name!r} is not a setting")
     if tokenizer is not None:
         options["tokenizer"] = checked_component(tokenizer, Tokenizer, "data.tokenizer")
     found: dict[str, Any] = {"model": model, "data": {**options, "source": source}}

@@ -84,7 +84,7 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         path = config["class_path"]
         found = known_class(path, cls)
         given = current_arguments(path, config["init_args"])
-        init_args = {name: _revive(value) for name, value in given.items()}
+        init_args = {name: _revive(value, f"{path}: {name}") for name, value in given.items()}
         try:
             return found(**init_args)
         except TypeError as error:
@@ -188,12 +188,16 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"a component's arguments must be plain data or components, got {type(value).__name__}")
 
 
-def _revive(value: Any) -> Any:
-    if isinstance(value, dict) and set(value) == {"class_path", "init_args"}:
-        return Component.from_config(value)
-    if isinstance(value, list):
-        return [_revive(item) for item in value]
-    return value
+def _revive(value: Any, name: str) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"class_path", "init_args"}:
+            return Component.from_config(value)
+        return {key: _revive(item, name) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_revive(item, name) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise InputError(f"{name} is a {type(value).__name__}, no plain data; the file was edited, use another one")
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:

@@ -114,6 +114,24 @@ def test_a_damaged_checkpoint_is_refused_everywhere(workdir, capsys, fault, case
     assert LAST.read_bytes() == whole and (RUN / "config.yaml").read_bytes() == config
 
 
+LOADED = {
+    Fault("a checkpoint whose encoder's argument is a tensor", "channels is a Tensor, no plain data"): edited(
+        lambda content: content["captioning"]["encoder"]["init_args"].update(channels=[4, torch.ones(1)])
+    ),
+    Fault("a checkpoint whose images are 8.0 pixels wide", "resize and crop are whole pixels, got 8.0"): edited(
+        lambda content: content["captioning"]["preprocessing"].update(resize=8.0)
+    ),
+}
+
+
+@faults(LOADED)
+def test_settings_that_are_no_plain_data_are_refused(workdir, fault, case):
+    LAST.write_bytes(case(LAST.read_bytes()))
+    with pytest.raises(InputError) as caught:
+        load(LAST)
+    assert fault.sees in str(caught.value)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_no_flipped_bytes_of_the_weights_pass(tmp_path, seed):
     path = save_checkpoint(tmp_path / "best.ckpt")

@@ -251,6 +251,7 @@ def test_captions_that_cannot_be_used_are_refused(tmp_path, fault, case):
 
 
 DEEP = "[" * 100_000
+HALF_A_PAIR = '{"image": "\\ud800.jpg", "caption": "a dog", "split": "val"}'
 
 
 def written(path: Path, text: str) -> str:
@@ -269,6 +270,9 @@ READERS: dict[Fault, Callable[[Path], Any]] = {
     Fault("a line of JSON nested 100,000 deep", "line 1 is not JSON"): lambda folder: FolderSource(
         str(Path(written(folder / "captions.jsonl", DEEP)).parent)
     ).index("val"),
+    Fault("half of a pair of surrogates in an image's name", "is no text that UTF-8 can hold"): lambda folder: (
+        FolderSource(str(Path(written(folder / "captions.jsonl", HALF_A_PAIR)).parent)).index("val")
+    ),
     Fault("a vocabulary nested 100,000 deep", "not a vocabulary file"): lambda folder: Vocabulary.load(
         written(folder / "words.json", DEEP)
     ),

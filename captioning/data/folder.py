@@ -101,7 +101,7 @@ def _empty(captions: Path, split: str, images: int, named: bool) -> str:
 
 def hashed_split(image: str) -> str:
     """Return the split of an image that no column assigns, a function of its name alone."""
-    bucket = zlib.crc32(Path(image).as_posix().encode("utf-8")) % 10
+    bucket = zlib.crc32(Path(image).as_posix().encode("utf-8", "surrogatepass")) % 10
     return {0: "val", 1: "test"}.get(bucket, "train")
 
 

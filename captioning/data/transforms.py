@@ -53,6 +53,8 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))  # JSON and YAML give lists
         object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        if not all(type(side) is int for side in (self.resize, 0 if self.crop is None else self.crop)):
+            raise InputError(f"preprocessing: resize and crop are whole pixels, got {self.resize!r}, {self.crop!r}")
         if self.resize < 1 or (self.crop is not None and not 1 <= self.crop <= self.resize):
             raise InputError(
                 f"preprocessing: crop must fit into resize, got crop={self.crop}, resize={self.resize} pixels"

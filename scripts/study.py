@@ -187,14 +187,16 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
             source.prepare()
     if study.features is not None and _missing_splits(study):
         command = [str(_relative("scripts/extract_features.py")), "--config", str(study.features.config), "--splits"]
-        commands.run("features", [*command, *study.features.splits, "--output", str(study.features.output)])
+        flipped = ["--flipped"] if study.features.flipped else []
+        commands.run("features", [*command, *study.features.splits, "--output", str(study.features.output), *flipped])
 
 
 def _missing_splits(study: Study) -> list[str]:
-    from captioning.data.features import is_extracted
+    from captioning.data.features import flipped_split, is_extracted
 
     assert study.features is not None
-    return [split for split in study.features.splits if not is_extracted(study.features.output, split)]
+    wanted = [*study.features.splits, *([flipped_split("train")] if study.features.flipped else [])]
+    return [split for split in wanted if not is_extracted(study.features.output, split)]
 
 
 def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[str]) -> None:

@@ -109,6 +109,10 @@ def test_every_shipped_study_is_read(path):
         ({"evaluate": [3]}, "evaluate: must be a list of words"),
         ({"features": {"config": "shapes_soft"}}, "features: splits is missing"),
         (
+            {"features": {"config": "shapes_soft", "splits": [], "output": "x", "flipped": 1}},
+            "features.flipped: must be true or false, got 1",
+        ),
+        (
             {"variants": VARIANTS | {"soft_1": {"config": "shapes_soft"}, "soft": TWICE}},
             "two scores would be tiny_soft_1_2.json",
         ),
@@ -240,6 +244,18 @@ def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     ran.clear()
     main("--only", "soft", "--seeds", "2")
     assert ran[0][0] == "tiny_soft_2"
+    write(content | {"features": features | {"flipped": True}})
+    ran.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Commands, "run", lambda self, name, arguments: ran.append([name, *arguments]) or 1.0)
+        main("--only", "soft", "--seeds", "3")
+    assert ran[0][-3:] == ["--output", "cache", "--flipped"]
+
+
+def test_a_study_shares_the_runs_of_another(place):
+    write(STUDY | {"name": "other", "runs": "tiny"})
+    study = read_study(Path("tiny.yaml"), ROOT / "configs")
+    assert (study.name, study.run_name("soft", 2)) == ("other", "tiny_soft_2")
 
 
 def test_missing_data_are_named_with_what_to_do_before_anything_is_trained(ran, capsys):

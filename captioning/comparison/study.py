@@ -2,6 +2,7 @@
 
 Keys:
     name: the study's; a run is runs/NAME_VARIANT_SEED, its scores are NAME_VARIANT_SEED.json.
+    runs: NAME in these two, if not the study's own: another study's, to share the runs that both have.
     seeds: whole numbers.
     variants: by name, what is compared, each with
         config: a file of configs/, without its ending.
@@ -10,7 +11,8 @@ Keys:
         evaluations: by name, options of scripts/evaluate.py for one more score, NAME_VARIANT_SEED_EVALUATION.json.
     fit: options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
     evaluate: options of scripts/evaluate.py for all.
-    features: what scripts/extract_features.py is to compute first: config, splits and output.
+    features: what scripts/extract_features.py is to compute first: config, splits and output; with
+        flipped: true also the mirrored training images.
     references: variants that the others are compared with.
 """
 
@@ -45,12 +47,14 @@ class Features:
     config: Path
     splits: list[str]
     output: Path
+    flipped: bool
 
 
 @dataclass(frozen=True)
 class Study:
     path: Path
     name: str
+    runs: str
     seeds: list[int]
     variants: dict[str, Variant]
     fit: list[str]
@@ -60,7 +64,7 @@ class Study:
 
     def run_name(self, variant: str, seed: int, evaluation: str = "") -> str:
         """Return the name of a run, or of one of its further evaluations."""
-        return f"{self.name}_{variant}_{seed}" + (f"_{evaluation}" if evaluation else "")
+        return f"{self.runs}_{variant}_{seed}" + (f"_{evaluation}" if evaluation else "")
 
 
 def read_study(path: Path, configs: Path) -> Study:
@@ -82,7 +86,7 @@ class _Reader:
         self.path, self.configs = path, configs
 
     def study(self, content: dict[str, Any]) -> Study:
-        known = {"name", "seeds", "variants", "fit", "evaluate", "features", "references"}
+        known = {"name", "runs", "seeds", "variants", "fit", "evaluate", "features", "references"}
         self._check_keys(content, "", known, needed=("name", "seeds", "variants"))
         seeds = content["seeds"]
         if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
@@ -99,6 +103,7 @@ class _Reader:
         study = Study(
             path=self.path,
             name=self._name(content["name"], "name"),
+            runs=self._name(content.get("runs", content["name"]), "runs"),
             seeds=seeds,
             variants={name: self._variant(self._name(name, "variants"), value) for name, value in variants.items()},
             fit=self._words(content.get("fit", []), "fit"),
@@ -135,12 +140,14 @@ class _Reader:
 
     def _features(self, content: Mapping[str, Any]) -> Features:
         keys = ("config", "splits", "output")
-        self._check_keys(content, "features", set(keys), needed=keys)
-        output = content["output"]
+        self._check_keys(content, "features", {*keys, "flipped"}, needed=keys)
+        output, flipped = content["output"], content.get("flipped", False)
         if not isinstance(output, str):
             raise self._error("features.output", f"must be a folder, got {output!r}")
+        if not isinstance(flipped, bool):
+            raise self._error("features.flipped", f"must be true or false, got {flipped!r}")
         splits = self._words(content["splits"], "features.splits")
-        return Features(self._config(content["config"], "features.config"), splits, Path(output))
+        return Features(self._config(content["config"], "features.config"), splits, Path(output), flipped)
 
     def _check_keys(self, content: Mapping[str, Any], place: str, known: set[str], *, needed: Collection[str]) -> None:
         for key in content:

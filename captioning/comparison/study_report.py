@@ -216,7 +216,7 @@ def markdown(study: Study, measured: Measured, tests: Sequence[VariantTest], com
         what = f"{split}, {first.get('images', 0):,} images, mean (standard deviation) over seeds"
         parts.append(_table([what, "seeds", *_COLUMNS, "captions/s in training"], rows))
         parts.append(
-            f"Files `{study.name}_VARIANT_SEED.json`, VARIANT {', '.join(v.name for v in variants)} in turn. Captions "
+            f"Files `{study.runs}_VARIANT_SEED.json`, VARIANT {', '.join(v.name for v in variants)} in turn. Captions "
             "per second: the median of what the runs logged, with what else the machine did at the time."
         )
     references = [name for name in study.references if any(test.reference == name for test in tests)]
@@ -242,7 +242,7 @@ def markdown(study: Study, measured: Measured, tests: Sequence[VariantTest], com
             if variant.name in measured.evaluations
         ]
         parts.append(_table(["BLEU-4 by evaluation", "as above", *evaluations], rows))
-        parts.append(f"Files `{study.name}_VARIANT_SEED_EVALUATION.json`.")
+        parts.append(f"Files `{study.runs}_VARIANT_SEED_EVALUATION.json`.")
     if missing := _missing(study, measured):
         parts.append(f"Not yet measured: {'; '.join(missing)}.")
     return "\n\n".join(parts)

@@ -73,9 +73,12 @@ class Attended(NamedTuple):
     score: float | None = None
 
 
-def attended(words: str, alphas=None, betas=None, locations=None, posterior=None, **numbers) -> Attended:
+def attended(
+    words: str, alphas=None, betas=None, locations=None, posterior=None, heads=None, **numbers: Any
+) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
-    return Attended(words.split(), trace_of(alphas, betas, locations)._replace(posterior=posterior), **numbers)
+    trace = trace_of(alphas, betas, locations)._replace(posterior=posterior, heads=heads)
+    return Attended(words.split(), trace, **numbers)
 
 
 def run_captions(

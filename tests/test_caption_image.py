@@ -122,9 +122,9 @@ def test_a_marginal_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_
     (image,) = explorer_data(targets["html"])["images"]
     posteriors = json.loads(targets["json"].read_text())["posteriors"]
     for shown in image["runs"][0]["captions"]:  # of every caption of the beam
-        assert len(shown["posterior"]["peaks"]) == len(shown["words"])
+        assert len(shown["attention"]["posterior"]["peaks"]) == len(shown["words"])
     np.testing.assert_allclose(
-        image["runs"][0]["captions"][0]["posterior"]["peaks"], np.max(posteriors, axis=1), rtol=1e-3
+        image["runs"][0]["captions"][0]["attention"]["posterior"]["peaks"], np.max(posteriors, axis=1), rtol=1e-3
     )
     assert "after the word (posterior)" in targets["svg"].read_text()  # matplotlib writes texts as comments
 

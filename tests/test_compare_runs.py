@@ -115,7 +115,7 @@ def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shape
         path = index.image_path(rows[int(image["name"])])
         (shown,) = image["runs"][0]["captions"]
         caption = soft.force_decode([path], [shown["words"]])[0]
-        np.testing.assert_allclose(shown["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
+        np.testing.assert_allclose(shown["attention"]["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
 
 
 def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
@@ -124,8 +124,8 @@ def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
     images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
     for image in images:
         soft, marginal = (run["captions"][0] for run in image["runs"])
-        assert soft["posterior"] is None
-        assert len(marginal["posterior"]["peaks"]) == len(marginal["words"])
+        assert "posterior" not in soft["attention"]
+        assert len(marginal["attention"]["posterior"]["peaks"]) == len(marginal["words"])
 
 
 def test_a_checkpoint_that_cannot_have_said_the_tested_captions_is_named(tested_pair):

@@ -28,7 +28,9 @@ def caption(page: str, image: int = 0, run: int = 0, rank: int = 0) -> dict:
 
 
 def levels(shown: dict, kind: str = "prior") -> np.ndarray:
-    return np.frombuffer(base64.b64decode(shown[kind]["levels"]), dtype=np.uint8).reshape(len(shown["words"]), -1)
+    return np.frombuffer(base64.b64decode(shown["attention"][kind]["levels"]), dtype=np.uint8).reshape(
+        len(shown["words"]), -1
+    )
 
 
 class Tags(HTMLParser):
@@ -56,7 +58,7 @@ class Tags(HTMLParser):
 def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
     shown = caption(explorer_page([explored(run_captions(alphas=alphas))]))
-    peaks = np.array(shown["prior"]["peaks"])
+    peaks = np.array(shown["attention"]["prior"]["peaks"])
     np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
     back = levels(shown) / 255 * peaks[:, None]
     assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
@@ -84,7 +86,7 @@ def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
 
 def test_what_is_not_known_is_null_not_zero():
     shown = caption(explorer_page([explored(run_captions())]))
-    assert shown["betas"] is shown["logProbs"] is shown["score"] is shown["posterior"] is None
+    assert shown["betas"] is shown["logProbs"] is shown["score"] is None and list(shown["attention"]) == ["prior"]
     assert shown["chosen"] == [None] * 3
 
 
@@ -101,8 +103,20 @@ def test_a_posterior_stands_beside_its_prior():
     posterior = random_alphas(3, seed=8)
     shown = caption(explorer_page([explored(run_captions(posterior=posterior))]))
     np.testing.assert_array_equal(levels(shown, "posterior").argmax(axis=1), posterior.argmax(axis=1))
-    np.testing.assert_allclose(shown["posterior"]["peaks"], posterior.max(axis=1), rtol=1e-3)
-    assert shown["prior"]["levels"] != shown["posterior"]["levels"]
+    np.testing.assert_allclose(shown["attention"]["posterior"]["peaks"], posterior.max(axis=1), rtol=1e-3)
+    assert shown["attention"]["prior"]["levels"] != shown["attention"]["posterior"]["levels"]
+
+
+def test_heads_stand_beside_their_mean():
+    heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)  # (T, h, L)
+    page = explorer_page([explored(run_captions(alphas=heads.mean(axis=1), heads=heads))])
+    labels = content(page)["attentions"]
+    assert list(labels) == ["prior", *(f"head {number}" for number in range(1, 11))]
+    assert (labels["prior"], labels["head 10"]) == ("All heads", "Head 10")
+    shown = caption(page)
+    for number in range(10):
+        found = levels(shown, f"head {number + 1}")
+        np.testing.assert_array_equal(found.argmax(axis=1), heads[:, number].argmax(axis=1))
 
 
 def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
@@ -133,7 +147,7 @@ def test_numbers_may_be_words_and_need_not_exist():
 
 def test_a_caption_without_words_is_no_error():
     shown = caption(explorer_page([explored(run_captions(words="", alphas=[]))]))
-    assert shown["words"] == shown["prior"]["peaks"] == []
+    assert shown["words"] == shown["attention"]["prior"]["peaks"] == []
 
 
 def test_a_page_without_images_is_no_error():

@@ -299,6 +299,21 @@ def test_attention_before_and_after_the_word_is_switched_where_there_are_both(vi
     assert brightest(page, "marginal") == SOFT_CELLS[2]
 
 
+def test_every_head_can_be_looked_at(visit):
+    heads = np.stack([peaked(SOFT_CELLS), peaked(SOFT_CELLS[::-1])], axis=1)  # (T, h, L)
+    run = run_captions("heads", " ".join(SOFT), alphas=heads.mean(axis=1), heads=heads, grid_size=GRID)
+    page = visit(explorer_page([explored(run, run_pair()[0], view=grey())]))
+    word(page, "heads", "dogs").hover()
+    page.locator('.attention[data-attention="head 2"]').click()
+    assert page.locator('.attention[aria-pressed="true"]').inner_text() == "Head 2"
+    assert (brightest(page, "heads"), brightest(page, "soft")) == (SOFT_CELLS[1], SOFT_CELLS[2])
+    assert "has no head 2" in panel(page, "soft").locator(".details").inner_text()
+    page.keyboard.press("a")
+    assert page.locator('.attention[aria-pressed="true"]').inner_text() == "All heads"
+    page.keyboard.press("a")
+    assert brightest(page, "heads") == SOFT_CELLS[2]
+
+
 def test_without_a_posterior_there_is_nothing_to_switch(visit):
     page = visit()
     assert page.locator(".attention").count() == 0

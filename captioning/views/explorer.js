@@ -10,7 +10,8 @@ class Explorer {
     this.data = data;
     this.map = new AttentionMap(data.map);
     this.style = "smooth";
-    this.attention = "prior"; // or "posterior": before or after the word is known
+    this.kinds = Object.keys(data.attentions); // the alphas, "prior"; "posterior"; "head 1", "head 2", ..
+    this.attention = this.kinds[0];
     this.opacity = 0.9;
     this.selected = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all, side by side
     this.current = -1;
@@ -95,15 +96,15 @@ class Explorer {
         style === "smooth" ? "Smooth" : "Cells",
       ),
     );
-    this.attentionButtons = ["prior", "posterior"].map((kind) =>
+    this.attentionButtons = this.kinds.map((kind) =>
       button(
         {
           class: "attention",
           "data-attention": kind,
-          title: "Attention before or after the word is known (A)",
+          title: "Which attention is shown (A)",
           onclick: () => this.setAttention(kind),
         },
-        kind === "prior" ? "Before the word" : "After the word",
+        this.data.attentions[kind],
       ),
     );
     this.slider = element("input", {
@@ -128,9 +129,7 @@ class Explorer {
     );
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
     const several = runs.length > 1;
-    this.hasPosterior = images.some((image) =>
-      image.runs.some((run) => run.captions.some((caption) => caption.posterior !== null)),
-    );
+    const hasChoice = this.kinds.length > 1;
     const group = (name, label, items) =>
       element("div", { class: `group ${name}`, role: "group", "aria-label": label }, ...items);
     const keys = [
@@ -141,7 +140,7 @@ class Explorer {
       ["B", "next caption of the beam"],
       ["P N", "images"],
       ["S", "smooth or cells"],
-      ...(this.hasPosterior ? [["A", "before or after the word"]] : []),
+      ...(hasChoice ? [["A", "which attention"]] : []),
       ["Space", "play"],
       ["/", "search"],
     ];
@@ -160,7 +159,7 @@ class Explorer {
           "div",
           { class: "controls" },
           several ? group("runs", "Runs", this.runButtons) : null,
-          this.hasPosterior ? group("attentions", "Attention", this.attentionButtons) : null,
+          hasChoice ? group("attentions", "Attention", this.attentionButtons) : null,
           group("styles", "Map", this.styleButtons),
           element("label", { class: "opacity" }, "Map ", this.slider),
           this.playButton,
@@ -172,7 +171,7 @@ class Explorer {
           { class: "note" },
           "The bar under a word is the gate β. The bar under a picture is the map's value scale: attention per " +
             "location; the tick is even attention.",
-          this.hasPosterior
+          "posterior" in this.data.attentions
             ? " Before the word: the alphas, a prior. After the word: their posterior, once the word is known."
             : "",
         ),
@@ -308,7 +307,7 @@ class Explorer {
     this.panels.forEach((panel) => panel.draw());
   }
 
-  /** Show the alphas, "prior", or, where captions have one, their "posterior". */
+  /** Show one kind of attention, where captions have it; the others show their alphas. */
   setAttention(kind) {
     this.attention = kind;
     this.attentionButtons.forEach((item) => item.setAttribute("aria-pressed", String(item.dataset.attention === kind)));
@@ -406,7 +405,7 @@ class Explorer {
     else if (key === "n") this.step(1);
     else if (key === "p") this.step(-1);
     else if (key === "s") this.setStyle(this.style === "smooth" ? "cells" : "smooth");
-    else if (key === "a" && this.hasPosterior) this.setAttention(this.attention === "prior" ? "posterior" : "prior");
+    else if (key === "a") this.setAttention(this.kinds[(this.kinds.indexOf(this.attention) + 1) % this.kinds.length]);
     else if (key === " " && !onButton) this.play();
     else if (!panel) return false;
     else if (key === "arrowright") panel.move(1);

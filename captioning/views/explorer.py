@@ -31,8 +31,8 @@ class Attended(Protocol):
 
     Attributes:
         words: T words.
-        trace: of (T,) steps; step ``t`` belongs to ``words[t]``. Its posterior, if there is one, can be shown in place
-            of the alphas.
+        trace: of (T,) steps; step ``t`` belongs to ``words[t]``. Its posterior and its heads, if there are any, can be
+            shown in place of the alphas.
         log_probs: nats, T of the words or T + 1 with <end>; None if they are not known.
         score: what captions are ranked by.
     """
@@ -106,6 +106,7 @@ def explorer_fragment(images: Sequence[ExploredImage]) -> str:
 def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
     runs = dict.fromkeys(run.run for image in images for run in image.runs)
     colors = (maps.map_colors() * 255).round().astype(np.uint8)
+    shown = [_image(image) for image in images]
     return {
         "map": {
             "colors": _base64(colors.tobytes()),
@@ -116,8 +117,18 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
             "dimView": maps.DIM_VIEW,
         },
         "runs": list(runs),
-        "images": [_image(image) for image in images],
+        "attentions": _labels([caption for image in shown for run in image["runs"] for caption in run["captions"]]),
+        "images": shown,
     }
+
+
+def _labels(captions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What the page calls the attention that its captions have, by name, in the order of its buttons."""
+    names = {name for caption in captions for name in caption["attention"]} - {"prior", "posterior"}
+    heads = {name: name.capitalize() for name in sorted(names, key=lambda name: int(name.removeprefix("head ")))}
+    if any("posterior" in caption["attention"] for caption in captions):
+        return {"prior": "Before the word", "posterior": "After the word", **heads}
+    return {"prior": "All heads" if heads else "Attention", **heads}
 
 
 def _image(image: ExploredImage) -> dict[str, Any]:
@@ -152,8 +163,13 @@ def _run(run: RunCaptions, where: str) -> dict[str, Any]:
 
 
 def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
-    steps, posterior = len(caption.words), caption.trace.posterior
-    prior = _attention(caption.trace.alphas, (steps, cells), f"{where}: alphas")
+    steps, trace = len(caption.words), caption.trace
+    attention = {"prior": _attention(trace.alphas, (steps, cells), f"{where}: alphas")}
+    if trace.posterior is not None:
+        attention["posterior"] = _attention(trace.posterior, (steps, cells), f"{where}: posterior")
+    for number in range(0 if trace.heads is None else np.shape(trace.heads)[1]):
+        name = f"head {number + 1}"
+        attention[name] = _attention(np.asarray(trace.heads)[:, number], (steps, cells), f"{where}: {name}")
     betas = None if caption.trace.betas is None else np.asarray(caption.trace.betas, dtype=np.float32)
     if betas is not None and betas.shape != (steps,):
         raise ValueError(f"{where}: betas must be ({steps},), one per word, got {betas.shape}")
@@ -166,8 +182,7 @@ def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
         "score": None if caption.score is None else _number(caption.score),
         "logProbs": None if caption.log_probs is None else [_number(value) for value in caption.log_probs[:steps]],
         "betas": None if betas is None else [_number(value) for value in betas],
-        "prior": prior,
-        "posterior": None if posterior is None else _attention(posterior, (steps, cells), f"{where}: posterior"),
+        "attention": attention,
         "chosen": chosen,
     }
 

@@ -124,14 +124,14 @@ class Panel {
     return this.run.captions[this.state.caption];
   }
 
-  /** Whether the posterior is shown: it is asked for, and the caption has one. */
-  get showsPosterior() {
-    return this.explorer.attention === "posterior" && this.caption.posterior !== null;
+  /** The kind of attention that is shown: the one that is asked for, if the caption has it. */
+  get kind() {
+    return this.explorer.attention in this.caption.attention ? this.explorer.attention : "prior";
   }
 
   /** The attention that is shown: levels (T x L) as bytes, decoded once, in parts of 255 of each word's peak. */
   get shown() {
-    const shown = this.showsPosterior ? this.caption.posterior : this.caption.prior;
+    const shown = this.caption.attention[this.kind];
     shown.decoded ??= bytes(shown.levels);
     return shown;
   }
@@ -322,7 +322,7 @@ class Panel {
     const { columns } = this.run;
     const where = (cell) => `row ${Math.floor(cell / columns) + 1}, column ${(cell % columns) + 1}`;
     const attention = this.distribution(step);
-    const symbol = this.showsPosterior ? "posterior" : "α";
+    const symbol = this.kind === "prior" ? "α" : this.kind;
     const total = attention.reduce((sum, value) => sum + value, 0) || 1;
     const shares = attention.map((value) => value / total);
     const entropy = shares.reduce((sum, share) => (share > 0 ? sum - share * Math.log(share) : sum), 0);
@@ -335,7 +335,7 @@ class Panel {
     else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
     else parts.push(`strongest in ${where(strongest)}`);
     parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
-    if (this.explorer.attention === "posterior" && !this.showsPosterior) parts.push("has no posterior");
+    if (this.explorer.attention !== this.kind) parts.push(`has no ${this.explorer.attention}`);
     this.details.textContent = parts.join(" · ");
     if (this.explorer.active === this) this.explorer.announce(`${this.run.run}: ${this.details.textContent}`);
   }

@@ -44,7 +44,7 @@ def natural_lengths(count: int) -> tuple[int, ...]:
 
 
 class Data(NamedTuple):
-    """B images with one caption each."""
+    """B images, and captions of theirs that lie side by side."""
 
     annotations: Tensor
     captions: Tensor
@@ -69,8 +69,10 @@ class Data(NamedTuple):
 
     def batch(self) -> CaptionBatch:
         """Return the batch that the data module would have made of them."""
-        each = torch.arange(len(self.captions), device=self.captions.device)
-        return CaptionBatch(self.captions, self.lengths, each, each, each, annotations=self.annotations)
+        images, captions = len(self.annotations), len(self.captions)
+        each = torch.arange(images, device=self.captions.device)
+        image_index = torch.arange(captions, device=self.captions.device) * images // captions
+        return CaptionBatch(self.captions, self.lengths, image_index, each, each, annotations=self.annotations)
 
 
 def transformer(sizes: Sizes) -> TransformerDecoder:

@@ -35,9 +35,10 @@ _BEAM = 5
 
 
 class Case(NamedTuple):
-    """Sizes of a training step and of a search."""
+    """Sizes of a training step, of one with five captions of every image (``group: image``), and of a search."""
 
     train: Sizes
+    grouped: Sizes
     search: Sizes
 
 
@@ -45,10 +46,12 @@ def cases(quick: bool) -> dict[str, Case]:
     """Return VGG's annotations with the vocabularies of Flickr8k and of COCO."""
     if quick:
         tiny = Sizes(3, (4, 4, 4), 4, 6, 5, 64, 8, 23)
-        return {"V23": Case(tiny, tiny)}
+        return {"V23": Case(tiny, tiny._replace(images=1), tiny)}
     train = Sizes(64, (12,) * 64, 196, 512, 512, 512, 512, 2539)
+    grouped = train._replace(images=13, lengths=natural_lengths(65))  # of all lengths, as an image has them
     search = train._replace(images=50, lengths=natural_lengths(50))
-    return {f"V{V}": Case(train._replace(vocabulary=V), search._replace(vocabulary=V)) for V in (2539, 9490)}
+    every = (train, grouped, search)
+    return {f"V{V}": Case(*(sizes._replace(vocabulary=V) for sizes in every)) for V in (2539, 9490)}
 
 
 def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
@@ -57,6 +60,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
     for name, case in cases(quick).items():
         for precision, dtype in PRECISIONS.items():
             report.extend(_train(f"{name}_{precision}", case.train, device, dtype, rounds))
+            report.extend(_train(f"{name}_grouped_{precision}", case.grouped, device, dtype, rounds))
         report.extend(_search(name, case.search, device, rounds))
     return report
 

@@ -233,7 +233,8 @@ def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     steps = {f"train_step_{size}_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     searches = {f"{strategy}_{size}" for size in ("512", "2048") for strategy in ("greedy", "beam3", "beam5")}
     assert steps | searches <= set(found["vs_common_port"])
-    mixtures = {f"train_step_{kind}_V23_{precision}" for kind in KINDS for precision in ("fp32", "bf16")}
+    sizes = [f"V23{grouped}_{precision}" for grouped in ("", "_grouped") for precision in ("fp32", "bf16")]
+    mixtures = {f"train_step_{kind}_{size}" for kind in KINDS for size in sizes}
     assert mixtures | {f"beam5_{kind}_V23" for kind in KINDS} == set(found["vs_soft"])
     hard = {f"train_step_{size}_hard_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     assert steps | hard | searches | {"encode_conv", "load_features"} <= set(found["vs_limit"])
@@ -268,6 +269,11 @@ def test_a_steps_work_is_that_of_its_batch():
     scale = epoch.Scale(3, 3, 9, 6, 3, 1, decoder)
     flops, traffic = epoch.work_of(data.batch(), scale, 23)
     assert flops == decoder_flops(SIZES, backward=True) and traffic == training_bytes(SIZES, torch.bfloat16)
+
+
+def test_captions_of_an_image_lie_side_by_side():
+    batch = Data.make(SIZES._replace(images=2, lengths=(2, 3, 2, 4)), CPU).batch()
+    assert batch.image_index.tolist() == [0, 0, 1, 1] and batch.image_ids.tolist() == [0, 1]
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
-"""Where the cells of the usual encoders lie on the pixels, and how long it takes to find out. Weights do not matter.
+"""Where the cells of the usual encoders lie on the pixels, and how long it takes to find out.
+
+Untrained encoders show what the architecture says; those of checkpoints show where trained weights look.
 
 examples:
-  python -m benchmarks.cells --measurement docs/measurements/cells.json
+  python -m benchmarks.cells --checkpoint runs/shapes_soft/checkpoints/best.ckpt
 """
 
 from __future__ import annotations
@@ -10,12 +12,14 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from captioning.cells import CellGrid
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.errors import exits_on_input_error
 from captioning.files import write_json
+from captioning.inference import load
 from captioning.provenance import provenance
 from captioning.terminal import script_parser
 
@@ -32,17 +36,23 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 }
 
 
+def _encoder_of(checkpoint: Path) -> Encoder:
+    return load(checkpoint).encoder
+
+
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
+    parser.add_argument("--checkpoint", type=Path, nargs="+", default=[], help="whose encoders are measured, too")
     parser.add_argument("--measurement", type=Path, metavar="FILE", help="write everything, with its provenance")
     args = parser.parse_args(argv)
     values = {}
     print(f"{'encoder':36} {'grid':>8} {'offset':>14} {'stride':>14} {'regular':>14} {'seconds':>8}")
-    for name, make in ENCODERS.items():
+    trained = {f"trained: {path.parent.parent.name}": partial(_encoder_of, path) for path in args.checkpoint}
+    for name, make in (ENCODERS | trained).items():
         encoder = make()
         started = time.perf_counter()
-        cells = encoder.cells
+        cells = encoder._measured_cells()
         seconds = time.perf_counter() - started
         regular = CellGrid.regular(cells.grid_size, cells.size)
         values[name] = {

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
+from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder, cells_cache
+from captioning.encoders.cells import measure_geometry
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
 from captioning.views.maps import smooth_alphas
 from captioning.views.overlays import attention_figure
@@ -32,12 +33,29 @@ class OwnEncoder(Encoder):
         return self.network(images)
 
 
+def geometry(encoder: Encoder) -> CellGrid:
+    """Where the cells lie by the architecture alone."""
+    encoder.network.eval()
+
+    def annotations(images: Tensor) -> Tensor:
+        return encoder._arrange(encoder._maps(images))
+
+    return measure_geometry(annotations, encoder.grid_size, encoder.preprocessing.size, torch.device("cpu"))
+
+
 def centres(encoder: Encoder) -> tuple[float, float]:
     """(offset, stride) of an encoder whose axes are alike."""
-    cells = encoder.cells
+    cells = geometry(encoder)
     assert cells.grid_size == encoder.grid_size and cells.size == encoder.preprocessing.size
     assert cells.offset[0] == cells.offset[1] and cells.stride[0] == cells.stride[1]
     return cells.offset[0], cells.stride[0]
+
+
+def clone_of(encoder: Encoder) -> Encoder:
+    """Another encoder with the same settings and weights."""
+    clone = Encoder.rebuild(encoder.to_config())
+    clone.load_state_dict(encoder.state_dict())
+    return clone
 
 
 # Measured
@@ -192,12 +210,70 @@ def test_measuring_leaves_the_encoder_as_it_was_and_needs_no_weights():
     for parameter in unfilled.parameters():
         nn.init.constant_(parameter, math.nan)
     with torch.inference_mode():
-        assert unfilled.cells == cells
+        assert unfilled.cells == geometry(unfilled) == geometry(encoder)
+
+
+def one_sided(rows: slice, columns: slice) -> Encoder:
+    """Patches of 8 x 8 pixels of which these rows and columns count alone."""
+    layer = nn.Conv2d(3, 4, 8, 8)
+    window = torch.zeros(8, 8)
+    window[rows, columns] = 1
+    layer.weight.data.copy_(torch.randn(4, 3, 1, 1) * window)
+    return OwnEncoder(nn.Sequential(layer))
+
+
+def test_cells_lie_where_the_weights_look():
+    encoder = one_sided(slice(0, 2), slice(6, 8))
+    assert centres(encoder) == (4, 8)  # by the windows' middles
+    assert encoder.cells == CellGrid((6, 6), (1, 7), (8, 8), (48, 48))
+    assert one_sided(slice(0, 8), slice(0, 8)).cells == CellGrid.regular((6, 6), (48, 48))
+
+
+def test_cells_are_measured_again_when_the_weights_have_changed():
+    encoder = one_sided(slice(0, 2), slice(6, 8))
+    before = encoder.cells
+    assert encoder.cells is before
+    with torch.no_grad():
+        encoder.network[0].weight.copy_(encoder.network[0].weight.flip(2, 3))
+    assert encoder.cells == CellGrid((6, 6), (7, 1), (8, 8), (48, 48)) != before
+
+
+def test_a_trained_layer_after_layer_of_one_side_adds_up():
+    """TensorFlow's padding puts the windows' middles at 15.5; weights of the first tap alone put them back."""
+    encoder = TimmEncoder("mobilenetv1_100", weights=None, image_size=224, model_args={"pad_type": "same"})
+    assert centres(encoder) == (15.5, 16)
+    for module in encoder.network.modules():
+        if isinstance(module, nn.Conv2d) and module.stride == (2, 2):
+            module.weight.data[..., 1:, :] = 0
+            module.weight.data[..., 1:] = 0
+    assert encoder.cells.offset == pytest.approx((0.5, 0.5), abs=2)
+
+
+def test_what_took_long_to_measure_is_kept_for_the_same_frozen_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(cells_cache, "_LONG", 0.0)
+    measured = []
+    measure = Encoder._measured_cells
+    monkeypatch.setattr(Encoder, "_measured_cells", lambda self: measured.append(self) or measure(self))
+    torch.manual_seed(1)
+    encoder = TorchvisionEncoder("resnet18", "layer1", weights=None, image_size=32)
+    cells = encoder.cells
+    (file,) = tmp_path.glob("captioning/cells-*.json")
+    same = clone_of(encoder)
+    assert same.cells == cells and len(measured) == 1
+    file.write_text("{")
+    assert clone_of(encoder).cells == cells and len(measured) == 2
+    with torch.no_grad():
+        next(same.parameters()).mul_(2)
+    assert same.cells.grid_size == cells.grid_size and len(measured) == 3  # other weights
+    along = TorchvisionEncoder("resnet18", "layer1", weights=None, image_size=32, trainable_from="layer1")
+    files = set(tmp_path.rglob("*"))
+    assert along.cells.size == (32, 32) and len(measured) == 4 and files == set(tmp_path.rglob("*"))  # they will change
 
 
 def test_a_rebuilt_encoder_has_the_same_cells():
     encoder = TorchvisionEncoder("resnet18", "layer2", weights=None, image_size=64)
-    assert Encoder.rebuild(encoder.to_config()).cells == encoder.cells
+    assert clone_of(encoder).cells == encoder.cells
 
 
 # Geometry

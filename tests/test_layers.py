@@ -36,7 +36,7 @@ FLOORS: list[dict[str, str]] = [
         "decoding": "errors trace vocabulary",
     },
     {
-        "encoders": "cells component data errors",
+        "encoders": "cells component data errors files",
         "output": "attention component errors kernels",
     },
     {"decoder": "attention component errors kernels output trace vocabulary"},

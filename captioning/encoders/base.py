@@ -17,6 +17,7 @@ from captioning.cells import CellGrid
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
 from captioning.encoders.cells import measure_cells
+from captioning.encoders.cells_cache import kept_cells
 from captioning.errors import InputError
 
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
@@ -84,7 +85,7 @@ class Encoder(Component):
         self.learning_rate = learning_rate
         self._preprocessing = preprocessing
         self._layout, self.grid_size, self.annotation_dim = self._measure()
-        self._cells: CellGrid | None = None
+        self._cells: tuple[Any, CellGrid] | None = None
         self._digest: tuple[Any, str] | None = None
         self.set_trainable(trainable_from is not None)
 
@@ -150,23 +151,28 @@ class Encoder(Component):
 
     @property
     def cells(self) -> CellGrid:
-        """Where the locations lie on the pixels: the centres of their receptive fields (see ``measure_cells``).
+        """Where the locations lie on the pixels: the centres of what they see (see ``measure_cells``).
 
-        Measured when first asked for, in a fraction of a second. It depends on the architecture and the input size
-        alone, so that seeds, epochs and a checkpoint that is loaded again agree.
+        Measured when first asked for, and again when the weights have changed: in a second for a small network, and in
+        some for a large one, whose cells are kept in the user's cache folder while it is frozen.
         """
-        if self._cells is None:
-            modes = {module: module.training for module in self.network.modules()}
-            self.network.eval()
-            device = next(self.network.parameters()).device
-            try:
-                self._cells = measure_cells(
-                    lambda images: self._arrange(self._maps(images)), self.grid_size, self.preprocessing.size, device
-                )
-            finally:
-                for module, mode in modes.items():
-                    module.training = mode
-        return self._cells
+        version = self._weights_version()
+        if self._cells is None or self._cells[0] != version:
+            found = kept_cells(self.identity, self._measured_cells) if self.frozen else self._measured_cells()
+            self._cells = version, found
+        return self._cells[1]
+
+    def _measured_cells(self) -> CellGrid:
+        modes = {module: module.training for module in self.network.modules()}
+        self.network.eval()
+        device = next(self.network.parameters()).device
+        try:
+            return measure_cells(
+                lambda images: self._arrange(self._maps(images)), self.grid_size, self.preprocessing.size, device
+            )
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -292,12 +298,16 @@ class Encoder(Component):
             "annotation_dim": self.annotation_dim,
         }
 
+    def _weights_version(self) -> Any:
+        """What differs once the weights were changed in this process."""
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
+
     def _weights_digest(self) -> str:
-        # num_batches_tracked does not take part in the computation, and older files lack it.
-        tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
-        version = tuple((t.data_ptr(), t._version) for t in tensors.values())
+        version = self._weights_version()
         if self._digest is None or self._digest[0] != version:
             digest = hashlib.sha256()
+            # num_batches_tracked does not take part in the computation, and older files lack it.
+            tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
             for name, tensor in tensors.items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)

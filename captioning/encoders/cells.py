@@ -1,15 +1,21 @@
-"""Where an encoder's cells lie, measured on its network: the gradient of single annotations with respect to the pixels.
+"""Where an encoder's cells lie: measured on its network by the gradient of annotations to the pixels, in two steps.
 
-A network's own gradients are spread over hundreds of pixels, cut off at the view's edges, different for every image and
-after every training step, so that two seeds of one network would have two grids. What is asked here is geometry alone:
-the network runs as it is, with its strides, paddings, slices and branches, but the window of a convolution or a max
-pool is reduced to its middle, and what does not move anything about (norms, activations, gates, the mixing of channels,
-attention among places) is the identity or a constant. The gradient then has its mass at the centre of the receptive
-field, whatever the weights are: for convolutions at stride * i + (kernel - 1) / 2 - padding, layer by layer.
+**Geometry.** The network runs as it is, with its strides, paddings, slices and branches, but the window of a
+convolution or a max pool is reduced to its middle, and what does not move anything about (norms, activations, gates,
+the mixing of channels, attention among places) is the identity or a constant. The gradient then has its mass at the
+centre of the receptive field, whatever the weights are: for convolutions at stride * i + (kernel - 1) / 2 - padding,
+layer by layer.
+
+**Weights.** Training may favour one side of every window: a network that saw mirrored images has learnt to look to both
+sides alike, wherever its padding puts the middle of its windows. So the network's own gradients are looked at, too, of
+many cells for many images of noise. Where their mean centre is further from the geometry's than an eighth of a stride,
+it is where the cells lie.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +27,73 @@ from torch.overrides import TorchFunctionMode
 
 from captioning.cells import CellGrid
 
+_PROBES = 32  # images of noise, and a cell of each
+_TOGETHER = 8  # of them
+_RESOLVED = 8  # parts of a stride: what the mean over so many resolves
 _CELLS = 5  # at most, in the middle of the diagonal
 _FAINT = 0.1  # of the greatest gradient: what is weaker is left out
 _TOLERANCE = 0.25  # of a stride: where the centres of cells may lie off their line
 
+Annotations = Callable[[Tensor], Tensor]
+"""Images (B, 3, height, width) to annotations (B, L, D), in eval mode."""
+
 
 def measure_cells(
-    annotations: Callable[[Tensor], Tensor], grid_size: tuple[int, int], size: tuple[int, int], device: torch.device
+    annotations: Annotations, grid_size: tuple[int, int], size: tuple[int, int], device: torch.device
 ) -> CellGrid:
-    """Return where the cells lie, to a hundredth of a pixel.
+    """Return where the cells lie, the weights being as they are: by geometry, or else in eighths of a stride.
+
+    Args:
+        grid_size: (rows, columns), rows x columns = L.
+        size: (height, width) of the images.
+        device: of the network.
+    """
+    geometry = measure_geometry(annotations, grid_size, size, device)
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+            first = _first_centres(annotations, geometry, device)
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return geometry  # a network without such gradients; no picture is worth the end of a run
+    offset = list(geometry.offset)
+    for axis in (0, 1):
+        mean, error = float(first[:, axis].mean()), float(first[:, axis].std()) / math.sqrt(len(first))
+        step = geometry.stride[axis] / _RESOLVED
+        if error < step < abs(mean - offset[axis]) < math.inf:
+            offset[axis] = round(mean / step) * step
+    return dataclasses.replace(geometry, offset=(offset[0], offset[1]))
+
+
+def _first_centres(annotations: Annotations, cells: CellGrid, device: torch.device) -> Tensor:
+    """Return (probes, 2), pixels: where the first cell has its centre if every other lies a stride further.
+
+    A probe is the gradient of a random sum over the channels of one cell. Cells are of the middle half of the grid, in
+    pairs that mirror each other: what of a gradient is spread over the whole view moves the centres of a pair to
+    opposite sides.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = (
+        torch.randint(count // 4, count - count // 4, (_PROBES // 2,), generator=generator) for count in cells.grid_size
+    )
+    rows = torch.cat([rows, cells.grid_size[0] - 1 - rows])
+    columns = torch.cat([columns, cells.grid_size[1] - 1 - columns])
+    found = []
+    for row, column in zip(rows.split(_TOGETHER), columns.split(_TOGETHER), strict=True):
+        images = torch.randn(len(row), 3, *cells.size, generator=generator).to(device).requires_grad_()
+        chosen = annotations(images)[torch.arange(len(row)), row * cells.grid_size[1] + column]  # (probes, D)
+        channels = torch.randn(chosen.shape, generator=generator).to(chosen)
+        (gradient,) = torch.autograd.grad((chosen * channels).sum(), images)
+        mass = gradient.double().square().sum(dim=1).cpu()  # (probes, height, width)
+        mass /= mass.sum(dim=(1, 2), keepdim=True)
+        for axis, place in enumerate((row, column)):
+            pixels = torch.arange(cells.size[axis], dtype=torch.float64) + 0.5
+            found.append(mass.sum(dim=2 - axis) @ pixels - place * cells.stride[axis])
+    return torch.stack([torch.cat(found[0::2]), torch.cat(found[1::2])], dim=1)
+
+
+def measure_geometry(
+    annotations: Annotations, grid_size: tuple[int, int], size: tuple[int, int], device: torch.device
+) -> CellGrid:
+    """Return where the cells lie by the network's architecture alone, to a hundredth of a pixel.
 
     The gradient of a cell's annotation, summed over channels, has a centroid; a line through the centroids of a few
     cells along each axis has the offset and the stride. Weights are the squared gradient without its faint part, so
@@ -38,10 +102,7 @@ def measure_cells(
     the network says nothing about places, and the regular grid is returned.
 
     Args:
-        annotations: images (1, 3, height, width) to annotations (1, L, D), in eval mode.
-        grid_size: (rows, columns), rows x columns = L.
-        size: (height, width) of the images.
-        device: of the network.
+        grid_size, size, device: as for ``measure_cells``.
     """
     regular = CellGrid.regular(grid_size, size)
     # The outermost cells may have their middles in the padding.

@@ -135,6 +135,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.seed = seed
         self._indices: dict[str, CaptionIndex] = {}
         self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
+        self._objects_on: object = None  # the cells of these
         self._vocabulary: Vocabulary | None = None
         self._evaluated_split = "val"
         self._train_loader: ResumableLoader | None = None
@@ -188,13 +189,15 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def objects(self, row: int) -> list[ObjectCells]:
         """Return the objects of an image of the evaluated split, on the encoder's cells; [] if none are known."""
-        key = (self._evaluated_split, row)
+        cells, key = self.encoder.cells, (self._evaluated_split, row)
+        if self._objects_on != cells:  # of an encoder that is trained along
+            self._objects_on, self._objects = cells, {}
         if key not in self._objects:
             lookup = self.source.objects(self._evaluated_split)
             found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
             view = self.encoder.preprocessing
             found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
-            self._objects[key] = object_cells(found, self.encoder.cells)
+            self._objects[key] = object_cells(found, cells)
         return self._objects[key]
 
     @property

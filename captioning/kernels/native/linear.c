@@ -6,7 +6,7 @@ enum {
     LANES = 16,
     TILE = 8,     /* rows of x whose sums stay in registers */
     BLOCK = 16,   /* rows of W that stay in the nearest cache while the tiles of x pass by */
-    AHEAD = 2048, /* numbers of W that are asked for before they are needed: processors by themselves stop at a page */
+    AHEAD = 4096, /* numbers of W that are asked for before they are needed: processors by themselves stop at a page */
 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -36,7 +36,7 @@ static inline float total(lanes x) {
             lanes sum[ROWS] = {{0}};                                                                                   \
             long k = 0;                                                                                                \
             for (; k + LANES <= K; k += LANES) {                                                                       \
-                __builtin_prefetch(w + k + AHEAD, 0, 0);                                                                     \
+                __builtin_prefetch(w + k + AHEAD);                                                                     \
                 const lanes weights = *(const lanes *)(w + k);                                                         \
                 for (int r = 0; r < ROWS; r++) sum[r] += weights * *(const lanes *)(x + r * K + k);                    \
             }                                                                                                          \

@@ -7,6 +7,7 @@ number of words and certain after it, for both sides alike, and the numbers are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from benchmarks.common_port import port_beam_search
 from benchmarks.models import Data, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
-from benchmarks.timing import Timing, interleave
+from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, decoder_flops, decoding_bytes
 from captioning import decoding
 from captioning.decoding import Hypothesis, ImageStepFunction, State, Step
@@ -60,12 +61,13 @@ class Timed:
     def __init__(self, step: ImageStepFunction, words: Tensor, done: int = 0) -> None:
         self.step, self.words, self.done = step, words, done
         self.images = step.images
+        lengths = torch.arange(_MAX_LENGTH, device=words.device).unsqueeze(1)
+        self._ends = torch.where(words <= lengths, 0.0, float("-inf")).unsqueeze(2).unbind(0)  # (B, 1) for each step
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
         out = self.step(tokens, state)
-        ends = (self.words <= self.done).repeat_interleave(len(tokens) // self.images)
+        out.log_probs.view(self.images, -1, out.log_probs.shape[1])[:, :, END] = self._ends[self.done]
         self.done += 1
-        out.log_probs[:, END] = torch.where(ends, 0.0, float("-inf"))
         return out
 
     def select(self, images: Tensor) -> Timed:
@@ -83,14 +85,23 @@ def decode(captioner: Captioner, annotations: Tensor, words: Tensor, *, beam_siz
 
 
 def measure(device: torch.device, *, quick: bool, rounds: int) -> Report:
-    """Time every strategy at every size; seconds are per image."""
+    """Time every strategy at every size on batches of images; seconds are per image."""
+    return _measure(device, quick=quick, rounds=rounds, alone=False)
+
+
+def measure_alone(device: torch.device, *, quick: bool, rounds: int) -> Report:
+    """The same with one image at a time, as somebody waits for a caption."""
+    return _measure(device, quick=quick, rounds=rounds, alone=True)
+
+
+def _measure(device: torch.device, *, quick: bool, rounds: int, alone: bool) -> Report:
     report = Report()
     for name, case in cases(quick).items():
-        report.extend(_measure_case(name, case, device, Probe.sized(device, quick=quick), rounds))
+        report.extend(_measure_case(name, case, device, Probe.sized(device, quick=quick), rounds, alone))
     return report
 
 
-def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rounds: int) -> Report:
+def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rounds: int, alone: bool) -> Report:
     sizes = case.sizes
     data = Data.make(sizes, device)
     words = data.lengths - 1
@@ -98,50 +109,47 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
     assert captioner is not None
     port = port_model(sizes, device).eval()
     full = data.annotations[: case.alone].float()
-    batch = len(words)
 
+    def batches(beam_size: int) -> None:
+        for _ in range(case.batches):
+            decode(captioner, data.annotations, words, beam_size=beam_size)
+
+    def one_at_a_time(beam_size: int) -> None:
+        for image in range(case.alone):
+            decode(captioner, data.annotations[image : image + 1], words[image : image + 1], beam_size=beam_size)
+
+    def theirs(beam_size: int) -> None:
+        for image in range(case.alone):
+            port_beam_search(port, full[image : image + 1], beam_size=beam_size, ends_after=int(words[image]))
+
+    ours = one_at_a_time if alone else batches
     subjects: dict[str, Callable[[], Any]] = {}
-    images: dict[str, int] = {}
     for strategy, K in STRATEGIES.items():
-
-        def ours(beam_size: int = K) -> None:
-            for _ in range(case.batches):
-                decode(captioner, data.annotations, words, beam_size=beam_size)
-
-        def alone(beam_size: int = K) -> None:
-            for image in range(case.alone):
-                decode(captioner, data.annotations[image : image + 1], words[image : image + 1], beam_size=beam_size)
-
-        def theirs(beam_size: int = K) -> None:
-            for image in range(case.alone):
-                port_beam_search(port, full[image : image + 1], beam_size=beam_size, ends_after=int(words[image]))
-
-        subjects |= {strategy: ours, f"{strategy} alone": alone, f"{strategy} port": theirs}
-        images |= {strategy: case.batches * batch, f"{strategy} alone": case.alone, f"{strategy} port": case.alone}
-
+        subjects |= {strategy: partial(ours, K), f"{strategy} port": partial(theirs, K)}
     timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
     machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
-    each = {key: Timing(tuple(s / count for s in timings[key].seconds)) for key, count in images.items()}
+    if alone:
+        searched = [sizes._replace(images=1, lengths=(length,)) for length in sizes.lengths[: case.alone]]
+        count, suffix, how = case.alone, "_one_at_a_time", "one image at a time"
+    else:
+        searched, count, suffix, how = [sizes], case.batches * sizes.images, "", f"{sizes.images} images at a time"
+    steps = sum(each.steps for each in searched) / sum(each.images for each in searched)
+    what = (
+        f"fp32, features; L={sizes.locations} D={sizes.annotation_dim} V={sizes.vocabulary}; {how}, {steps:.1f} steps"
+    )
     report = Report(machine=machine.to_dict())
     for strategy, K in STRATEGIES.items():
-        what = f"{strategy}, fp32, features; L={sizes.locations} D={sizes.annotation_dim} V={sizes.vocabulary}"
-        report.rows += [
+        limits = [_limit(each, K, machine.seconds) for each in searched]
+        report.rows.append(
             Row(
-                f"{strategy}_{name}",
-                f"{what}; {batch} images at a time, {sizes.steps / batch:.1f} steps",
-                each[strategy],
-                each[f"{strategy} port"],
-                _limit(sizes, K, machine.seconds),
+                f"{strategy}_{name}{suffix}",
+                f"{strategy}, {what}",
+                timings[strategy].each(count),
+                timings[f"{strategy} port"].each(case.alone),
+                sum(limits) / len(limits),
                 images=1,
-            ),
-            Row(
-                f"{strategy}_{name}_one_at_a_time",
-                f"{what}; one image at a time",
-                each[f"{strategy} alone"],
-                each[f"{strategy} port"],
-                images=1,
-            ),
-        ]
+            )
+        )
     return report
 
 

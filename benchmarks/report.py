@@ -22,6 +22,7 @@ class Row(NamedTuple):
         limit: seconds that the same work takes at the machine's measured speed; None where that says nothing.
         soft: how long soft attention takes for the same; None where it is soft attention's.
         images: how many images (of a training step: captions) the time is for; None where it is not for any.
+        import_torch: how long a process takes that imports torch and nothing else; None where no process is timed.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Row(NamedTuple):
     limit: float | None = None
     soft: Timing | None = None
     images: int | None = None
+    import_torch: Timing | None = None
 
 
 @dataclass
@@ -69,7 +71,8 @@ class Report:
 
         ``seconds`` holds medians and ``spread`` their quartiles; ``vs_common_port`` says how many times as fast as the
         port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take,
-        ``vs_soft`` how many times what soft attention takes.
+        ``vs_soft`` how many times what soft attention takes, ``vs_import_torch`` how many times what a process takes
+        that imports torch.
         """
         ours = {row.name: row for row in self.rows}
         seconds = {name: row.ours.median for name, row in ours.items()}
@@ -90,6 +93,9 @@ class Report:
             | {f"memory_{name}": ratio for name, ratio in memory.items()},
             "vs_limit": {name: row.ours.median / row.limit for name, row in ours.items() if row.limit is not None},
             "vs_soft": {name: row.soft.ratio(row.ours) for name, row in ours.items() if row.soft is not None},
+            "vs_import_torch": {
+                name: row.import_torch.ratio(row.ours) for name, row in ours.items() if row.import_torch is not None
+            },
             "seconds": seconds,
             "spread": spread,
             "images_per_second": {
@@ -108,7 +114,16 @@ class Report:
         """Return the table of times, and one of memory and shares where there are any."""
         times = Table(title="time: median (quartiles); ratios compare within a round")
         times.add_column("what", overflow="fold")
-        columns = "ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"
+        columns = (
+            "ours",
+            "per second",
+            "common port",
+            "times as fast",
+            "limit",
+            "times the limit",
+            "times soft",
+            "times import torch",
+        )
         for column in columns:
             times.add_column(column, justify="right")
         for row in self.rows:
@@ -121,6 +136,7 @@ class Report:
                 "" if row.limit is None else _seconds(row.limit),
                 "" if row.limit is None else f"{row.ours.median / row.limit:.2f}",
                 "" if row.soft is None else f"{row.soft.ratio(row.ours):.2f}",
+                "" if row.import_torch is None else f"{row.import_torch.ratio(row.ours):.2f}",
             )
         yield times
         if self.peak_memory or self.shares or self.rates:

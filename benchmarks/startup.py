@@ -37,9 +37,16 @@ def measure(*, quick: bool, rounds: int, folder: Path) -> Report:
     def run(arguments: list[str]) -> Callable[[], Any]:
         return lambda: subprocess.run([sys.executable, *arguments], cwd=_ROOT, check=True, stdout=subprocess.DEVNULL)
 
-    subjects = {name: run(arguments) for name, (arguments, _) in commands.items()}
+    subjects = {name: run(arguments) for name, (arguments, _) in commands.items()} | {
+        "torch": run(["-c", "import torch"])
+    }
     timings = interleave(subjects, rounds=rounds, device=torch.device("cpu"))
-    return Report([Row(name, what, timings[name]) for name, (_, what) in commands.items()])
+    return Report(
+        [
+            Row(name, what, timings[name], import_torch=timings["torch"] if "caption" in name else None)
+            for name, (_, what) in commands.items()
+        ]
+    )
 
 
 def save_checkpoint(path: Path, encoder: Encoder, *, quick: bool) -> Path:

@@ -28,6 +28,10 @@ class Timing(NamedTuple):
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
+    def each(self, count: int) -> Timing:
+        """Return the times of one of ``count`` equal parts."""
+        return Timing(tuple(taken / count for taken in self.seconds))
+
     def ratio(self, other: Timing) -> float:
         """Return how many times as long the other one takes: the median over rounds, each compared within itself."""
         return statistics.median(b / a for a, b in zip(self.seconds, other.seconds, strict=True))

@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 PARTS = {
     "train": "training steps",
-    "decode": "captions from cached features: greedy, beam 3, beam 5",
+    "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
+    "alone": "the same, one image at a time",
     "output": "training steps and beam 5 of mixtures over locations and of a transformer, beside soft attention's",
     "encode": "encoders",
     "caption": "JPEG files to captions",
     "load": "loaders, and the share of a training step that waits for one",
     "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
-    "startup": "captioning --help, and caption_image.py of one image",
+    "startup": "captioning --help, and caption_image.py of one image beside `import torch`",
     "epoch": "an epoch of COCO's size, simulated: tokens/s, waiting, memory over time; on a GPU unless named",
 }
 
@@ -80,6 +81,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
     return {
         "train": lambda: training.measure(device, quick=quick, rounds=rounds),
         "decode": lambda: decoding.measure(device, quick=quick, rounds=rounds),
+        "alone": lambda: decoding.measure_alone(device, quick=quick, rounds=rounds),
         "output": lambda: outputs.measure(device, quick=quick, rounds=rounds),
         "encode": lambda: images.encode(device, quick=quick, rounds=rounds),
         "caption": lambda: images.caption(device, quick=quick, rounds=rounds, folder=folder),

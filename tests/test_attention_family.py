@@ -24,7 +24,9 @@ from captioning.attention import (
 from captioning.attention.base import Selected
 from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder
+from captioning.decoding import Step, beam_search
 from captioning.errors import InputError
+from captioning.kernels import linear
 from captioning.trace import EXPECTATION
 
 B, R, T, E, A, V = 2, 3, 4, 5, 6, 13
@@ -270,3 +272,28 @@ def test_heads_that_cannot_share_the_size_are_refused():
         MultiHeadAttention(ScaledDotScore(), heads=3).build(D, D)
     with pytest.raises(InputError, match="heads must be at least 1, got 0"):
         MultiHeadAttention(ScaledDotScore(), heads=0)
+
+
+@every_pair
+@torch.inference_mode()
+def test_a_search_finds_the_same_with_the_kernel_of_few_rows_and_without(make, monkeypatch):
+    torch.manual_seed(5)
+    decoder = AttentionDecoder(make(), embedding_dim=E, hidden_dim=D)
+    decoder.build(V, D, GRID)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    memory = decoder.eval().encode(torch.randn(1, L, D))
+
+    def step(tokens, state):
+        logits, state, trace = decoder.step(tokens, state, memory)
+        return Step(logits.log_softmax(-1), state, trace)
+
+    found = []
+    for few in (linear.FEW, 0):
+        monkeypatch.setattr(linear, "FEW", few)
+        torch.manual_seed(6)
+        found += beam_search(step, decoder.init_state(memory), beam_size=3, max_length=6)
+    for fused, plain in zip(*found, strict=True):
+        assert (fused.ids, fused.finished) == (plain.ids, plain.finished)
+        torch.testing.assert_close(torch.tensor(fused.log_probs), torch.tensor(plain.log_probs), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(fused.trace.alphas, plain.trace.alphas, atol=2e-5, rtol=1e-4)

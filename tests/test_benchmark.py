@@ -213,13 +213,14 @@ def test_ratios_compare_within_a_round():
 def test_a_report_holds_every_ratio_by_name():
     rows = [
         Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, soft=Timing((1.6,)), images=8),
-        Row("help", "", Timing((0.5,))),
+        Row("help", "", Timing((0.5,)), import_torch=Timing((0.25,))),
     ]
     report = Report(rows, peak_memory={"step": 10, "step_common_port": 40}, shares={"waiting": 0.01})
     found = report.to_dict()
     assert found["vs_common_port"] == {"step": 3.0, "memory_step": 4.0}
     assert found["vs_limit"] == {"step": 2.0}
     assert found["vs_soft"] == {"step": 1.25}
+    assert found["vs_import_torch"] == {"help": 2.0}
     assert found["seconds"] == {"step": 2.0, "step_common_port": 6.0, "step_limit": 1.0, "help": 0.5}
     assert found["images_per_second"] == {"step": 4.0}
     assert len(list(report.tables())) == 2
@@ -227,11 +228,12 @@ def test_a_report_holds_every_ratio_by_name():
 
 def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
     file = tmp_path / "benchmark.json"
-    parts = ["train", "decode", "output", "encode", "load"]
+    parts = ["train", "decode", "alone", "output", "encode", "load"]
     script.main(["--quick", "--rounds", "1", "--only", *parts, "--json", str(file)])
     found = json.loads(file.read_text())
     steps = {f"train_step_{size}_{kind}" for size in ("512", "2048") for kind in ("fp32", "bf16", "best")}
     searches = {f"{strategy}_{size}" for size in ("512", "2048") for strategy in ("greedy", "beam3", "beam5")}
+    searches |= {f"{name}_one_at_a_time" for name in searches}
     assert steps | searches <= set(found["vs_common_port"])
     sizes = [f"V23{grouped}_{precision}" for grouped in ("", "_grouped") for precision in ("fp32", "bf16")]
     mixtures = {f"train_step_{kind}_{size}" for kind in KINDS for size in sizes}
@@ -312,6 +314,7 @@ def test_the_parts_that_start_processes_run(tmp_path):
     assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
     assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0
     assert {"epoch_coco_tokens"} == set(found["rates"]) and found["rates"]["epoch_coco_tokens"] > 0
+    assert found["vs_import_torch"]["startup_caption_conv"] > 0
     assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco"} <= set(found["seconds"])
     assert found["seconds"]["startup_help"] < 2
 

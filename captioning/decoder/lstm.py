@@ -15,6 +15,7 @@ from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
 from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
+from captioning.kernels.linear import Linear
 from captioning.kernels.lstm import lstm_cell
 from captioning.kernels.recurrence import Recurrence
 from captioning.kernels.unroll import StepLinear
@@ -42,10 +43,10 @@ class _StateInitialiser(nn.Module):
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
         hidden = [
-            nn.Sequential(nn.Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
+            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
             for _ in range(layers - 1)
         ]
-        self.layers = nn.Sequential(*hidden, nn.Linear(annotation_dim, hidden_dim), nn.Tanh())
+        self.layers = nn.Sequential(*hidden, Linear(annotation_dim, hidden_dim), nn.Tanh())
 
     def forward(self, mean_annotation: Tensor) -> Tensor:
         return self.layers(mean_annotation)
@@ -127,14 +128,14 @@ class AttentionDecoder(Decoder):
         self.init_h = _StateInitialiser(D, H, self.init_layers, p)
         self.init_c = _StateInitialiser(D, H, self.init_layers, p)
         self.embedding = nn.Embedding(vocabulary_size, E, padding_idx=PAD)
-        self.embedding_to_gates = nn.Linear(E, 4 * H)
+        self.embedding_to_gates = Linear(E, 4 * H)
         self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
         self.context_to_gates = StepLinear(D, 4 * H, bias=False)
         self.gate = StepLinear(H, 1) if self.gated else None
         self.dropout = Dropout(p)
-        self.hidden_to_output = nn.Linear(H, E, bias=False)
-        self.context_to_output = nn.Linear(D, E, bias=False)
-        self.output = nn.Linear(E, vocabulary_size)
+        self.hidden_to_output = Linear(H, E, bias=False)
+        self.context_to_output = Linear(D, E, bias=False)
+        self.output = Linear(E, vocabulary_size)
         if self.tie_embeddings:
             self.output.weight = self.embedding.weight
         self.words.build(E, grid_size)

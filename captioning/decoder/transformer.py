@@ -15,6 +15,7 @@ from captioning.component import check_size
 from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
+from captioning.kernels.linear import Linear
 from captioning.output.base import precise_words
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
@@ -117,7 +118,7 @@ class TransformerDecoder(Decoder):
             TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
         )
         self.norm = nn.LayerNorm(d)
-        self.output = nn.Linear(d, vocabulary_size)
+        self.output = Linear(d, vocabulary_size)
         if self.tie_embeddings:
             self.output.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=d**-0.5)  # of size 1 once it is multiplied by the root of d
@@ -200,10 +201,10 @@ class TransformerLayer(nn.Module):
         super().__init__()
         self.heads = heads
         self.before_words, self.before_attention, self.before_feedforward = (nn.LayerNorm(dim) for _ in range(3))
-        self.word_projection = nn.Linear(dim, 3 * dim)
-        self.word_output = nn.Linear(dim, dim)
+        self.word_projection = Linear(dim, 3 * dim)
+        self.word_output = Linear(dim, dim)
         self.feedforward = nn.Sequential(
-            nn.Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), nn.Linear(feedforward_dim, dim)
+            Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), Linear(feedforward_dim, dim)
         )
         self.dropout = Dropout(dropout)
         for module in self.modules():

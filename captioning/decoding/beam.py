@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from captioning.decoding.search import Beams, Ended, Rules, Search, check_lengths
+from captioning.decoding.search import Beams, Rules, Search, check_lengths
 from captioning.decoding.step import Hypothesis, State, StepFunction
 from captioning.errors import InputError
 from captioning.vocabulary import END, START
@@ -39,10 +39,10 @@ def beam_search(
     if beam_size < 1:
         raise InputError(f"beam_size must be at least 1, got {beam_size}")
     B, K, device = state[0].shape[0], beam_size, state[0].device
-    rules, search = Rules.on(device, min_length), Search(step, B, device)
+    rules = Rules.on(device, min_length)
+    search = Search(step, B, device, length_normalization=length_normalization)
     slots = torch.arange(K, device=device)
-    ended = Ended.none(torch.empty(B, K, device=device))
-    count = torch.zeros(B, dtype=torch.int64, device=device)  # hypotheses that have left, per image
+    count = torch.zeros(B, 1, dtype=torch.int64, device=device)  # hypotheses that have left, per image
     total = torch.zeros(B, 1, device=device)  # log-probability of the live beams, -inf for dead ones
     tokens = torch.full((B,), START, device=device)
     for words in range(max_length):
@@ -51,40 +51,33 @@ def beam_search(
         log_probs = rules.apply(out.log_probs, words)  # (B * width, V)
         # The K best of each row hold the K best of the image.
         log_prob, word = log_probs.topk(min(K, log_probs.shape[1]), dim=1)
+        each = log_prob.shape[1]
         log_prob, word = log_prob.view(B, -1), word.view(B, -1)  # (B, width * K)
-        candidates = log_prob.view(B, width, -1) + total.unsqueeze(-1)
-        each = candidates.shape[2]
-        candidates = candidates.flatten(1)
+        candidates = (log_prob.view(B, width, each) + total.unsqueeze(2)).view(B, -1)
         if candidates.shape[1] < K:  # a beam wider than the vocabulary
             candidates = torch.nn.functional.pad(candidates, (0, K - candidates.shape[1]), value=float("-inf"))
         total, best = candidates.topk(K, dim=1)
         best = best.clamp(max=width * each - 1)  # only meets padding
-        parent, word = best // each, word.gather(1, best)  # (B, K)
-        search.history.append(Beams.of(out, word, log_prob.gather(1, best), parent))
-        alive = (slots < (K - count).unsqueeze(1)) & total.isfinite()  # as wide as there is left to finish
-        leaving = alive & (word == END)
-        score = total / float(words + 1) ** length_normalization
-        ended = ended.put(leaving, count, score, words, True)
-        count = count + leaving.sum(dim=1)
-        live = alive & ~leaving
-        if words == max_length - 1:
-            ended = ended.put(live, count, score, words, False)
+        parent, word, log_prob = best // each, word.gather(1, best), log_prob.gather(1, best)  # (B, K)
+        alive = (slots < K - count) & total.isfinite()  # as wide as there is left to finish
+        last = words == max_length - 1
+        leaves = alive if last else alive & (word == END)
+        search.history.append(Beams(word, log_prob, parent, leaves, out.trace))
+        if last:
             break
+        live = alive & ~leaves
+        count = count + leaves.sum(dim=1, keepdim=True)
         total = total.masked_fill(~live, float("-inf"))
         tokens = word.masked_fill(~live, END)
-        rows = torch.arange(B, device=device).unsqueeze(1) * width + parent  # (B, K)
+        rows = parent + torch.arange(0, B * width, width, device=device).unsqueeze(1)  # (B, K)
         remaining = search.remaining(live.any(dim=1))
         if remaining is not None:
-            ended = search.keep(remaining, ended)
+            search.keep(remaining)
             if not len(remaining):
                 break
             count, total, tokens, rows = count[remaining], total[remaining], tokens[remaining], rows[remaining]
-        state = tuple(part.index_select(0, rows.flatten()) for part in out.state)
-        tokens = tokens.flatten()
+        rows, tokens = rows.flatten(), tokens.flatten()
+        state = tuple(part.index_select(0, rows) for part in out.state)
     return [
-        sorted(
-            (hypothesis for hypothesis in image if hypothesis.score > float("-inf")),
-            key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score),
-        )
-        for image in search.results(ended)
+        sorted(image, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for image in search.results()
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioning.decoding.search import Beams, Ended, Rules, Search, check_lengths
+from captioning.decoding.search import Beams, Rules, Search, check_lengths
 from captioning.decoding.step import Hypothesis, ImageStepFunction, State, StepFunction
 from captioning.errors import InputError
 from captioning.vocabulary import END, START
@@ -21,8 +21,9 @@ def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length
         min_length: words before <end> may come.
     """
 
-    def best(log_probs: Tensor, rows: Tensor) -> Tensor:
-        return log_probs.topk(1, dim=-1).indices.squeeze(-1)  # of equal words, the one that a beam of one takes
+    def best(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        log_prob, word = log_probs.topk(1, dim=1)  # of equal words, the one that a beam of one takes
+        return word, log_prob
 
     return _roll_out(step, state, best, max_length, min_length)
 
@@ -59,7 +60,8 @@ def sample(
 
     N = state[0].shape[0]
 
-    def draw(log_probs: Tensor, rows: Tensor) -> Tensor:
+    def draw(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        own = log_probs
         log_probs = log_probs / temperature
         if top_k is not None:
             least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
@@ -69,7 +71,8 @@ def sample(
             before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
             outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
             log_probs = log_probs.masked_fill(outside, float("-inf"))
-        return draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows])
+        word = draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows]).unsqueeze(1)
+        return word, own.gather(1, word)
 
     return _roll_out(step, state, draw, max_length, min_length)
 
@@ -90,9 +93,17 @@ def _rows(images: Tensor, rows: int) -> Tensor:
 
 
 def _roll_out(
-    step: StepFunction, state: State, choose: Callable[[Tensor, Tensor], Tensor], max_length: int, min_length: int
+    step: StepFunction,
+    state: State,
+    choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    max_length: int,
+    min_length: int,
 ) -> list[Hypothesis]:
-    """Follow every row with the word that ``choose(log_probs (N', V), rows (N',))`` names, rows of the N at first."""
+    """Follow every row with the word that ``choose`` takes.
+
+    Args:
+        choose: of log_probs (N', V) and rows (N',), of the N at first, the word and its log-probability, (N', 1).
+    """
     check_lengths(min_length, max_length)
     N, device = state[0].shape[0], state[0].device
     images = step.images if isinstance(step, ImageStepFunction) else N
@@ -101,33 +112,24 @@ def _roll_out(
     rows = torch.arange(N, device=device)
     slots = rows[:R].expand(images, R)
     tokens = torch.full((N,), START, device=device)
-    ended = Ended(
-        score=torch.zeros(images, R, device=device),
-        step=torch.full_like(slots, max_length - 1),
-        slot=slots,
-        finished=torch.zeros_like(slots, dtype=torch.bool),
-    )
+    ended = torch.zeros(images, R, dtype=torch.bool, device=device)
     for words in range(max_length):
         out = search.step(tokens, state)
         state = out.state
-        log_probs = rules.apply(out.log_probs, words)
-        tokens = choose(log_probs, rows).masked_fill(ended.finished.flatten(), END)
-        chosen = log_probs.gather(-1, tokens.unsqueeze(-1)).view_as(ended.score)
-        word = tokens.view_as(ended.slot)
-        search.history.append(Beams.of(out, word, chosen, ended.slot))
-        ends = (word == END) & ~ended.finished
-        ended = Ended(
-            score=ended.score + chosen.masked_fill(ended.finished, 0.0),
-            step=ended.step.masked_fill(ends, words),
-            slot=ended.slot,
-            finished=ended.finished | ends,
-        )
-        remaining = search.remaining(~ended.finished.all(dim=1)) if words < max_length - 1 else None
+        word, log_prob = (part.view_as(ended) for part in choose(rules.apply(out.log_probs, words), rows))
+        last = words == max_length - 1
+        leaves = ~ended if last else (word == END) & ~ended
+        search.history.append(Beams(word, log_prob, slots[: len(word)], leaves, out.trace))
+        if last:
+            break
+        ended = ended | leaves
+        tokens = word.masked_fill(ended, END).flatten()
+        remaining = search.remaining(~ended.all(dim=1))
         if remaining is not None:
-            ended = search.keep(remaining, ended)
+            search.keep(remaining)
             if not len(remaining):
                 break
             places = _rows(remaining, R)
             state = tuple(part.index_select(0, places) for part in state)
-            tokens, rows = tokens[places], rows[places]
-    return [hypothesis for image in search.results(ended) for hypothesis in image]
+            tokens, rows, ended = tokens[places], rows[places], ended[remaining]
+    return [hypothesis for image in search.results() for hypothesis in image]

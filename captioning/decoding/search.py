@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioning.decoding.step import Hypothesis, ImageStepFunction, Step, StepFunction
+from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
 from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
@@ -48,51 +48,22 @@ class Beams(NamedTuple):
     Attributes:
         word, log_prob: (B, K).
         parent: (B, K), the row each slot goes on from, 0 .. width - 1.
-        trace: of the (B, width) rows.
+        leaves: (B, K) bool, whether the hypothesis in the slot is complete with this word. At most K of an image do so
+            in all steps together.
+        trace: of the B * width rows.
     """
 
     word: Tensor
     log_prob: Tensor
     parent: Tensor
+    leaves: Tensor
     trace: AttentionTrace
 
-    @classmethod
-    def of(cls, out: Step, word: Tensor, log_prob: Tensor, parent: Tensor) -> Beams:
-        return cls(word, log_prob, parent, out.trace.map(lambda part: part.unflatten(0, (len(word), -1))))
-
     def select(self, images: Tensor) -> Beams:
-        word, log_prob, parent = (part[images] for part in self[:3])
-        return Beams(word, log_prob, parent, self.trace.map(lambda part: part[images]))
-
-
-class Ended(NamedTuple):
-    """Hypotheses that left the search, (B, K): where they ended in the history, and how they score."""
-
-    score: Tensor
-    step: Tensor
-    slot: Tensor
-    finished: Tensor
-
-    @classmethod
-    def none(cls, like: Tensor) -> Ended:
-        """Return K empty places for each of B images; ``like`` is (B, K) float."""
-        nothing = torch.zeros_like(like, dtype=torch.int64)
-        return cls(torch.full_like(like, float("-inf")), nothing, nothing, nothing.bool())
-
-    def put(self, leaving: Tensor, count: Tensor, score: Tensor, step: int, finished: bool) -> Ended:
-        """Move the ``leaving`` slots (B, K) to the next free places of each image, after its first ``count`` (B,)."""
-        K = leaving.shape[1]
-        place = (count.unsqueeze(1) + leaving.cumsum(dim=1) - 1).masked_fill(~leaving, K)
-        slots = torch.arange(K, device=leaving.device)
-        values = (score, torch.full_like(self.step, step), slots.expand_as(self.slot), leaving & finished)
-        moved = []
-        for table, value in zip(self, values, strict=True):
-            widened = torch.nn.functional.pad(table, (0, 1))  # column K takes what does not leave
-            moved.append(widened.scatter(1, place, value)[:, :K])
-        return Ended(*moved)
-
-    def select(self, images: Tensor) -> Ended:
-        return Ended(*(table[images] for table in self))
+        parts = (len(self.word), -1)
+        word, log_prob, parent, leaves = (part[images] for part in self[:4])
+        trace = self.trace.map(lambda part: part.unflatten(0, parts)[images].flatten(0, 1))
+        return Beams(word, log_prob, parent, leaves, trace)
 
 
 def steps_between_checks(device: torch.device) -> int:
@@ -103,16 +74,21 @@ def steps_between_checks(device: torch.device) -> int:
 class Search:
     """The images still being searched, and what was found for those that left.
 
+    A step leaves behind what it chose and nothing else; what hypotheses that makes is found out when images leave.
+
     Attributes:
         step: over the images still searched.
         history: one entry per step so far, of these images alone.
     """
 
-    def __init__(self, step: StepFunction, images: int, device: torch.device) -> None:
+    def __init__(
+        self, step: StepFunction, images: int, device: torch.device, *, length_normalization: float = 0.0
+    ) -> None:
         self.step = step
         self.history: list[Beams] = []
         self._images = torch.arange(images, device=device)
         self._found: list[tuple[Tensor, Found]] = []
+        self._length_normalization = length_normalization
         self._steps_between_checks = steps_between_checks(device)
 
     def remaining(self, searched: Tensor) -> Tensor | None:
@@ -128,21 +104,23 @@ class Search:
             return None
         return searched.nonzero().squeeze(1)
 
-    def keep(self, remaining: Tensor, ended: Ended) -> Ended:
-        """Let all other images leave; returns ``ended`` of those that remain."""
+    def keep(self, remaining: Tensor) -> None:
+        """Let all other images leave."""
         leaving = torch.ones_like(self._images, dtype=torch.bool).index_fill(0, remaining, False).nonzero().squeeze(1)
-        found = _backtrack([beams.select(leaving) for beams in self.history], ended.select(leaving))
-        self._found.append((self._images[leaving], found))
+        self._leave(leaving, [beams.select(leaving) for beams in self.history] if len(remaining) else self.history)
         self._images = self._images[remaining]
-        self.history = [beams.select(remaining) for beams in self.history]
-        if len(remaining) and isinstance(self.step, ImageStepFunction):
+        if len(remaining):
+            self.history = [beams.select(remaining) for beams in self.history]
+            assert isinstance(self.step, ImageStepFunction)
             self.step = self.step.select(remaining)
-        return ended.select(remaining)
 
-    def results(self, ended: Ended) -> list[list[Hypothesis]]:
-        """Return the hypotheses of all images that the search began with, K per image."""
+    def _leave(self, images: Tensor, history: list[Beams]) -> None:
+        self._found.append((self._images[images], find(history, self._length_normalization)))
+
+    def results(self) -> list[list[Hypothesis]]:
+        """Return the hypotheses of all images that the search began with, up to K per image."""
         if len(self._images):
-            self._found.append((self._images, _backtrack(self.history, ended)))
+            self.keep(self._images[:0])
         by_image = {
             image: hypotheses
             for images, found in self._found
@@ -152,9 +130,21 @@ class Search:
 
 
 class Found(NamedTuple):
-    """The K hypotheses of some images as tables (B, K, T, ..); of T steps a hypothesis has ``ended.step`` + 1."""
+    """The hypotheses of B images in K places, as tables.
 
-    ended: Ended
+    Attributes:
+        exists: (B, K) bool.
+        score: (B, K), the sum of the log-probabilities, normalised.
+        step: (B, K), the last step.
+        finished: (B, K) bool, whether it ended with <end>.
+        ids, log_probs: (B, K, T), right up to the last step.
+        trace: of (B, K, T) steps.
+    """
+
+    exists: Tensor
+    score: Tensor
+    step: Tensor
+    finished: Tensor
     ids: Tensor
     log_probs: Tensor
     trace: AttentionTrace
@@ -163,27 +153,44 @@ class Found(NamedTuple):
         flat_trace = self.trace.map(
             lambda part: (part.float() if part.is_floating_point() else part).flatten(0, 1).cpu()
         )
-        columns = [column.flatten(0, 1).tolist() for column in (*self.ended, self.ids, self.log_probs)]
-        flat = []
-        for number, (score, step, _, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
-            words = step + (not finished)
-            trace = AttentionTrace(*(None if part is None else part[number, :words] for part in flat_trace))
-            flat.append(Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace))
-        K = self.ids.shape[1]
-        return [flat[first : first + K] for first in range(0, len(flat), K)]
+        images: list[list[Hypothesis]] = [[] for _ in self.ids]
+        columns = [column.flatten(0, 1).tolist() for column in self[:-1]]
+        for number, (exists, score, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
+            if exists:
+                words = step + (not finished)
+                trace = AttentionTrace(*(None if part is None else part[number, :words] for part in flat_trace))
+                found = Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace)
+                images[number // self.ids.shape[1]].append(found)
+        return images
 
 
-def _backtrack(history: list[Beams], ended: Ended) -> Found:
-    """Follow the parents of all hypotheses at once, from the last step to the first."""
-    slot = ended.slot
-    images = torch.arange(len(slot), device=slot.device).unsqueeze(1)
-    columns: list[tuple[Tensor, Tensor, AttentionTrace]] = []
-    for t in range(len(history) - 1, -1, -1):
-        beams = history[t]
-        parent = beams.parent.gather(1, slot)
-        trace = AttentionTrace(*(None if part is None else part[images, parent] for part in beams.trace))
-        columns.append((beams.word.gather(1, slot), beams.log_prob.gather(1, slot), trace))
-        slot = torch.where(t <= ended.step, parent, slot)
-    ids, log_probs, traces = zip(*reversed(columns), strict=True)
-    parts = (None if part[0] is None else torch.stack(part, 2) for part in zip(*traces, strict=True))
-    return Found(ended, torch.stack(ids, 2), torch.stack(log_probs, 2), AttentionTrace(*parts))
+def find(history: list[Beams], length_normalization: float) -> Found:
+    """Return the hypotheses that T steps of B images lead to, in the order of the slots that they left."""
+    word, log_prob, parent, leaves = (
+        torch.stack(parts, 2) for parts in zip(*(beams[:4] for beams in history), strict=True)
+    )  # (B, K, T)
+    K, T = leaves.shape[1:]
+    leaves = leaves.flatten(1)
+    place = leaves.byte().sort(dim=1, descending=True, stable=True).indices[:, :K]  # those that leave come first
+    exists, slot, step = leaves.gather(1, place), place // T, place % T
+    slots, rows = [], []
+    for t in range(T - 1, -1, -1):  # follow the parents of all hypotheses at once, from the last step to the first
+        row = parent[:, :, t].gather(1, slot)
+        slots.append(slot)
+        rows.append(row)
+        slot = torch.where(t <= step, row, slot)
+    slots_of, rows_of = (torch.stack(parts[::-1], 2) for parts in (slots, rows))  # (B, K, T)
+    ids, log_probs, last = word.gather(1, slots_of), log_prob.gather(1, slots_of), step.unsqueeze(2)
+    score = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
+    finished = ids.gather(2, last).squeeze(2) == END
+    return Found(exists, score, step, finished, ids, log_probs, _traces(history, rows_of))
+
+
+def _traces(history: list[Beams], rows: Tensor) -> AttentionTrace:
+    """Return what the given rows (B, K, T) of every image looked at, counted from 0 at every step."""
+    B, device = len(rows), rows.device
+    counts = torch.tensor([len(beams.trace.alphas) for beams in history], device=device)  # B * width
+    of_image = torch.arange(B, device=device).view(B, 1, 1) * (counts // B)
+    rows = counts.cumsum(0) - counts + of_image + rows  # in the rows of all steps, one after the other
+    parts = zip(*(beams.trace for beams in history), strict=True)
+    return AttentionTrace(*(None if part[0] is None else torch.cat(part)[rows] for part in parts))

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from captioning.kernels.linear import Linear
+
 Use = tuple[Tensor, ...]
 SharedGradient = Callable[[Tensor, list[Use]], Tensor]
 """Called with the shared tensor and what the steps left; returns the tensor's gradient."""
@@ -111,7 +113,7 @@ def matmul(x: Tensor, matrices: Tensor) -> Tensor:
     return torch.bmm(x, matrices) if uses_of(matrices) is None else _MatMul.apply(x, matrices)
 
 
-class StepLinear(nn.Linear):
+class StepLinear(Linear):
     """A linear layer for the inside of a recurrence: within ``unrolled`` its weight is shared by all steps."""
 
     _shared: Tensor | None = None

@@ -121,7 +121,9 @@ def precise_words(words: nn.Linear, hidden: Tensor) -> Tensor:
     A search compares words. bfloat16 has 8 significant bits: among thousands of words the best two logits are often the
     same number, and which of them comes first is then the search's accident, not the model's choice.
     """
-    precise = torch.promote_types(hidden.dtype, torch.float32)
+    device, precise = hidden.device.type, torch.promote_types(hidden.dtype, torch.float32)
+    if words.weight.dtype == hidden.dtype == precise and not torch.is_autocast_enabled(device):
+        return words(hidden)
     weight, bias = words.weight.to(precise), words.bias.to(precise)
-    with torch.autocast(hidden.device.type, enabled=False):
+    with torch.autocast(device, enabled=False):
         return nn.functional.linear(hidden.to(precise), weight, bias)

@@ -32,6 +32,7 @@ _SIGNATURES = {  # function: number of pointers after the pool and the type, num
     "additive_backward_projected": (5, 5),
     "lstm_forward": (7, 3),
     "lstm_backward": (7, 2),
+    "linear_forward": (4, 3),
     "cross_entropy_forward": (5, 2),
     "cross_entropy_backward": (6, 2),
 }
@@ -48,8 +49,11 @@ def usable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.dtype in _TYPES and _library() is not None
 
 
-def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | int) -> None:
-    """Call a kernel: tensors (contiguous unless the kernel says otherwise) and arrays of pointers, then sizes."""
+def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | int | None) -> None:
+    """Call a kernel: tensors (contiguous unless the kernel says otherwise) and arrays of pointers, then sizes.
+
+    None is the null pointer.
+    """
     library = _library()
     assert library is not None
     plain = [argument.data_ptr() if isinstance(argument, Tensor) else argument for argument in arguments]

@@ -1,0 +1,48 @@
+"""A linear layer for the few rows of a search: one image has as many as its beam is wide.
+
+Such a product takes as long as reading the weights does. Libraries of matrix products arrange them first for work that
+hardly comes; the kernel (``native/linear.c``) reads them once, in their order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from captioning.kernels import native
+
+FEW = 16
+"""Rows up to which the kernel is the faster one."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x W^T + b for x (..., in), W (out, in), b (out,), as ``torch.nn.functional.linear`` does."""
+    if not _is_few(x, weight):
+        return nn.functional.linear(x, weight, bias)
+    M, K = weight.shape
+    N = x.numel() // K
+    y = torch.empty(*x.shape[:-1], M)
+    native.call("linear_forward", x.dtype, x.contiguous(), weight, bias, y, N, M, K)
+    return y
+
+
+def _is_few(x: Tensor, weight: Tensor) -> bool:
+    """Return whether x has so few rows that the kernel is faster, and it can take them. It knows no gradient."""
+    return (
+        not torch.is_grad_enabled()
+        and 0 < x.numel() <= FEW * weight.shape[1]
+        and x.dtype is weight.dtype is torch.float32
+        and weight.is_cpu
+        and weight.is_contiguous()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+        and native.usable(x)
+    )
+
+
+class Linear(nn.Linear):
+    """``nn.Linear`` by ``linear``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., out) for x (..., in)."""
+        return linear(x, self.weight, self.bias)

@@ -1,0 +1,71 @@
+/* y = x W^T + b for few rows x: W is read once, from front to back, whatever the number of rows. */
+
+#include "common.h"
+
+enum {
+    LANES = 16,
+    TILE = 8,     /* rows of x whose sums stay in registers */
+    BLOCK = 16,   /* rows of W that stay in the nearest cache while the tiles of x pass by */
+    AHEAD = 4096, /* numbers of W that are asked for before they are needed: processors by themselves stop at a page */
+};
+
+typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+
+typedef struct {
+    const Pool *pool;
+    const float *x, *W, *b; /* (N, K), (M, K), (M,) or NULL */
+    float *y;               /* (N, M) */
+    long N, M, K;
+} Work;
+
+static inline float total(lanes x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+/* The products of rows begin .. end of W with ROWS rows of x, which begin at row n. A function for each number of rows,
+   so that their sums are registers. */
+#define PRODUCTS(ROWS)                                                                                                 \
+    static void products_##ROWS(const Work *work, long n, long begin, long end) {                                      \
+        const long M = work->M, K = work->K;                                                                           \
+        const float *restrict x = work->x + n * K;                                                                     \
+        float *restrict y = work->y + n * M;                                                                           \
+        for (long m = begin; m < end; m++) {                                                                           \
+            const float *restrict w = work->W + m * K;                                                                 \
+            lanes sum[ROWS] = {{0}};                                                                                   \
+            long k = 0;                                                                                                \
+            for (; k + LANES <= K; k += LANES) {                                                                       \
+                __builtin_prefetch(w + k + AHEAD);                                                                     \
+                const lanes weights = *(const lanes *)(w + k);                                                         \
+                for (int r = 0; r < ROWS; r++) sum[r] += weights * *(const lanes *)(x + r * K + k);                    \
+            }                                                                                                          \
+            for (int r = 0; r < ROWS; r++) {                                                                           \
+                float product = total(sum[r]);                                                                         \
+                for (long rest = k; rest < K; rest++) product += w[rest] * x[r * K + rest];                            \
+                y[r * M + m] = product + (work->b ? work->b[m] : 0.0f);                                                \
+            }                                                                                                          \
+        }                                                                                                              \
+    }
+
+PRODUCTS(1) PRODUCTS(2) PRODUCTS(3) PRODUCTS(4) PRODUCTS(5) PRODUCTS(6) PRODUCTS(7) PRODUCTS(8)
+
+static void (*const products[])(const Work *, long, long, long) = {
+    NULL, products_1, products_2, products_3, products_4, products_5, products_6, products_7, products_8,
+};
+
+static void forward(void *data) {
+    const Work *work = data;
+    long begin, end;
+    share(work->pool, work->M, &begin, &end);
+    for (long m = begin; m < end; m += BLOCK)
+        for (long n = 0; n < work->N; n += TILE)
+            products[work->N - n < TILE ? work->N - n : TILE](work, n, m, m + BLOCK < end ? m + BLOCK : end);
+}
+
+void linear_forward(const Pool *pool, int bfloat16, const float *x, const float *W, const float *b, float *y, long N,
+                    long M, long K) {
+    (void)bfloat16; /* float alone */
+    Work work = {.pool = pool, .x = x, .W = W, .b = b, .y = y, .N = N, .M = M, .K = K};
+    run(pool, forward, &work);
+}

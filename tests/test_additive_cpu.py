@@ -1,4 +1,4 @@
-"""The C kernels of the additive score for each kind of processor: how near they are to tanh, and what they do at its ends."""
+"""The C kernels of the additive score, for each kind of processor: how near they are to tanh, and what its ends do."""
 
 from __future__ import annotations
 

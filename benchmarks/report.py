@@ -21,6 +21,8 @@ class Row(NamedTuple):
         port: how long the common port takes for the same; None where it has nothing like it.
         limit: seconds that the same work takes at the machine's measured speed; None where that says nothing.
         soft: how long soft attention takes for the same; None where it is soft attention's.
+        one_row: how long the same takes with one row per caption; None where that is not compared.
+        earlier: how long an earlier version takes for the same; None where there is none.
         images: how many images (of a training step: captions) the time is for; None where it is not for any.
     """
 
@@ -30,6 +32,8 @@ class Row(NamedTuple):
     port: Timing | None = None
     limit: float | None = None
     soft: Timing | None = None
+    one_row: Timing | None = None
+    earlier: Timing | None = None
     images: int | None = None
 
 
@@ -69,7 +73,8 @@ class Report:
 
         ``seconds`` holds medians and ``spread`` their quartiles; ``vs_common_port`` says how many times as fast as the
         port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take,
-        ``vs_soft`` how many times what soft attention takes.
+        ``vs_soft`` how many times what soft attention takes, ``vs_one_row`` what one row per caption takes,
+        ``vs_earlier`` what an earlier version takes.
         """
         ours = {row.name: row for row in self.rows}
         seconds = {name: row.ours.median for name, row in ours.items()}
@@ -90,6 +95,8 @@ class Report:
             | {f"memory_{name}": ratio for name, ratio in memory.items()},
             "vs_limit": {name: row.ours.median / row.limit for name, row in ours.items() if row.limit is not None},
             "vs_soft": {name: row.soft.ratio(row.ours) for name, row in ours.items() if row.soft is not None},
+            "vs_one_row": {name: row.one_row.ratio(row.ours) for name, row in ours.items() if row.one_row is not None},
+            "vs_earlier": {name: row.earlier.ratio(row.ours) for name, row in ours.items() if row.earlier is not None},
             "seconds": seconds,
             "spread": spread,
             "images_per_second": {
@@ -108,7 +115,8 @@ class Report:
         """Return the table of times, and one of memory and shares where there are any."""
         times = Table(title="time: median (quartiles); ratios compare within a round")
         times.add_column("what", overflow="fold")
-        columns = "ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"
+        columns = ["ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"]
+        columns += ["times one row", "times earlier"]
         for column in columns:
             times.add_column(column, justify="right")
         for row in self.rows:
@@ -120,7 +128,10 @@ class Report:
                 "" if row.port is None else f"{row.ours.ratio(row.port):.2f}",
                 "" if row.limit is None else _seconds(row.limit),
                 "" if row.limit is None else f"{row.ours.median / row.limit:.2f}",
-                "" if row.soft is None else f"{row.soft.ratio(row.ours):.2f}",
+                *(
+                    "" if than is None else f"{than.ratio(row.ours):.2f}"
+                    for than in (row.soft, row.one_row, row.earlier)
+                ),
             )
         yield times
         if self.peak_memory or self.shares or self.rates:

@@ -208,7 +208,7 @@ class AttentionDecoder(Decoder):
         if self.training and self.recurrent_dropout.p:
             memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
-        steps = _Kept(*(None if part is None else each(part, rows // looped) for part in steps))
+        steps = _Kept._make(None if part is None else each(part, rows // looped) for part in steps)
         embedded, h, context, alphas = (
             forced.of_existing(part) for part in (embedded, steps.h, steps.context, steps.alphas)
         )

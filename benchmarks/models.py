@@ -14,6 +14,7 @@ from captioning.attention import AdditiveScore, HardAttention, MultiHeadAttentio
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
+from captioning.objective import LeaveOneOut
 from captioning.output import Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
@@ -88,8 +89,13 @@ def our_module(
     hard: bool = False,
     output: Output | None = None,
     decoder: Decoder | None = None,
+    rows: int = 1,
 ) -> CaptioningModule:
-    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM."""
+    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM.
+
+    Args:
+        rows: times that every caption is decoded in a training step; of hard attention, draws that are compared.
+    """
     torch.manual_seed(2)
     selection = HardAttention if hard else SoftAttention
     decoder = decoder or AttentionDecoder(
@@ -101,7 +107,8 @@ def our_module(
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
     # The optimizer of the shipped configs for CPUs; the common port's is what such ports use.
     optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)
-    module = CaptioningModule(source, decoder, optimizer=optimizer)
+    options: dict[str, Any] = {"estimator": LeaveOneOut(rows)} if hard and rows > 1 else {"rows_per_caption": rows}
+    module = CaptioningModule(source, decoder, optimizer=optimizer, **options)
     module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()

@@ -21,6 +21,8 @@ class Row(NamedTuple):
         port: how long the common port takes for the same; None where it has nothing like it.
         limit: seconds that the same work takes at the machine's measured speed; None where that says nothing.
         soft: how long soft attention takes for the same; None where it is soft attention's.
+        one_row: how long the same takes with one row per caption; None where that is not compared.
+        earlier: how long an earlier version takes for the same; None where there is none.
         images: how many images (of a training step: captions) the time is for; None where it is not for any.
         import_torch: how long a process takes that imports torch and nothing else; None where no process is timed.
     """
@@ -31,6 +33,8 @@ class Row(NamedTuple):
     port: Timing | None = None
     limit: float | None = None
     soft: Timing | None = None
+    one_row: Timing | None = None
+    earlier: Timing | None = None
     images: int | None = None
     import_torch: Timing | None = None
 
@@ -71,8 +75,8 @@ class Report:
 
         ``seconds`` holds medians and ``spread`` their quartiles; ``vs_common_port`` says how many times as fast as the
         port we are (of memory: how many times less), ``vs_limit`` how many times the limit we take,
-        ``vs_soft`` how many times what soft attention takes, ``vs_import_torch`` how many times what a process takes
-        that imports torch.
+        ``vs_soft`` how many times what soft attention takes, ``vs_one_row`` what one row per caption takes,
+        ``vs_earlier`` what an earlier version takes, ``vs_import_torch`` what a process takes that imports torch.
         """
         ours = {row.name: row for row in self.rows}
         seconds = {name: row.ours.median for name, row in ours.items()}
@@ -96,6 +100,8 @@ class Report:
             "vs_import_torch": {
                 name: row.import_torch.ratio(row.ours) for name, row in ours.items() if row.import_torch is not None
             },
+            "vs_one_row": {name: row.one_row.ratio(row.ours) for name, row in ours.items() if row.one_row is not None},
+            "vs_earlier": {name: row.earlier.ratio(row.ours) for name, row in ours.items() if row.earlier is not None},
             "seconds": seconds,
             "spread": spread,
             "images_per_second": {
@@ -114,16 +120,8 @@ class Report:
         """Return the table of times, and one of memory and shares where there are any."""
         times = Table(title="time: median (quartiles); ratios compare within a round")
         times.add_column("what", overflow="fold")
-        columns = (
-            "ours",
-            "per second",
-            "common port",
-            "times as fast",
-            "limit",
-            "times the limit",
-            "times soft",
-            "times import torch",
-        )
+        columns = ["ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"]
+        columns += ["times one row", "times earlier", "times import torch"]
         for column in columns:
             times.add_column(column, justify="right")
         for row in self.rows:
@@ -135,8 +133,10 @@ class Report:
                 "" if row.port is None else f"{row.ours.ratio(row.port):.2f}",
                 "" if row.limit is None else _seconds(row.limit),
                 "" if row.limit is None else f"{row.ours.median / row.limit:.2f}",
-                "" if row.soft is None else f"{row.soft.ratio(row.ours):.2f}",
-                "" if row.import_torch is None else f"{row.import_torch.ratio(row.ours):.2f}",
+                *(
+                    "" if than is None else f"{than.ratio(row.ours):.2f}"
+                    for than in (row.soft, row.one_row, row.earlier, row.import_torch)
+                ),
             )
         yield times
         if self.peak_memory or self.shares or self.rates:

@@ -59,10 +59,11 @@ def our_step(
     hard: bool = False,
     output: Output | None = None,
     decoder: Decoder | None = None,
+    rows: int = 1,
     compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch, as ``captioning fit`` does it."""
-    module = our_module(sizes, device, hard=hard, output=output, decoder=decoder)
+    module = our_module(sizes, device, hard=hard, output=output, decoder=decoder, rows=rows)
     if compile is not None:
         module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()

@@ -170,11 +170,8 @@ class Captioner(CaptionModel):
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
         """``forward`` over the memory of the batch's images."""
-        captions, lengths, inputs = batch.captions, batch.lengths, batch.inputs
-        if samples > 1:
-            captions, lengths = captions.repeat_interleave(samples, 0), lengths.repeat_interleave(samples, 0)
-            inputs = None if inputs is None else inputs.repeat_interleave(samples, 0)
-        return self.decoder(captions, lengths, self.memory_of_captions(batch, memory), inputs)
+        memory = self.memory_of_captions(batch, memory)
+        return self.decoder(batch.captions, batch.lengths, memory, batch.inputs, samples)
 
     def memory_of_captions(self, batch: CaptionBatch, memory: Memory) -> Memory:
         """Return the memory of the batch's images so that all have as many of its captions, adjacent ones."""

@@ -32,6 +32,8 @@ PARTS = {
     "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
     "alone": "the same, one image at a time",
     "output": "training steps and beam 5 of mixtures over locations and of a transformer, beside soft attention's",
+    "rows": "training steps with two rows per caption, beside one",
+    "score": "the additive score's kernels beside those of an earlier version, named by --earlier",
     "encode": "encoders",
     "caption": "JPEG files to captions",
     "load": "loaders, and the share of a training step that waits for one",
@@ -57,7 +59,10 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no CUDA device; use cpu")
     device = torch.device(arguments.device)
-    names = arguments.only or [name for name in PARTS if name != "epoch" or device.type == "cuda"]
+    asked_for = {"epoch": device.type == "cuda", "score": arguments.earlier is not None}
+    names = arguments.only or [name for name in PARTS if asked_for.get(name, True)]
+    if "score" in names and arguments.earlier is None:
+        raise InputError("score: needs --earlier, the folder of a checkout of an earlier version")
     report = Report()
     with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:
         for name in names:
@@ -75,7 +80,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path) -> Callable[[], Report]:
     """Return what measures one of ``PARTS``."""
-    from benchmarks import coco, decoding, epoch, images, loading, memory, outputs, startup, training
+    from benchmarks import coco, decoding, epoch, images, loading, memory, outputs, rows, score, startup, training
 
     quick, rounds = arguments.quick, arguments.rounds
     return {
@@ -83,6 +88,8 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
         "decode": lambda: decoding.measure(device, quick=quick, rounds=rounds),
         "alone": lambda: decoding.measure_alone(device, quick=quick, rounds=rounds),
         "output": lambda: outputs.measure(device, quick=quick, rounds=rounds),
+        "rows": lambda: rows.measure(device, quick=quick, rounds=rounds),
+        "score": lambda: score.measure(earlier=arguments.earlier, quick=quick, rounds=rounds),
         "encode": lambda: images.encode(device, quick=quick, rounds=rounds),
         "caption": lambda: images.caption(device, quick=quick, rounds=rounds, folder=folder),
         "load": lambda: loading.measure(device, quick=quick, rounds=rounds, folder=folder),
@@ -98,6 +105,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parts = "; ".join(f"{name}: {what}" for name, what in PARTS.items())
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"measure only these. {parts}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")
+    parser.add_argument("--earlier", type=Path, metavar="FOLDER", help="checkout that `score` compares with")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     parser.add_argument("--rounds", type=int, help="rounds of measurement (default: 7; with --quick: 2)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")

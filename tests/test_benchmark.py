@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -284,6 +285,24 @@ def test_generated_captions_have_cocos_vocabulary(tmp_path):
     captions = CocoSource(str(tmp_path)).index("train").captions
     words = len(Vocabulary.build((caption.split() for caption in captions), min_count=5))
     assert words == pytest.approx(9490, rel=0.03), path
+
+
+def test_rows_and_kernels_are_compared_with_one_row_and_with_an_earlier_version(tmp_path):
+    file, here = tmp_path / "benchmark.json", str(Path(script.__file__).parent.parent)
+    script.main(["--quick", "--rounds", "2", "--only", "rows", "score", "--earlier", here, "--json", str(file)])
+    found = json.loads(file.read_text())
+    kinds = [f"{kind}_{rows}" for kind in ("soft", "hard") for rows in ("one_row", "two_rows", "two_captions")]
+    steps = {f"train_step_{kind}_{precision}" for kind in kinds for precision in ("fp32", "bf16")}
+    assert set(found["vs_one_row"]) == steps
+    assert found["vs_one_row"]["train_step_hard_one_row_fp32"] == 1
+    assert {"additive_backward_projected_two_rows_bf16", "train_step_512_bf16"} < set(found["vs_earlier"])
+
+
+@pytest.mark.parametrize("earlier", [[], ["--earlier", "nowhere"]])
+def test_kernels_are_compared_with_a_version_that_is_there(earlier, capsys):
+    with pytest.raises(SystemExit) as left:
+        script.main(["--quick", "--only", "score", *earlier])
+    assert left.value.code == 2 and "earlier version" in capsys.readouterr().err
 
 
 def test_a_device_that_is_not_there_is_named():

@@ -76,6 +76,8 @@ class Memory:
         located: what the decoder's output computed of the images for a search.
         kept_units: (N, H) factors of h in the recurrence, the same at all steps of a row: the decoder's recurrent
             dropout. None outside training.
+        rows_differ: whether rows that read the same words may look at different places in training. Where attention
+            draws and drops nothing for this batch, one row's recurrence is that of all rows of a caption.
     """
 
     annotations: Tensor
@@ -84,6 +86,7 @@ class Memory:
     expected: Tensor | None = None
     located: Located | None = None
     kept_units: Tensor | None = None
+    rows_differ: bool = True
 
     @property
     def exists(self) -> Tensor:
@@ -126,7 +129,13 @@ class Score(Component):
 
     A score may carry something from step to step, such as the alphas before: ``init_state`` makes it, ``forward`` takes
     it as further arguments, ``update`` says how it goes on. Most scores carry nothing.
+
+    Attributes:
+        deterministic: the same queries get the same logits, also in training. A subclass of a score that says so, but
+            drops units or draws, must say False.
     """
+
+    deterministic = False
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
@@ -187,6 +196,14 @@ class Attention(Component):
         """Whether the next training batch may have locations drawn for it; the same on every process."""
         return False
 
+    @property
+    def deterministic(self) -> bool:
+        """Whether rows that read the same words see the same in the next training batch: nothing is drawn or dropped.
+
+        A subclass of an attention that is, but draws or drops something, must say False.
+        """
+        return False
+
     def schedule(self) -> dict[str, float]:
         """Return what changes by a schedule in training, by name."""
         return {}
@@ -219,7 +236,7 @@ class Attention(Component):
             ValueError: a mask of another shape, or an image without a single location.
         """
         check_mask(annotations, mask)
-        return Memory(annotations, self.score.project(annotations), mask)
+        return Memory(annotations, self.score.project(annotations), mask, rows_differ=not self.deterministic)
 
     def init_state(self, memory: Memory) -> State:
         """Return what the first step starts with, (B, ..) each."""

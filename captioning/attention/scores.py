@@ -21,6 +21,8 @@ class AdditiveScore(Score):
         fused: use a kernel where there is one; otherwise PyTorch's operations, one after the other.
     """
 
+    deterministic = True
+
     def __init__(self, attention_dim: int = 512, *, fused: bool = True) -> None:
         super().__init__()
         check_size(attention_dim=attention_dim)
@@ -50,6 +52,8 @@ class ConcatScore(AdditiveScore):
 class DotScore(Score):
     """e_ti = a_i^T h_{t-1} (Luong et al. 2015): nothing to learn, so annotations and queries must be of one size."""
 
+    deterministic = True
+
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         _check_sizes(self, annotation_dim, query_dim)
 
@@ -62,6 +66,8 @@ class DotScore(Score):
 
 class GeneralScore(Score):
     """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W does not depend on the query: a step is one dot product."""
+
+    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         self.annotation_projection = nn.Linear(annotation_dim, query_dim, bias=False)
@@ -82,6 +88,8 @@ class ScaledDotScore(Score):
         attention_dim: A, the size d of both projections; None for no projections, where annotations and queries must be
             of one size.
     """
+
+    deterministic = True
 
     def __init__(self, attention_dim: int | None = None) -> None:
         super().__init__()
@@ -110,6 +118,8 @@ class ScaledDotScore(Score):
 
 class LocationScore(Score):
     """e_t = W h_{t-1} (Luong et al. 2015): where to look follows from the words alone, whatever the image shows."""
+
+    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         """Create the parameters.

@@ -24,6 +24,10 @@ class SoftAttention(Attention):
         self.score = score
         self.dropout = Dropout(dropout)
 
+    @property
+    def deterministic(self) -> bool:
+        return self.score.deterministic and not self.dropout.p
+
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         return Selected(expected_context(self.dropout(alphas), memory.annotations))
 
@@ -40,6 +44,8 @@ class UniformAttention(SoftAttention):
 
 class _EvenScore(Score):
     """e_ti = 0."""
+
+    deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         pass

@@ -79,6 +79,10 @@ class StochasticAttention(Attention):
     def draws(self) -> bool:
         return self.sample_probability > 0
 
+    @property
+    def deterministic(self) -> bool:
+        return not self.draws and self.score.deterministic and not self.dropout.p
+
     def schedule(self) -> dict[str, float]:
         return {"sample_probability": self.sample_probability}
 

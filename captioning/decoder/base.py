@@ -44,6 +44,11 @@ class DecoderOutput:
     drawn: Drawn | None = None
 
 
+def each(x: Tensor, rows: int) -> Tensor:
+    """Return (N, ..) with every entry ``rows`` times, adjacent."""
+    return x if rows == 1 else x.unsqueeze(1).expand(-1, rows, *x.shape[1:]).flatten(0, 1)
+
+
 class ForcedSteps:
     """The steps of teacher forcing: which of them exist, what they are fed and what they are to say.
 
@@ -51,6 +56,7 @@ class ForcedSteps:
         captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``.
         lengths: (N,) int64, steps of each caption: its words and <end>.
         inputs: (N, T) int64, what is fed instead of the words before.
+        rows: times that every caption is decoded, adjacent. All attributes but ``inputs`` are of N * rows rows.
 
     Attributes:
         inputs: (N, T).
@@ -62,16 +68,16 @@ class ForcedSteps:
         ValueError: one of another shape.
     """
 
-    def __init__(self, captions: Tensor, lengths: Tensor, inputs: Tensor | None) -> None:
+    def __init__(self, captions: Tensor, lengths: Tensor, inputs: Tensor | None, rows: int = 1) -> None:
         if captions.dim() != 2 or lengths.shape != captions.shape[:1]:
             raise ValueError(f"captions must be (N, T+1), lengths (N,); got {captions.shape} and {lengths.shape}")
         T = captions.shape[1] - 1
         self.inputs = captions[:, :-1] if inputs is None else inputs
         if self.inputs.shape != (len(captions), T):
             raise ValueError(f"inputs must be ({len(captions)}, {T}), got {tuple(self.inputs.shape)}")
-        self.mask = torch.arange(T, device=captions.device) < lengths.unsqueeze(1)
+        self.mask = each(torch.arange(T, device=captions.device) < lengths.unsqueeze(1), rows)
         self.exists = self.mask.flatten().nonzero().squeeze(1)
-        self.targets = captions[:, 1:].flatten().index_select(0, self.exists)
+        self.targets = each(captions[:, 1:], rows).flatten().index_select(0, self.exists)
 
     def of_existing(self, steps: Tensor) -> Tensor:
         """Return (M, ..) of (N, T, ..)."""
@@ -196,14 +202,18 @@ class Decoder(Component):
         """
 
     @abstractmethod
-    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
+    def forward(
+        self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1
+    ) -> DecoderOutput:
         """Teacher forcing: predict every word from the true words before it.
 
         Args:
-            captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the rows of an image adjacent.
+            captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: of B images.
             inputs: (N, T) int64, words that are fed in the place of ``captions[:, :-1]``, <start> first.
+            rows: times that every caption is decoded. The output is of N * rows rows, those of a caption adjacent, each
+                with the dropout and the draws of its own.
 
         Raises:
             ValueError: captions, lengths or inputs of another shape.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.base import expected_context, for_rows
 from captioning.component import check_size
-from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
+from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State, each
 from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
@@ -193,16 +193,23 @@ class AttentionDecoder(Decoder):
         kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob, heads)
         return (h, c, *attention.state), kept
 
-    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
-        forced = ForcedSteps(captions, lengths, inputs)
+    def forward(
+        self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1
+    ) -> DecoderOutput:
+        forced = ForcedSteps(captions, lengths, inputs, rows)
         mask, B = forced.mask, memory.annotations.shape[0]
         N, T = mask.shape
-        embedded = self.embedding(forced.inputs)  # (N, T, E)
+        embedded = self.embedding(forced.inputs)  # (N / rows, T, E)
         embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
-        state = for_rows(self.init_state(memory), N // B)
+        # Where nothing is drawn or dropped before the words, all rows of a caption go through the same states.
+        differ = memory.rows_differ or not self.attention.training or bool(self.training and self.recurrent_dropout.p)
+        looped = rows if differ else 1
+        embedded, embedded_gates = each(embedded, rows), each(embedded_gates, looped)
+        state = for_rows(self.init_state(memory), len(embedded_gates) // B)
         if self.training and self.recurrent_dropout.p:
             memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
         steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
+        steps = _Kept._make(None if part is None else each(part, rows // looped) for part in steps)
         embedded, h, context, alphas = (
             forced.of_existing(part) for part in (embedded, steps.h, steps.context, steps.alphas)
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.component import check_size
-from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State
+from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State, each
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
@@ -150,9 +150,11 @@ class TransformerDecoder(Decoder):
         hidden, after, trace = self._read(tokens.unsqueeze(1), state, memory)
         return precise_words(self.output, hidden.squeeze(1)), after, trace.map(lambda part: part.squeeze(1))
 
-    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None) -> DecoderOutput:
-        forced = ForcedSteps(captions, lengths, inputs)
-        hidden, _, trace = self._read(forced.inputs, None, memory)
+    def forward(
+        self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1
+    ) -> DecoderOutput:
+        forced = ForcedSteps(captions, lengths, inputs, rows)
+        hidden, _, trace = self._read(each(forced.inputs, rows), None, memory)  # dropout begins with the embedding
         return DecoderOutput(
             logits=self.output(forced.of_existing(hidden)),
             targets=forced.targets,

@@ -14,6 +14,7 @@ import logging
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,6 +123,7 @@ class _Step(nn.Module):
 
     def forward(self, tokens: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, parts, strict=True))
+        fields: dict[str, Any]
         fields = {name.removeprefix("memory."): part for name, part in given.items() if name.startswith("memory.")}
         located = None
         if self.located_words is not None:

@@ -16,17 +16,18 @@ def usable(projected: Tensor) -> bool:
 def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return e (B, R, L)."""
     (B, L, A), R = projected.shape, query.shape[1]
-    logits = torch.empty(B, R, L)
-    native.call("additive_forward", projected.dtype, projected, query.float(), weight, logits, B, R, L, A)
+    logits, scratch = torch.empty(B, R, L), _scratch(1, R, A)
+    arguments = (projected, query.float(), weight, logits, scratch)
+    native.call("additive_forward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return logits
 
 
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v for the gradient of e, of one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight = torch.empty(B, R, A), torch.empty(native.threads(), A)
-    arguments = (projected, query.float(), weight, gradient, for_query, for_weight)
-    native.call("additive_backward", projected.dtype, *arguments, B, R, L, A)
+    for_query, for_weight, scratch = torch.empty(B, R, A), torch.empty(native.threads(), A), _scratch(1, R, A)
+    arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
+    native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return for_query.to(query.dtype), for_weight.sum(dim=0)
 
 
@@ -36,7 +37,12 @@ def backward_projected(
     """Return the gradient of P for the q and the gradients of e of all steps."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries = tuple(query.float() for query in queries)
-    for_projected = torch.empty_like(projected)
-    arguments = (projected, native.pointers(queries), weight, native.pointers(gradients), for_projected)
-    native.call("additive_backward_projected", projected.dtype, *arguments, T, B, R, L, A)
+    for_projected, scratch = torch.empty_like(projected), _scratch(T, R, A)
+    arguments = (projected, native.pointers(queries), weight, native.pointers(gradients), for_projected, scratch)
+    native.call("additive_backward_projected", projected.dtype, *arguments, scratch.shape[1], T, B, R, L, A)
     return for_projected
+
+
+def _scratch(T: int, R: int, A: int) -> Tensor:
+    """Return memory for each thread, as ``Scratch`` in ``native/additive.c`` lays it out."""
+    return torch.empty(native.threads(), (5 + (T + 2) * R) * (-(-A // 64) * 64))

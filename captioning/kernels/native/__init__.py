@@ -27,9 +27,9 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 Pointer = ctypes.c_void_p
 _SIGNATURES = {  # function: number of pointers after the pool and the type, number of sizes
-    "additive_forward": (4, 4),
-    "additive_backward": (6, 4),
-    "additive_backward_projected": (5, 5),
+    "additive_forward": (5, 5),
+    "additive_backward": (7, 5),
+    "additive_backward_projected": (6, 6),
     "lstm_forward": (7, 3),
     "lstm_backward": (7, 2),
     "linear_forward": (4, 3),

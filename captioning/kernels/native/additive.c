@@ -1,9 +1,15 @@
 /* The additive score e = v . tanh(P + q), Eq. 4, and its gradients, without the (rows, L, A) hidden layer in memory.
 
    P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, e and its gradient g
-   (B, R, L). P is float or bfloat16, everything else float. */
+   (B, R, L). P is float or bfloat16, everything else float.
 
-#include "common.h"
+   tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
+   rows of an image, and in the gradient of P for all steps; e^2q once for all locations. What is left for each row and
+   location are a product, a sum and a reciprocal. A float's exponent reaches to e^87: P and q that cancel out do so up to
+   there, that is unless both are beyond 34. Then the larger one alone decides, or neither. e^2q is neither 0 nor infinite,
+   so that no product of the two is undefined. */
+
+#include "vector.h"
 
 typedef struct {
     const Pool *pool;
@@ -11,110 +17,172 @@ typedef struct {
     const float *const *q; /* T pointers; T = 1 but in the gradient of P */
     const float *const *g;
     const float *v;
-    float *out;    /* e, or the gradient of q */
+    float *out;     /* e, or the gradient of q */
     void *dP;
-    float *dv;     /* (threads, A) */
-    long T, B, R, L, A;
+    float *dv;      /* (threads, A) */
+    float *scratch; /* (threads, size) */
+    long size, T, B, R, L, A;
 } Work;
 
-#define CHUNK 64
+#define TILE 4            /* locations at a time: what is loaded of a row serves all of them */
+#define BLOCK (4 * WIDTH) /* units at a time in the gradient of P */
+#define PADDED(A) ROUND_UP(A, 64)
+
+/* A thread's part of the scratch: 1 + T R + TILE + 2 R rows of PADDED(A) numbers. */
+typedef struct {
+    float *v, *q;   /* v, padded with 0; e^2q (T, R) of an image */
+    float *tile;    /* e^2P of TILE locations */
+    float *s1, *s2; /* (R): sums over locations of g r and of g r^2 */
+} Scratch;
+
+static Scratch begin(const Work *w, long thread) {
+    const long row = PADDED(w->A);
+    float *start = w->scratch + thread * w->size;
+    memset(start, 0, row * sizeof(float));
+    memcpy(start, w->v, w->A * sizeof(float));
+    float *tile = start + (1 + w->T * w->R) * row;
+    return (Scratch){.v = start, .q = start + row, .tile = tile, .s1 = tile + TILE * row,
+                     .s2 = tile + (TILE + w->R) * row};
+}
+
+static void exponentials_of_queries(const Work *w, long b, const Scratch *s) {
+    const long A = w->A, row = PADDED(A);
+    for (long t = 0; t < w->T; t++)
+        for (long r = 0; r < w->R; r++)
+            for (long a = 0; a < row; a += WIDTH)
+                store(s->q + (t * w->R + r) * row + a,
+                      exponential_float(part_float(w->q[t] + (b * w->R + r) * A, a, A)));
+}
 
 #define KERNELS(TYPE, type)                                                                                           \
+    static void fill_##type(const TYPE *P, long n, long A, float *tile) {                                             \
+        const long row = PADDED(A);                                                                                   \
+        for (long l = 0; l < n; l++)                                                                                  \
+            for (long a = 0; a < ROUND_UP(A, WIDTH); a += WIDTH)                                                      \
+                store(tile + l * row + a, exponential_##type(part_##type(P + l * A, a, A)));                          \
+        memset(tile + n * row, 0, (TILE - n) * row * sizeof(float));                                                  \
+    }                                                                                                                 \
     static void forward_##type(void *data) {                                                                          \
         const Work *w = data;                                                                                         \
-        const long R = w->R, L = w->L, A = w->A;                                                                      \
-        const float *restrict v = w->v;                                                                               \
-        long begin, end;                                                                                              \
-        share(w->pool, w->B, &begin, &end);                                                                           \
-        for (long b = begin; b < end; b++)                                                                            \
-            for (long l = 0; l < L; l++) {                                                                            \
-                const TYPE *restrict p = (const TYPE *)w->P + (b * L + l) * A;                                        \
+        const long R = w->R, L = w->L, A = w->A, row = PADDED(A);                                                     \
+        long first, end;                                                                                              \
+        const Scratch s = begin(w, share(w->pool, w->B, &first, &end));                                               \
+        float total = 0;                                                                                              \
+        for (long a = 0; a < A; a++) total += s.v[a];                                                                 \
+        for (long b = first; b < end; b++) {                                                                          \
+            exponentials_of_queries(w, b, &s);                                                                        \
+            for (long l = 0; l < L; l += TILE) {                                                                      \
+                const long n = L - l < TILE ? L - l : TILE;                                                           \
+                fill_##type((const TYPE *)w->P + (b * L + l) * A, n, A, s.tile);                                      \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    const float *restrict q = w->q[0] + (b * R + r) * A;                                              \
-                    float sum = 0;                                                                                    \
-                    for (long a = 0; a < A; a++) sum += v[a] * tanh_##type(load_##type(p[a]) + q[a]);                 \
-                    w->out[(b * R + r) * L + l] = sum;                                                                \
+                    const float *q = s.q + r * row, *E = s.tile;                                                      \
+                    vec sum[TILE] = {{0}};                                                                            \
+                    for (long a = 0; a < A; a += WIDTH) {                                                             \
+                        const vec x = load(q + a), v = load(s.v + a);                                                 \
+                        for (int k = 0; k < TILE; k++)                                                                \
+                            sum[k] += v * reciprocal_##type(load(E + k * row + a) * x);                               \
+                    }                                                                                                 \
+                    for (long k = 0; k < n; k++) w->out[(b * R + r) * L + l + k] = total - 2 * add_up(sum[k]);        \
                 }                                                                                                     \
             }                                                                                                         \
+        }                                                                                                             \
     }                                                                                                                 \
     static void backward_##type(void *data) {                                                                         \
         const Work *w = data;                                                                                         \
-        const long R = w->R, L = w->L, A = w->A;                                                                      \
-        const float *restrict v = w->v;                                                                               \
-        long begin, end;                                                                                              \
-        const long thread = share(w->pool, w->B, &begin, &end);                                                       \
-        float *restrict dv = w->dv + thread * A;                                                                      \
+        const long R = w->R, L = w->L, A = w->A, row = PADDED(A);                                                     \
+        long first, end;                                                                                              \
+        const long thread = share(w->pool, w->B, &first, &end);                                                       \
+        const Scratch s = begin(w, thread);                                                                           \
+        float *dv = w->dv + thread * A;                                                                               \
         memset(dv, 0, A * sizeof(float));                                                                             \
-        memset(w->out + begin * R * A, 0, (end - begin) * R * A * sizeof(float));                                     \
-        for (long b = begin; b < end; b++) {                                                                          \
-            for (long l = 0; l < L; l++) {                                                                            \
-                const TYPE *restrict p = (const TYPE *)w->P + (b * L + l) * A;                                        \
+        for (long b = first; b < end; b++) {                                                                          \
+            exponentials_of_queries(w, b, &s);                                                                        \
+            memset(s.s1, 0, 2 * R * row * sizeof(float));                                                             \
+            for (long l = 0; l < L; l += TILE) {                                                                      \
+                const long n = L - l < TILE ? L - l : TILE;                                                           \
+                fill_##type((const TYPE *)w->P + (b * L + l) * A, n, A, s.tile);                                      \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    const float *restrict q = w->q[0] + (b * R + r) * A;                                              \
-                    float *restrict dq = w->out + (b * R + r) * A;                                                    \
-                    const float g = w->g[0][(b * R + r) * L + l];                                                     \
-                    for (long a = 0; a < A; a++) {                                                                    \
-                        const float t = tanh_##type(load_##type(p[a]) + q[a]);                                        \
-                        dq[a] += g * (1.0f - t * t);                                                                  \
-                        dv[a] += g * t;                                                                               \
+                    const float *q = s.q + r * row, *E = s.tile;                                                      \
+                    float *s1 = s.s1 + r * row, *s2 = s.s2 + r * row;                                                 \
+                    vec g[TILE];                                                                                      \
+                    for (int k = 0; k < TILE; k++) g[k] = all(k < n ? w->g[0][(b * R + r) * L + l + k] : 0);          \
+                    for (long a = 0; a < A; a += WIDTH) {                                                             \
+                        const vec x = load(q + a);                                                                    \
+                        vec sum = load(s1 + a), squares = load(s2 + a);                                               \
+                        for (int k = 0; k < TILE; k++) {                                                              \
+                            const vec h = reciprocal_##type(load(E + k * row + a) * x), gh = g[k] * h;                \
+                            sum += gh;                                                                                \
+                            squares += gh * h;                                                                        \
+                        }                                                                                             \
+                        store(s1 + a, sum);                                                                           \
+                        store(s2 + a, squares);                                                                       \
                     }                                                                                                 \
                 }                                                                                                     \
             }                                                                                                         \
-            for (long r = 0; r < R; r++)                                                                              \
-                for (long a = 0; a < A; a++) w->out[(b * R + r) * A + a] *= v[a];                                     \
+            for (long r = 0; r < R; r++) {                                                                            \
+                const float *s1 = s.s1 + r * row, *s2 = s.s2 + r * row;                                               \
+                float total = 0;                                                                                      \
+                for (long l = 0; l < L; l++) total += w->g[0][(b * R + r) * L + l];                                   \
+                for (long a = 0; a < A; a++) {                                                                        \
+                    w->out[(b * R + r) * A + a] = 4 * s.v[a] * (s1[a] - s2[a]);                                       \
+                    dv[a] += total - 2 * s1[a];                                                                       \
+                }                                                                                                     \
+            }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
     static void projected_##type(void *data) {                                                                        \
         const Work *w = data;                                                                                         \
-        const long R = w->R, L = w->L, A = w->A;                                                                      \
-        long begin, end;                                                                                              \
-        share(w->pool, w->B, &begin, &end);                                                                           \
-        for (long b = begin; b < end; b++)                                                                            \
-            for (long a0 = 0; a0 < A; a0 += CHUNK) {                                                                  \
-                const long n = A - a0 < CHUNK ? A - a0 : CHUNK;                                                       \
+        const long R = w->R, L = w->L, A = w->A, row = PADDED(A);                                                     \
+        long first, end;                                                                                              \
+        const Scratch s = begin(w, share(w->pool, w->B, &first, &end));                                               \
+        for (long b = first; b < end; b++) {                                                                          \
+            exponentials_of_queries(w, b, &s);                                                                        \
+            for (long a0 = 0; a0 < A; a0 += BLOCK)                                                                    \
                 for (long l = 0; l < L; l++) {                                                                        \
-                    const long place = (b * L + l) * A + a0;                                                          \
-                    float x[CHUNK] = {0}, sum[CHUNK] = {0}, y[CHUNK] = {0};                                           \
-                    for (long a = 0; a < n; a++) x[a] = load_##type(((const TYPE *)w->P)[place + a]);                 \
+                    const long place = (b * L + l) * A;                                                               \
+                    vec E[4], sum[4] = {{0}};                                                                         \
+                    for (int k = 0; k < 4; k++)                                                                       \
+                        E[k] = exponential_##type(part_##type((const TYPE *)w->P + place, a0 + k * WIDTH, A));        \
                     for (long t = 0; t < w->T; t++)                                                                   \
                         for (long r = 0; r < R; r++) {                                                                \
-                            const float g = w->g[t][(b * R + r) * L + l];                                             \
-                            const float *restrict q = w->q[t] + (b * R + r) * A + a0;                                 \
-                            if (n < CHUNK) {                                                                          \
-                                memcpy(y, q, n * sizeof(float));                                                      \
-                                q = y;                                                                                \
-                            }                                                                                         \
-                            for (long a = 0; a < CHUNK; a++) {                                                        \
-                                const float h = tanh_##type(x[a] + q[a]);                                             \
-                                sum[a] += g * (1.0f - h * h);                                                         \
+                            const vec g = all(w->g[t][(b * R + r) * L + l]);                                          \
+                            const float *q = s.q + (t * R + r) * row + a0;                                            \
+                            for (int k = 0; k < 4; k++) {                                                             \
+                                const vec h = reciprocal_##type(E[k] * load(q + k * WIDTH));                          \
+                                sum[k] += g * (h - h * h);                                                            \
                             }                                                                                         \
                         }                                                                                             \
-                    for (long a = 0; a < n; a++) ((TYPE *)w->dP)[place + a] = store_##type(sum[a] * w->v[a0 + a]);    \
+                    for (int k = 0; k < 4; k++)                                                                       \
+                        keep_##type((TYPE *)w->dP + place, a0 + k * WIDTH, A,                                         \
+                                    4.0f * sum[k] * load(s.v + a0 + k * WIDTH));                                      \
                 }                                                                                                     \
-            }                                                                                                         \
+        }                                                                                                             \
     }
 
 KERNELS(float, float)
 KERNELS(uint16_t, bfloat16)
 
 /* e (B, R, L) */
-void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, float *e, long B,
-                      long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = &q, .v = v, .out = e, .T = 1, .B = B, .R = R, .L = L, .A = A};
+void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, float *e,
+                      float *scratch, long size, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = &q, .v = v, .out = e, .scratch = scratch, .size = size,
+              .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? forward_bfloat16 : forward_float, &w);
 }
 
 /* The gradients of one step: dq (B, R, A), dv (threads, A) to be summed by the caller. */
 void additive_backward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, const float *g,
-                       float *dq, float *dv, long B, long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv,
+                       float *dq, float *dv, float *scratch, long size, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv, .scratch = scratch, .size = size,
               .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? backward_bfloat16 : backward_float, &w);
 }
 
-/* The gradient of P (B, L, A) over T steps at once: tanh is computed again, so that no step keeps (L, A) values. */
+/* The gradient of P (B, L, A) over T steps at once: r is computed again, so that no step keeps (L, A) values. */
 void additive_backward_projected(const Pool *pool, int bfloat16, const void *P, const float *const *q, const float *v,
-                                 const float *const *g, void *dP, long T, long B, long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = q, .g = g, .v = v, .dP = dP, .T = T, .B = B, .R = R, .L = L, .A = A};
+                                 const float *const *g, void *dP, float *scratch, long size, long T, long B, long R,
+                                 long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = q, .g = g, .v = v, .dP = dP, .scratch = scratch, .size = size,
+              .T = T, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? projected_bfloat16 : projected_float, &w);
 }

@@ -1,0 +1,97 @@
+"""The C kernels of the additive score, for each kind of processor: how near they are to tanh, and what its ends do."""
+
+from __future__ import annotations
+
+import platform
+
+import pytest
+import torch
+
+from captioning.kernels import additive_cpu, native
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+
+# The largest errors of the rational functions that these kernels replaced, of 13/6 and of 5/4 degrees.
+TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 2.1e-4}
+
+
+def _runs_here(processor: str) -> bool:
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    needs = {"x86-64-v3": {"avx2", "fma", "bmi2"}}.get(processor, set())
+    return processor == "native" or (x86 and needs <= set(native._processor().split()))
+
+
+@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64"])
+def processor(request, tmp_path_factory):
+    """Kernels for this processor, for one with AVX2 at most, and for one with SSE2 at most."""
+    if not _runs_here(request.param):
+        pytest.skip("needs a processor that runs such code")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_FLAGS", [flag.replace("native", request.param) for flag in native._FLAGS])
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp(request.param)))
+        native._library.cache_clear()
+        if not native.usable(torch.zeros(1)):
+            pytest.skip("needs a C compiler that knows the processor")
+        yield request.param
+    native._library.cache_clear()
+
+
+def kernel_tanh(P: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """What the kernels take for tanh(P + q), (len(q), len(P))."""
+    return additive_cpu.forward(P.view(1, -1, 1), q.view(1, -1, 1), torch.ones(1))[0]
+
+
+def every_bfloat16() -> torch.Tensor:
+    numbers = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(torch.bfloat16)
+    return numbers[numbers.isfinite()]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tanh_is_within_the_error_of_the_rational_functions_before(processor, dtype):
+    P = every_bfloat16() if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
+    q = torch.cat([torch.linspace(-30, 30, 101), torch.tensor([-1e-3, 0.0, 1e-3])])
+    exact = torch.tanh(P.double() + q.double().unsqueeze(1))
+    assert (kernel_tanh(P, q) - exact).abs().max() < TANH_ERROR[dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_large_numbers_of_opposite_signs_cancel_out(processor, dtype):
+    P = torch.tensor([-33.0, -30, 30, 33])
+    found = kernel_tanh(P.to(dtype), -P + 0.25)
+    torch.testing.assert_close(found, torch.tanh(P - P.unsqueeze(1) + 0.25), atol=TANH_ERROR[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nothing_is_infinite_or_undefined_at_the_ends(processor, dtype):
+    ends = torch.tensor([0.0, 43.4, 43.6, 44.5, 60, 100, 1e4, 1e38])
+    ends = torch.cat([ends, -ends])
+    P, q = (ends.view(1, -1, 1).clone().requires_grad_() for _ in range(2))
+    v = torch.ones(1, requires_grad=True)
+    e = additive_logits(P.to(dtype), q, v)
+    e.sum().backward()
+    assert all(x.isfinite().all() for x in (e, P.grad, q.grad, v.grad))
+    assert e.abs().max() <= 1
+    exact = torch.tanh(ends.to(dtype).double() + ends.double().unsqueeze(1))
+    far = (ends.abs() > 34) & (ends.abs().unsqueeze(1) > 34)  # both: what cancels out there is not seen to
+    torch.testing.assert_close(e[0][~far].double(), exact[~far], atol=TANH_ERROR[dtype], rtol=0)
+    agree = far & (ends * ends.unsqueeze(1).sign() > 0)
+    torch.testing.assert_close(e[0][agree].double(), exact[agree], atol=TANH_ERROR[dtype], rtol=0)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("A", "L"), [(1, 1), (7, 9), (64, 4), (150, 6)])
+def test_score_and_gradients_equal_the_formula(processor, A, L, dtype, threads, monkeypatch):
+    monkeypatch.setattr(native, "threads", lambda: threads)
+    P = (2 * torch.randn(3, L, A)).to(dtype).requires_grad_()
+    q, v = torch.randn(3, 2, A, requires_grad=True), torch.randn(A, requires_grad=True)
+    P_, q_, v_ = (x.detach().double().requires_grad_() for x in (P, q, v))
+    e, e_ = additive_logits(P, q, v), plain_additive_logits(P_, q_, v_)
+    g = torch.randn(3, 2, L)
+    e.backward(g)
+    e_.backward(g.double())
+    error = TANH_ERROR[dtype]
+    torch.testing.assert_close(e.double(), e_, atol=A * error, rtol=0)
+    for fused, plain in ((q, q_), (v, v_)):
+        torch.testing.assert_close(fused.grad.double(), plain.grad, atol=50 * L * error, rtol=0)
+    rounding = 2**-8 if dtype == torch.bfloat16 else 0.0
+    torch.testing.assert_close(P.grad.double(), P_.grad, atol=50 * error, rtol=rounding)

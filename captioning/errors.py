@@ -35,11 +35,11 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
 
 
 # C0 and C1 controls, line and paragraph separators, and what turns the direction of writing.
-_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: object) -> str:
-    """Return text for a terminal, one line: control characters of a file are shown, ``\\x1b``, not obeyed."""
+    """Return text for a terminal, one line: what of a file controls it, or is no text, is shown: ``\\x1b``, ``\\ud800``."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 

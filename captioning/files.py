@@ -112,7 +112,7 @@ def read_json(path: Path) -> Any:
 
 def write_text(path: Path, text: str, option: str = "") -> None:
     with replacing(path, option) as part:
-        part.write_text(text, encoding="utf-8")
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # of what UTF-8 cannot hold, as in JSON
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:

@@ -116,7 +116,8 @@ def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
 def _training(settings: dict[str, Any]) -> str:
     if not settings:
         return "Its settings were not saved."
-    data, trainer, model = (settings.get(part) or {} for part in ("data", "trainer", "model"))
+    parts = (settings.get(part) for part in ("data", "trainer", "model"))
+    data, trainer, model = (part if isinstance(part, dict) else {} for part in parts)  # a file may say anything
     shown = {
         "data": _class(data.get("source")),
         "batch size": data.get("batch_size"),
@@ -135,9 +136,10 @@ def _class(config: Any) -> str | None:
     """Return a class's name with its plain arguments."""
     if not isinstance(config, dict) or "class_path" not in config:
         return None
-    arguments = config.get("init_args") or {}
+    arguments = config.get("init_args")
+    arguments = arguments if isinstance(arguments, dict) else {}
     plain = [f"{name} {value}" for name, value in arguments.items() if isinstance(value, (int, float, str))]
-    return ", ".join([config["class_path"].rpartition(".")[2], *plain])
+    return ", ".join([str(config["class_path"]).rpartition(".")[2], *plain])
 
 
 def _scores(run: Path | None, tokenizer: Tokenizer) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from helpers import random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
 from captioning.errors import InputError
 from captioning.inference import load
+from captioning.inference.captioner import ImageCaptioner
 from captioning.run_folder import RunFolder
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.cli import main
@@ -115,6 +117,9 @@ def test_a_damaged_checkpoint_is_refused_everywhere(workdir, capsys, fault, case
 
 
 LOADED = {
+    Fault("a checkpoint whose `hidden_dim` is 100,000", "weights are too few for; it was edited"): edited(
+        lambda content: content["captioning"]["decoder"]["init_args"].update(hidden_dim=100_000)
+    ),
     Fault("a checkpoint whose encoder's argument is a tensor", "channels is a Tensor, no plain data"): edited(
         lambda content: content["captioning"]["encoder"]["init_args"].update(channels=[4, torch.ones(1)])
     ),
@@ -129,6 +134,14 @@ def test_settings_that_are_no_plain_data_are_refused(workdir, fault, case):
     LAST.write_bytes(case(LAST.read_bytes()))
     with pytest.raises(InputError) as caught:
         load(LAST)
+    assert fault.sees in str(caught.value)
+
+
+@proves(Fault("weights so large that sums of them are not finite", "gives no word a finite probability"))
+def test_a_model_without_probabilities_says_so(workdir, fault, monkeypatch):
+    monkeypatch.setattr(ImageCaptioner, "_decode", lambda *args: [[]])  # what a search returns then
+    with pytest.raises(InputError) as caught:
+        load(LAST)(random_view(30, 20))
     assert fault.sees in str(caught.value)
 
 

@@ -246,6 +246,8 @@ class ImageCaptioner(Generic[Model]):
         captions = []
         decoded = self._decode([views for _, views in images], options, number)
         for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
+            if not hypotheses:
+                raise InputError("the model gives no word a finite probability; use another checkpoint")
             best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
             captions.append(self._to_caption(source, view, best, [Alternative(**other) for other in others]))
         return captions

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import torch
 
@@ -72,6 +72,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content.get("tokenizer")))
         encoder = Encoder.rebuild(content["encoder"])
         encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+        _check_sizes(content["decoder"], checkpoint["state_dict"])
         decoder = Decoder.from_config(content["decoder"])
         captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
         prefix = "captioner."
@@ -90,6 +91,19 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
+
+
+def _check_sizes(decoder: dict[str, Any], weights: Mapping[str, Any]) -> None:
+    """Look at sizes of which a decoder has square matrices, before much memory and time are spent on it.
+
+    Raises:
+        InputError: a size that the weights are too few for.
+    """
+    numbers = sum(tensor.numel() for tensor in weights.values() if isinstance(tensor, torch.Tensor))
+    for name in ("hidden_dim", "dim"):
+        size = decoder["init_args"].get(name)
+        if isinstance(size, int) and size * size > numbers:
+            raise InputError(f"says {name} {size}, which its {numbers:,} weights are too few for; it was edited")
 
 
 def _device(device: str | torch.device) -> torch.device:

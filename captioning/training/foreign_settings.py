@@ -125,7 +125,7 @@ def _source(value: Any) -> dict[str, Any]:
     arguments.pop("allow_outside", None)
     root = arguments.get("root")
     if source["class_path"] == "captioning.data.ShapesSource" and root is not None:
-        writes = not (Path(root) / "shapes.json").is_file()
+        writes = not os.path.isfile(os.path.join(root, "shapes.json"))  # False also for what is no name
         if writes and not Path(os.path.abspath(root)).is_relative_to(Path.cwd()):
             raise InputError(f"data.source: {ShapesSource.__name__} would write to {root}, outside this folder")
     return source

@@ -39,7 +39,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 
 def printable(text: object) -> str:
-    """Return text for a terminal, one line: what of a file controls it, or is no text, is shown: ``\\x1b``, ``\\ud800``."""
+    """Return text for a terminal, one line; what would control it, or is no text, is shown: ``\\x1b``."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
 
 

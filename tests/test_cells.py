@@ -214,8 +214,8 @@ def test_measuring_leaves_the_encoder_as_it_was_and_needs_no_weights():
 
 
 def one_sided(rows: slice, columns: slice) -> Encoder:
-    """Patches of 8 x 8 pixels of which these rows and columns count alone."""
-    layer = nn.Conv2d(3, 4, 8, 8)
+    """Patches of 8 x 8 pixels, the first at -1, of which these rows and columns count alone."""
+    layer = nn.Conv2d(3, 4, 8, 8, padding=1)
     window = torch.zeros(8, 8)
     window[rows, columns] = 1
     layer.weight.data.copy_(torch.randn(4, 3, 1, 1) * window)
@@ -224,9 +224,9 @@ def one_sided(rows: slice, columns: slice) -> Encoder:
 
 def test_cells_lie_where_the_weights_look():
     encoder = one_sided(slice(0, 2), slice(6, 8))
-    assert centres(encoder) == (4, 8)  # by the windows' middles
-    assert encoder.cells == CellGrid((6, 6), (1, 7), (8, 8), (48, 48))
-    assert one_sided(slice(0, 8), slice(0, 8)).cells == CellGrid.regular((6, 6), (48, 48))
+    assert centres(encoder) == (3, 8)  # by the windows' middles
+    assert encoder.cells == CellGrid((6, 6), (0, 6), (8, 8), (48, 48))
+    assert one_sided(slice(0, 8), slice(0, 8)).cells == CellGrid((6, 6), (3, 3), (8, 8), (48, 48))
 
 
 def test_cells_are_measured_again_when_the_weights_have_changed():
@@ -235,7 +235,7 @@ def test_cells_are_measured_again_when_the_weights_have_changed():
     assert encoder.cells is before
     with torch.no_grad():
         encoder.network[0].weight.copy_(encoder.network[0].weight.flip(2, 3))
-    assert encoder.cells == CellGrid((6, 6), (7, 1), (8, 8), (48, 48)) != before
+    assert encoder.cells == CellGrid((6, 6), (6, 0), (8, 8), (48, 48)) != before
 
 
 def test_a_trained_layer_after_layer_of_one_side_adds_up():

@@ -9,7 +9,7 @@ layer by layer.
 **Weights.** Training may favour one side of every window: a network that saw mirrored images has learnt to look to both
 sides alike, wherever its padding puts the middle of its windows. So the network's own gradients are looked at, too, of
 many cells for many images of noise. Where their mean centre is further from the geometry's than an eighth of a stride,
-it is where the cells lie.
+it is where the cells lie. Where geometry divides the image evenly, both sides are alike to begin with, and it stays.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ def measure_cells(
         device: of the network.
     """
     geometry = measure_geometry(annotations, grid_size, size, device)
+    if geometry == CellGrid.regular(grid_size, size):
+        return geometry
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             first = _first_centres(annotations, geometry, device)

@@ -23,11 +23,12 @@ OVERLAYS = sorted(CONFIGS.glob("overlays/*.yaml"))
 
 def instantiate(*configs: Path) -> LightningCLI:
     """As ``captioning fit`` does, with random encoder weights, which need no download."""
-    model = {}
+    path = ""
     for config in configs:
-        model |= yaml.safe_load(config.read_text()).get("model", {})
+        encoder = yaml.safe_load(config.read_text()).get("model", {}).get("encoder", {})
+        path = encoder.get("class_path", path)
     args = [f"--config={config}" for config in configs]
-    if "ConvEncoder" not in model["encoder"]["class_path"]:
+    if "ConvEncoder" not in path:
         args.append("--model.encoder.init_args.weights=null")
     args += ["--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
 

@@ -348,6 +348,12 @@ RESULTS = {
         "test_captions.json",
         json.dumps([CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": "x"}]}]).encode(),
     ),
+    Fault("a noun of a test whose correctness is a list", "a hit is none"): (
+        "test_captions.json",
+        json.dumps(
+            [CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": 0.1, "correctness": []}]}]
+        ).encode(),
+    ),
     Fault("a config.yaml of a run in Latin-1", "config.yaml: not a YAML file"): ("config.yaml", b"name: Stra\xdfe"),
 }
 

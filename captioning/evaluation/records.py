@@ -162,7 +162,8 @@ def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
 
 def _noun_hit(entry: dict[str, Any]) -> NounHit:
     hit = NounHit(**_known(NounHit, entry))
-    numbers = [hit.chance, *filter(None, (hit.centre_hit, hit.correctness, hit.uniform, hit.centre))]
+    optional = (hit.centre_hit, hit.correctness, hit.uniform, hit.centre)
+    numbers = [hit.hit, hit.chance, *(value for value in optional if value is not None)]
     if type(hit.step) is not int or not isinstance(hit.noun, str) or not all(map(_is_number, numbers)):
         raise TypeError(f"a hit is none: {entry!r:.80}")
     return hit

@@ -49,6 +49,12 @@ class CellGrid:
             size=size,
         )
 
+    def near(self, other: CellGrid) -> bool:
+        """Whether every cell lies within a quarter of a stride of the other grid's: in a picture, the same place."""
+        apart = np.abs(np.subtract(self.offset, other.offset))
+        alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
+        return alike and bool((apart <= np.divide(self.stride, 4)).all())
+
     def centre(self, location: int) -> tuple[float, float]:
         """Return (y, x) of a location's centre."""
         row, column = divmod(location, self.grid_size[1])

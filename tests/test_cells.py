@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -286,6 +287,12 @@ def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view(
     y, x = SHIFTED.edges()
     assert y.tolist() == [0, 7, 17, 27] and x.tolist() == [3, 11, 19, 27, 32]
     assert SHIFTED.scaled((60, 16)) == CellGrid((3, 4), (4, 3.5), (20, 4), (60, 16))
+
+
+def test_grids_that_differ_by_a_quarter_of_a_stride_are_near():
+    assert SHIFTED.near(SHIFTED) and SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.5, 5.0)))
+    assert not SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.6, 5.0)))
+    assert not SHIFTED.near(dataclasses.replace(SHIFTED, stride=(10.0, 9.0)))
 
 
 @pytest.mark.parametrize(("grid", "size"), [((3, 5), (17, 23)), ((14, 14), (224, 224)), ((7, 4), (31, 47))])

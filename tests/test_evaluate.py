@@ -15,7 +15,9 @@ from helpers import load_script
 from helpers_runs import tiny_config
 from PIL import Image
 
+from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject
+from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.grounding import noun_hits, object_cells
 from captioning.inference import load
@@ -63,7 +65,9 @@ def prepare(folder: Path) -> None:
     Path("pets.yaml").write_text(yaml.safe_dump(overlay | {"trainer": {"max_epochs": 99}}))
 
 
-def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdir, capsys):
+def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdir, capsys, monkeypatch):
+    by_hand = CellGrid((6, 6), (0.5, 0.5), (8.0, 8.0), (48, 48))
+    monkeypatch.setattr(Encoder, "cells", property(lambda encoder: by_hand))
     main(["test", "--ckpt_path", CHECKPOINT])
     own = Path("runs/tiny/test_metrics.json").read_bytes()
     capsys.readouterr()

@@ -385,6 +385,7 @@ def test_a_file_cannot_allow_what_the_user_did_not(workdir, capsys):
 def test_control_characters_are_shown_not_obeyed(capsys):
     assert printable("a\x1b]0;owned\x07\nb\x9b\u202e") == r"a\x1b]0;owned\x07\nb\x9b\u202e"
     assert printable("Straße, 狗 🐕") == "Straße, 狗 🐕"
+    assert printable("a\udc80") == r"a\udc80"  # half a pair of surrogates, which no terminal can write
 
     def fail() -> None:
         raise InputError("\x1b[2Jx: bad\nsecond line")

@@ -115,3 +115,8 @@ def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
     assert "is a file; give a folder" in capsys.readouterr().err
+
+
+def test_settings_of_any_kind_make_a_card():
+    settings = {"model": "x", "trainer": ["y"], "data": {"source": {"class_path": 3, "init_args": "z"}}}
+    assert "| data | 3 |" in load_script("export")._training(settings)

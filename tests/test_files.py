@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 
@@ -98,3 +99,8 @@ def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
     progress = Progress("train", 20, 10)
     progress.done = 16
     assert progress.rate() == "3.0 images/s"
+
+
+def test_what_utf8_cannot_hold_is_written_as_json_escapes_it(tmp_path):
+    write_json(tmp_path / "x.json", {"name": "a\udc80"})
+    assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"name": "a\udc80"}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from captioning.cells import CellGrid
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.encoders.cells import measure_geometry
+from captioning.encoders.cells import measure_cells, measure_geometry
 from captioning.errors import exits_on_input_error
 from captioning.files import write_json
 from captioning.inference import load
@@ -37,14 +37,6 @@ ENCODERS: dict[str, Callable[[], Encoder]] = {
 }
 
 
-def _by_geometry(encoder: Encoder) -> CellGrid:
-    encoder.network.eval()
-    device = next(encoder.parameters()).device
-    return measure_geometry(
-        lambda images: encoder._arrange(encoder._maps(images)), encoder.grid_size, encoder.preprocessing.size, device
-    )
-
-
 def _encoder_of(checkpoint: Path) -> Encoder:
     return load(checkpoint).encoder
 
@@ -61,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     for name, make in (ENCODERS | trained).items():
         encoder = make()
         started = time.perf_counter()
-        cells = encoder._measured_cells() if name in trained else _by_geometry(encoder)
+        cells = encoder._measured_cells(measure_cells if name in trained else measure_geometry)
         seconds = time.perf_counter() - started
         regular = CellGrid.regular(cells.grid_size, cells.size)
         values[name] = {

@@ -13,6 +13,11 @@ from typing import Any
 from captioning.errors import InputError
 
 
+def cache_folder() -> Path:
+    """Return the user's folder for what can be computed again; it may not be there yet."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
+
+
 def part_of(path: Path) -> Path:
     """Return the name that a file has until it is complete."""
     return path.with_name(path.name + ".part")

@@ -36,12 +36,7 @@ class OwnEncoder(Encoder):
 
 def geometry(encoder: Encoder) -> CellGrid:
     """Where the cells lie by the architecture alone."""
-    encoder.network.eval()
-
-    def annotations(images: Tensor) -> Tensor:
-        return encoder._arrange(encoder._maps(images))
-
-    return measure_geometry(annotations, encoder.grid_size, encoder.preprocessing.size, torch.device("cpu"))
+    return encoder._measured_cells(measure_geometry)
 
 
 def centres(encoder: Encoder) -> tuple[float, float]:

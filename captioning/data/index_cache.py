@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from captioning.data.records import CaptionIndex, PackedStrings
+from captioning.files import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -48,8 +49,7 @@ def cached_index(
         with file.open("rb") as content:
             for part in iter(lambda: content.read(1 << 20), b""):
                 key.update(part)
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
-        path = folder / f"index-{key.hexdigest()[:32]}.npz"
+        path = cache_folder() / f"index-{key.hexdigest()[:32]}.npz"
         found = _read(path, root)
         index = build() if found is None else found
         if found is None:

@@ -7,7 +7,7 @@ import contextvars
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
@@ -162,12 +162,12 @@ class Encoder(Component):
             self._cells = version, found
         return self._cells[1]
 
-    def _measured_cells(self) -> CellGrid:
+    def _measured_cells(self, measure: Callable[..., CellGrid] = measure_cells) -> CellGrid:
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()
         device = next(self.network.parameters()).device
         try:
-            return measure_cells(
+            return measure(
                 lambda images: self._arrange(self._maps(images)), self.grid_size, self.preprocessing.size, device
             )
         finally:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.memory import resident
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing
 
@@ -109,14 +109,14 @@ def read(subject: str, path: Path) -> dict[str, float]:
     from captioning.tokenizers import tokenize
 
     tokenize("it's")  # imports nltk
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = resident("VmHWM")  # getrusage would begin at what the process that started this one had
     start = time.perf_counter()
     if subject == "pycocotools":
         COCO(str(path))
     else:
         CocoSource(str(path.parent.parent)).index("train")
     seconds = time.perf_counter() - start
-    return {"seconds": seconds, "bytes": 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)}
+    return {"seconds": seconds, "bytes": resident("VmHWM") - before}
 
 
 if __name__ == "__main__":

@@ -140,6 +140,9 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     names = [path.name for path in photographs(folder / "jpegs", B, photograph_size(quick))]
     network = encoders(quick)["conv" if quick else "mobilenet"]()
     photos = data_module(RandomCaptions(folder / "jpegs", names, V), network, batch_size=B)
+    coldly = None
+    if hasattr(os, "posix_fadvise"):  # before anything maps the file: mapped pages stay in memory
+        coldly = cold(folder / "features", CachedEncoder(L, D), batch_size=B, rounds=rounds)
     features, codes, jpegs = endless(cached, device), endless(coded, device), endless(photos, device)
 
     probe = Probe.sized(device, quick=quick)
@@ -151,8 +154,8 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
     width, height = photograph_size(quick)
     report = Report(machine=machine.to_dict())
-    if hasattr(os, "posix_fadvise"):
-        ours, limit = cold(folder / "features", CachedEncoder(L, D), batch_size=B, rounds=rounds)
+    if coldly is not None:
+        ours, limit = coldly
         what = f"{B} images' features at random that are not in memory; limit: pread of as many bytes"
         report.rows.append(Row("load_features_cold", what, ours, limit=limit.median, images=B))
     report.rows += [

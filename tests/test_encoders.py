@@ -559,8 +559,50 @@ def test_timm_files_load_strictly(tmp_path, part, name, index):
         TimmEncoder(name, index, weights=str(tmp_path / "c.safetensors"))
 
 
+@pytest.mark.parametrize(
+    ("name", "block", "options"),
+    [
+        ("resnet18", "layer4.0", {}),
+        ("convnext_atto", "stages.3.blocks.0", {}),
+        ("mobilenetv1_100", "blocks.4.0", {"pad_type": "same"}),
+        ("mobilenetv1_100", "blocks.4.0", {"pad_type": "same", "output_stride": 16}),  # a stride of 2 less
+    ],
+)
+def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_network(tmp_path, name, block, options):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    whole = timm.create_model(name, **options).eval()
+    found = []
+    whole.get_submodule(block).register_forward_hook(lambda _module, _images, maps: found.append(maps))
+    save_file(whole.state_dict(), tmp_path / "whole.safetensors")
+    encoder = TimmEncoder(
+        name, block, weights=str(tmp_path / "whole.safetensors"), image_size=64, model_args=options or None
+    )
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        whole(images)
+    torch.testing.assert_close(encoder(images), found[0].flatten(2).transpose(1, 2))
+    rebuilt = TimmEncoder.rebuild(encoder.to_config())
+    rebuilt.load_state_dict(encoder.state_dict())
+    assert torch.equal(rebuilt(images), encoder(images))
+    assert rebuilt.fingerprint() == encoder.fingerprint()
+
+
+def test_a_whole_timm_stage_has_a_name_and_a_number():
+    pytest.importorskip("timm")
+    by_name, by_number = (TimmEncoder("resnet18", stage, weights=None, image_size=64) for stage in ("layer3", 3))
+    by_name.load_state_dict(by_number.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(by_name(images), by_number(images))
+
+
 def test_timm_mistakes_are_named():
     pytest.importorskip("timm")
+    with pytest.raises(InputError, match=r"'layer9.0' is no block in one of resnet18's stages act1, layer1"):
+        TimmEncoder("resnet18", "layer9.0", weights=None, image_size=64)
+    with pytest.raises(InputError, match=r"no block 'layer4.7' in a sequence of blocks"):
+        TimmEncoder("resnet18", "layer4.7", weights=None, image_size=64)
     with pytest.raises(InputError, match=r"timm has no 'mobilenetv1_10'; near: .*mobilenetv1_100"):
         TimmEncoder("mobilenetv1_10", weights=None)
     with pytest.raises(InputError, match="mobilenetv1_100 with out_index=9"):

@@ -20,7 +20,8 @@ class TimmEncoder(Encoder):
 
     Args:
         name: as timm names it, with or without the tag of its published weights.
-        out_index: which feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32.
+        out_index: which feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name of a
+            block in the middle of a stage, such as ``blocks.4.0``, whose output it is; later blocks are dropped.
         weights: "DEFAULT" downloads the published ones, a path reads a ``.pth`` or ``.safetensors`` file with the state
             dict of the whole network or of the used part, None leaves them random.
         image_size: pixels, side of the square input; None takes the published one.
@@ -32,14 +33,14 @@ class TimmEncoder(Encoder):
         learning_rate: of the fine-tuned part; None uses the decoder's.
 
     Raises:
-        InputError: timm is not installed; an unknown name, index or stage; a file of another network; a failed
+        InputError: timm is not installed; an unknown name, index, block or stage; a file of another network; a failed
             download.
     """
 
     def __init__(
         self,
         name: str,
-        out_index: int = 3,
+        out_index: int | str = 3,
         *,
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
@@ -90,20 +91,35 @@ def _timm() -> Any:
 
 
 def _create(
-    timm: Any, name: str, out_index: int, args: dict[str, Any], *, image_size: int | None, pretrained: bool
+    timm: Any, name: str, out_index: int | str, args: dict[str, Any], *, image_size: int | None, pretrained: bool
 ) -> nn.Module:
     if name.partition(".")[0] not in timm.list_models():
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise InputError(f"model.encoder.init_args.name: timm has no {name!r}; near: {', '.join(near)}")
-    options = {**args, "features_only": True, "out_indices": (out_index,), "pretrained": pretrained}
     if image_size is not None and _fixed_input_size(timm, name):
-        options["img_size"] = image_size
+        args = {**args, "img_size": image_size}
+    if isinstance(out_index, int):
+        return _feature_maps(timm, name, args, out_index, pretrained=pretrained)
+    stages = _feature_maps(timm, name, args, None, pretrained=False).feature_info.module_name()
+    index = next((i for i, stage in enumerate(stages) if f"{out_index}.".startswith(f"{stage}.")), None)
+    if index is None:
+        where = f"{name}'s stages {', '.join(stages)}"
+        raise InputError(f"model.encoder.init_args.out_index: {out_index!r} is no block in one of {where}")
+    network = _feature_maps(timm, name, args, index, pretrained=pretrained)
+    if out_index != stages[index]:
+        _drop_after(network, out_index)
+    return network
+
+
+def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None, *, pretrained: bool) -> Any:
+    """Return the network up to a feature map; None for all that it has."""
+    wanted = {} if index is None else {"out_indices": (index,)}
     try:
-        return timm.create_model(name, **options)
+        return timm.create_model(name, **args, features_only=True, pretrained=pretrained, **wanted)
     except (IndexError, AssertionError, TypeError) as error:
         raise InputError(
-            f"model.encoder.init_args: {name} with out_index={out_index}, model_args={args}: {error}"
-        ) from (error)
+            f"model.encoder.init_args: {name} with out_index={index}, model_args={args}: {error}"
+        ) from error
     except Exception as error:
         if not pretrained:
             raise
@@ -113,6 +129,20 @@ def _create(
             f"could not download the weights of {name} ({type(error).__name__}); fetch model.safetensors of "
             f"{where.hf_hub_id or where.url} by hand and give it with --{OPTION} PATH"
         ) from error
+
+
+def _drop_after(network: nn.Module, block: str) -> None:
+    """Drop the blocks that come after one of a sequence."""
+    names = {_whole_name(f"{name}.")[:-1]: name for name, _ in network.named_modules()}
+    path, _, last = names.get(block, "").rpartition(".")
+    sequence = network.get_submodule(path)
+    if not isinstance(sequence, nn.Sequential) or last not in dict(sequence.named_children()):
+        raise InputError(
+            f"model.encoder.init_args.out_index: the network has no block {block!r} in a sequence of blocks"
+        )
+    children = [name for name, _ in sequence.named_children()]
+    for name in children[children.index(last) + 1 :]:
+        delattr(sequence, name)
 
 
 def _fixed_input_size(timm: Any, name: str) -> bool:

@@ -2,7 +2,8 @@
 """Compute a frozen encoder's annotations once, so that training reads them instead of running the encoder.
 
 The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration, and options of
-the training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``.
+the training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``. With --init_from the
+encoder's weights are those of a checkpoint, for instance one that it was fine-tuned in.
 Prints the size on disk before it starts. Features are written in files of about 128 MiB, the shards: the same command
 does those that are missing, whether it was stopped or killed. Several processes share the work, on one machine or on
 several, each with its --shard I/N.
@@ -14,17 +15,24 @@ examples:
   python scripts/extract_features.py --config configs/coco_vgg19_soft.yaml --output data/features/coco \
       --dtype uint8 --shard 0/4     # and 1/4, 2/4, 3/4 elsewhere: 8-bit numbers, half of the bytes
   python scripts/extract_features.py --output data/features/coco --verify
+  python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \
+      --init_from runs/tuned/checkpoints/best.ckpt
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import re
 import sys
+from typing import TYPE_CHECKING
 
-from captioning.errors import InputError, exits_on_input_error
+from captioning.errors import InputError, exits_on_input_error, one_line
 from captioning.terminal import config_parser
+
+if TYPE_CHECKING:
+    from captioning.encoders import Encoder
 
 
 @exits_on_input_error
@@ -42,10 +50,14 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
+    from captioning.encoders.base import without_weights
 
     kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
-    encoder, source = build_parts(kinds, options.config, options.imports, overrides)
-    if encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
+    with without_weights() if options.init_from else contextlib.nullcontext():
+        encoder, source = build_parts(kinds, options.config, options.imports, overrides)
+    if options.init_from:
+        _load_encoder(encoder, options.init_from)
+    elif encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
         raise InputError(
             "model.encoder.weights is null: random weights are other ones in every run, so no training run could use "
             "these features; give --model.encoder.weights PATH"
@@ -63,14 +75,27 @@ def main(argv: list[str] | None = None) -> None:
         dtype=options.dtype,
         share=options.shard,
     )
+    start = f" --init_from {options.init_from}" if options.init_from else ""
     sides = " --data.flip 0.5" if options.flipped else ""
-    print(f"To train from these features, add to the training command:  --data.features {options.output}{sides}")
+    print(f"To train from these features, add to the training command:  --data.features {options.output}{sides}{start}")
+
+
+def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
+    from captioning.inference import load
+
+    try:
+        encoder.load_state_dict(load(checkpoint).captioner.encoder.state_dict())
+    except RuntimeError as error:
+        raise InputError(
+            f"--init_from {checkpoint}: its encoder is not that of the config ({one_line(error)})"
+        ) from error
 
 
 def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return this script's own options, and those of the training command."""
     parser = config_parser(__doc__, output="folder of the feature cache")
     parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
+    parser.add_argument("--init_from", metavar="FILE", help="a checkpoint whose encoder's weights are taken")
     parser.add_argument("--flipped", action="store_true", help="also write the mirrored training images, for data.flip")
     parser.add_argument(
         "--dtype",

@@ -16,7 +16,7 @@ from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.comparison.runs import Run
 from captioning.decoder import AttentionDecoder
-from captioning.encoders import ConvEncoder
+from captioning.encoders import ConvEncoder, Encoder
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.model import Captioner
 from captioning.output import Output
@@ -35,12 +35,14 @@ def save_checkpoint(
     gated: bool = True,
     search: dict | None = None,
     output: Output | None = None,
+    encoder: Encoder | None = None,
     **changes,
 ) -> Path:
     """Write what a training run leaves: random weights, large enough for captions to differ between images."""
     torch.manual_seed(5)
-    encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
-    encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
+    if encoder is None:
+        encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
+        encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
     decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, output=output)
     recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
     vocabulary = Vocabulary(WORDS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from helpers import SCRIPTS, load_script
+from helpers_runs import save_checkpoint
 from PIL import Image
 
 from captioning.configs import build, read_config
@@ -216,6 +217,26 @@ def test_features_of_another_encoder_are_not_continued(config, tmp_path, capsys)
     run(config, tmp_path)
     message = failing(config, tmp_path, capsys, "--model.encoder.node", "bn1")
     assert "node 'relu' there, 'bn1' here" in message
+
+
+def test_an_encoder_that_was_fine_tuned_is_taken_from_its_checkpoint(config, root, tmp_path, capsys):
+    options = config["model"]["encoder"]["init_args"]
+    tuned = TorchvisionEncoder(**options, trainable_from="conv1")
+    with torch.no_grad():
+        tuned.network.conv1.weight.neg_()
+    checkpoint = save_checkpoint(tmp_path / "tuned.ckpt", encoder=tuned)
+    out = run(config, tmp_path, "--init_from", str(checkpoint))
+    frozen = TorchvisionEncoder(**options)
+    frozen.load_state_dict(tuned.state_dict())
+    images = torch.stack([frozen.preprocessing(load_image(root / f"val{i}.jpg")) for i in range(N["val"])])
+    found = FeatureCache(out, "val", frozen.fingerprint()).gather(range(N["val"])).float()
+    assert torch.allclose(found, frozen(images), rtol=2**-10, atol=1e-4)
+    assert not torch.allclose(found, encoder_of(config)(images), atol=0.1)
+    assert f"--init_from {checkpoint}" in capsys.readouterr().out
+
+    options |= {"name": "vgg11", "node": "features.1", "weights": str(root / "missing.pth")}
+    assert "its encoder is not that of the config" in failing(config, tmp_path, capsys, "--init_from", str(checkpoint))
+    assert "none.ckpt" in failing(config, tmp_path, capsys, "--init_from", "none.ckpt")
 
 
 def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """An epoch of COCO's size, simulated: its captions, its number of feature files, and training on them for a while.
 
+What is trained are the decoders of the shipped configs, with those features instead of the encoder.
+
 The captions file has COCO 2017's layout, caption lengths and vocabulary. The features of its 118,287 images are in as
 many shards as they would be, but only a few of the files hold numbers of their own (1 GB), the others are links to
 these: reading finds them in memory, as on a machine with much of it. What a disk adds is ``load_features_cold``.
@@ -21,9 +23,11 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave, wait_for
 from benchmarks.training import our_step
 from benchmarks.work import Machine, Probe, Sizes, decoder_flops, training_bytes
+from captioning.configs import build, read_config
 from captioning.data import CocoSource
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureWriter
+from captioning.decoder import Decoder
 
 GPUS = {
     "A100": Machine({torch.float32: 19.5e12, torch.bfloat16: 312e12}, 2.04e12),
@@ -31,6 +35,16 @@ GPUS = {
 }
 """Of the 80 GB modules with NVLink, as their data sheets say, without sparsity."""
 _FILES = 8
+_COUNTED = "coco_vgg19_soft"
+CONFIGS = (_COUNTED, "coco_vgg19_hard", "coco_vgg19_marginal", "coco_vgg19_transformer")
+"""What is trained. The work of the first is counted; of the others it is known how many times as long they take."""
+_ROOT = Path(__file__).resolve().parent.parent
+_TINY = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
+_TINY_LSTM = ("hidden_dim=8", "embedding_dim=7", "attention.init_args.score.init_args.attention_dim=5")
+_TINY_TRANSFORMER = (
+    *("layers=1", "dim=8", "heads=2", "feedforward_dim=8", "attention.init_args.heads=2"),
+    *("annotation_layer.init_args.dim=8", "annotation_layer.init_args.heads=2"),
+)
 
 
 class Scale(NamedTuple):
@@ -48,10 +62,9 @@ class Scale(NamedTuple):
     def of(cls, device: torch.device, *, quick: bool) -> Scale:
         """Return COCO's with the paper's decoder, or something tiny."""
         if quick:
-            decoder = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
-            return cls(200, 1000, 4, 6, 8, 2, decoder)
+            return cls(200, 1000, 4, 6, 8, 2, _TINY)
         decoder = {"attention_dim": 512, "embedding_dim": 512, "hidden_dim": 1800}
-        return cls(IMAGES, CAPTIONS, 196, 512, 1024 if device.type == "cuda" else 64, 20, decoder)
+        return cls(IMAGES, CAPTIONS, 196, 512, 1024 if device.type == "cuda" else 64, 10, decoder)
 
 
 def linked_features(folder: Path, paths: list[str], encoder: CachedEncoder, *, shard_images: int | None) -> None:
@@ -80,6 +93,14 @@ def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> tuple[int, in
     return decoder_flops(sizes, backward=True), training_bytes(sizes, torch.bfloat16)
 
 
+def decoder_of(config: str, *, quick: bool) -> Decoder:
+    """Return the decoder of a shipped config, or one of the same kind and tiny."""
+    tiny = (_TINY_TRANSFORMER if "transformer" in config else _TINY_LSTM) if quick else ()
+    options = [f"--model.decoder.init_args.{option}" for option in tiny]
+    (decoder,) = build({"model.decoder": Decoder}, [read_config(_ROOT / f"configs/{config}.yaml")], options)
+    return decoder
+
+
 def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> Report:
     """Train in bf16 for some steps a round; report what an epoch follows to take, here and on other machines."""
     scale = Scale.of(device, quick=quick)
@@ -95,47 +116,60 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     tokens = int(index.caption_lengths.sum()) + len(index.captions)  # with each <end>
     batches = endless(data, device)
     some = Sizes(1, (1,), scale.locations, scale.dim, **scale.decoder, vocabulary=words)
-    step = our_step(some, device, precision=torch.bfloat16)
-    for _ in range(3):
-        step(next(batches))
+    steps = {}
+    for config in CONFIGS:
+        decoder = decoder_of(config, quick=quick)
+        steps[config] = our_step(some, device, precision=torch.bfloat16, decoder=decoder)
+        for _ in range(3):
+            steps[config](next(batches))
 
     probe = Probe.sized(device, quick=quick)
-    seconds, limits, memory = [], [], {"anonymous": [resident("RssAnon")], "mapped": [resident("RssFile")]}
-    waited = elapsed = trained = flops = traffic = 0.0
+    seconds: dict[str, list[float]] = {config: [] for config in CONFIGS}
+    limits, memory = [], {"anonymous": [resident("RssAnon")], "mapped": [resident("RssFile")]}
+    waited = elapsed = 0.0
+    trained = flops = traffic = 0
     for _ in range(rounds):
         speed = interleave(probe.operations, rounds=1, device=device)
         machine = probe.machine({name: timing.median for name, timing in speed.items()})
-        done, work, moved = 0, 0, 0
-        wait_for(device)
-        start = time.perf_counter()
-        for _ in range(scale.steps):
-            asked = time.perf_counter()
-            batch = next(batches)
-            waited += time.perf_counter() - asked
-            step(batch)
-            done += int(batch.lengths.sum())
-            of_step = work_of(batch, scale, words)
-            work, moved = work + of_step[0], moved + of_step[1]
-        wait_for(device)
-        taken = time.perf_counter() - start
-        seconds.append(taken / done * tokens)
-        limits.append(machine.seconds(work, moved, torch.bfloat16) / done * tokens)
-        elapsed, trained, flops, traffic = elapsed + taken, trained + done, flops + work, traffic + moved
+        for config, step in steps.items():
+            done, work, moved = 0, 0, 0
+            wait_for(device)
+            start = time.perf_counter()
+            for _ in range(scale.steps):
+                asked = time.perf_counter()
+                batch = next(batches)
+                waited += time.perf_counter() - asked
+                step(batch)
+                done += int(batch.lengths.sum())
+                of_step = work_of(batch, scale, words)
+                work, moved = work + of_step[0], moved + of_step[1]
+            wait_for(device)
+            taken = time.perf_counter() - start
+            elapsed += taken
+            seconds[config].append(taken / done * tokens)
+            if config == _COUNTED:
+                limits.append(machine.seconds(work, moved, torch.bfloat16) / done * tokens)
+                trained, flops, traffic = trained + done, flops + work, traffic + moved
         memory["anonymous"].append(resident("RssAnon"))
         memory["mapped"].append(resident("RssFile"))
-    timing, limit = Timing(tuple(seconds)), Timing(tuple(limits))
-    times_the_limit = limit.ratio(timing)
+    timings = {config: Timing(tuple(each)) for config, each in seconds.items()}
+    limit = Timing(tuple(limits))
     what = (
         f"{len(index.captions):,} captions, {tokens:,} tokens of {words:,} words, bf16, from {scale.steps} measured "
         f"steps a round; features of {len(index):,} images in links to {_FILES} files; {_sizes(scale)}"
     )
-    report = Report([Row("epoch_coco", what, timing, limit=limit.median, images=len(index.captions))])
-    report.rates["epoch_coco_tokens"] = tokens / timing.median
-    report.shares["epoch_coco_waiting_for_features"] = waited / elapsed
-    report.memory_over_time = {f"epoch_coco_{kind}": sizes for kind, sizes in memory.items()}
-    for name, gpu in GPUS.items():
-        bound = gpu.seconds(flops, traffic, torch.bfloat16) / trained * tokens
-        report.scaled |= {f"epoch_coco_{name}_limit": bound, f"epoch_coco_{name}": bound * times_the_limit}
+    report = Report()
+    report.shares["epoch_waiting_for_features"] = waited / elapsed
+    report.memory_over_time = {f"epoch_{kind}": sizes for kind, sizes in memory.items()}
+    for config, timing in timings.items():
+        counted = config == _COUNTED
+        row = Row(f"epoch_{config}", what, timing, limit=limit.median if counted else None, soft=timings[_COUNTED])
+        report.rows.append(row._replace(images=len(index.captions)))
+        report.rates[f"epoch_{config}_tokens"] = tokens / timing.median
+        for name, gpu in GPUS.items():
+            bound = gpu.seconds(flops, traffic, torch.bfloat16) / trained * tokens
+            report.scaled |= {f"epoch_{config}_{name}_limit": bound} if counted else {}
+            report.scaled[f"epoch_{config}_{name}"] = bound * limit.ratio(timing)
     return report
 
 

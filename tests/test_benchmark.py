@@ -251,16 +251,20 @@ def test_the_benchmark_writes_what_it_promises(tmp_path, capsys):
 def test_the_simulated_epoch_says_what_it_promises(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     report = epoch.measure(CPU, quick=True, rounds=2, folder=tmp_path)
-    (row,) = report.rows
-    tokens = int(re.search(r"([\d,]+) tokens", row.what)[1].replace(",", ""))
-    assert row.name == "epoch_coco" and row.images == 1000 and "200 images in links to 8 files" in row.what
-    assert report.rates["epoch_coco_tokens"] == pytest.approx(tokens / row.ours.median)
-    assert 0 <= report.shares["epoch_coco_waiting_for_features"] <= 1
+    rows = {row.name.removeprefix("epoch_"): row for row in report.rows}
+    assert tuple(rows) == epoch.CONFIGS
+    soft = rows["coco_vgg19_soft"]
+    tokens = int(re.search(r"([\d,]+) tokens", soft.what)[1].replace(",", ""))
+    assert soft.limit is not None and all(row.limit is None for row in report.rows[1:])
+    for config, row in rows.items():
+        assert row.images == 1000 and "200 images in links to 8 files" in row.what
+        assert report.rates[f"epoch_{config}_tokens"] == pytest.approx(tokens / row.ours.median)
+        for gpu in epoch.GPUS:
+            ratio = report.scaled[f"epoch_{config}_{gpu}"] / report.scaled[f"epoch_coco_vgg19_soft_{gpu}_limit"]
+            times = row.ours.median / soft.limit
+            assert times / 4 < ratio < times * 4  # the median of the rounds' ratios, not the ratio of medians
+    assert 0 <= report.shares["epoch_waiting_for_features"] <= 1
     assert [len(sizes) for sizes in report.memory_over_time.values()] == [3, 3]
-    times = row.ours.median / row.limit
-    for gpu in epoch.GPUS:
-        ratio = report.scaled[f"epoch_coco_{gpu}"] / report.scaled[f"epoch_coco_{gpu}_limit"]
-        assert times / 4 < ratio < times * 4  # the median of the rounds' ratios, not the ratio of medians
     assert len(list((tmp_path / "epoch/train").glob("*.npy"))) == 13
     assert len({path.stat().st_ino for path in (tmp_path / "epoch/train").glob("*.npy")}) == 9
     assert list(report.tables())
@@ -332,9 +336,10 @@ def test_the_parts_that_start_processes_run(tmp_path):
     found = json.loads(file.read_text())
     assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
     assert "memory_train_step_512_fp32" in found["vs_common_port"] or found["peak_memory"]["train_step_512_fp32"] == 0
-    assert {"epoch_coco_tokens"} == set(found["rates"]) and found["rates"]["epoch_coco_tokens"] > 0
+    assert {f"epoch_{config}_tokens" for config in epoch.CONFIGS} == set(found["rates"])
+    assert min(found["rates"].values()) > 0
     assert found["vs_import_torch"]["startup_caption_conv"] > 0
-    assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco"} <= set(found["seconds"])
+    assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco_vgg19_soft"} <= set(found["seconds"])
     assert found["seconds"]["startup_help"] < 2
 
 

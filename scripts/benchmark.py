@@ -36,6 +36,7 @@ PARTS = {
     "score": "the additive score's kernels beside those of an earlier version, named by --earlier",
     "encode": "encoders",
     "caption": "JPEG files to captions",
+    "evaluate": "scores of a file of captions, as many as COCO's validation split has",
     "load": "loaders, and the share of a training step that waits for one",
     "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
@@ -80,7 +81,20 @@ def main(argv: list[str] | None = None) -> None:
 
 def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path) -> Callable[[], Report]:
     """Return what measures one of ``PARTS``."""
-    from benchmarks import coco, decoding, epoch, images, loading, memory, outputs, rows, score, startup, training
+    from benchmarks import (
+        coco,
+        decoding,
+        epoch,
+        evaluation,
+        images,
+        loading,
+        memory,
+        outputs,
+        rows,
+        score,
+        startup,
+        training,
+    )
 
     quick, rounds = arguments.quick, arguments.rounds
     return {
@@ -92,6 +106,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
         "score": lambda: score.measure(earlier=arguments.earlier, quick=quick, rounds=rounds),
         "encode": lambda: images.encode(device, quick=quick, rounds=rounds),
         "caption": lambda: images.caption(device, quick=quick, rounds=rounds, folder=folder),
+        "evaluate": lambda: evaluation.measure(quick=quick, rounds=rounds, folder=folder),
         "load": lambda: loading.measure(device, quick=quick, rounds=rounds, folder=folder),
         "index": lambda: coco.measure(quick=quick, rounds=rounds, folder=folder),
         "memory": lambda: memory.measure(device, quick=quick),

@@ -331,7 +331,20 @@ def test_a_step_takes_memory(who):
 def test_the_parts_that_start_processes_run(tmp_path):
     file = tmp_path / "benchmark.json"
     script.main(
-        ["--quick", "--rounds", "1", "--only", "memory", "index", "startup", "caption", "epoch", "--json", str(file)]
+        [
+            "--quick",
+            "--rounds",
+            "1",
+            "--only",
+            "memory",
+            "index",
+            "startup",
+            "caption",
+            "epoch",
+            "evaluate",
+            "--json",
+            str(file),
+        ]
     )
     found = json.loads(file.read_text())
     assert {"train_step_512_fp32", "train_step_512_fp32_common_port"} <= set(found["peak_memory"])
@@ -341,6 +354,7 @@ def test_the_parts_that_start_processes_run(tmp_path):
     assert found["vs_import_torch"]["startup_caption_conv"] > 0
     assert {"startup_help", "startup_caption_conv", "caption_conv", "epoch_coco_vgg19_soft"} <= set(found["seconds"])
     assert found["seconds"]["startup_help"] < 2
+    assert found["images_per_second"]["evaluate_captions"] > 1
 
 
 def test_the_profile_names_the_kernels_where_they_are_used(tmp_path):

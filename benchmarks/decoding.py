@@ -17,7 +17,7 @@ from benchmarks.common_port import port_beam_search
 from benchmarks.models import Data, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
-from benchmarks.work import Probe, Sizes, decoder_flops, decoding_bytes
+from benchmarks.work import Probe, Sizes, Work
 from captioning import decoding
 from captioning.decoding import Hypothesis, ImageStepFunction, State, Step
 from captioning.model import Captioner
@@ -139,7 +139,9 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
     )
     report = Report(machine=machine.to_dict())
     for strategy, K in STRATEGIES.items():
-        limits = [_limit(each, K, machine.seconds) for each in searched]
+        limits = [
+            machine.seconds(Work.of_search(each, K, torch.float32), torch.float32) / each.images for each in searched
+        ]
         report.rows.append(
             Row(
                 f"{strategy}_{name}{suffix}",
@@ -151,10 +153,3 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
             )
         )
     return report
-
-
-def _limit(sizes: Sizes, beam_size: int, seconds: Callable[[float, float, torch.dtype], float]) -> float:
-    """Return seconds per image: K live beams at every step but the first, which has one."""
-    rows = tuple(1 + beam_size * (length - 1) for length in sizes.lengths)
-    flops = decoder_flops(sizes._replace(lengths=rows), backward=False)
-    return seconds(flops, decoding_bytes(sizes, torch.float32), torch.float32) / sizes.images

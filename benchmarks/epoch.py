@@ -22,7 +22,7 @@ from benchmarks.memory import resident
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave, wait_for
 from benchmarks.training import our_step
-from benchmarks.work import Machine, Probe, Sizes, decoder_flops, training_bytes
+from benchmarks.work import Machine, Probe, Sizes, Work
 from captioning.configs import build, read_config
 from captioning.data import CocoSource
 from captioning.data.batch import CaptionBatch
@@ -85,12 +85,12 @@ def linked_features(folder: Path, paths: list[str], encoder: CachedEncoder, *, s
         os.link(manifest.record(shard % _FILES), manifest.record(shard))
 
 
-def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> tuple[int, int]:
-    """Return the multiplications and additions of a training step on the batch, and the bytes that it must move."""
+def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> Work:
+    """Return the work of a training step on the batch."""
     assert batch.annotations is not None
     lengths = tuple(batch.lengths.tolist())
     sizes = Sizes(len(batch.annotations), lengths, scale.locations, scale.dim, **scale.decoder, vocabulary=vocabulary)
-    return decoder_flops(sizes, backward=True), training_bytes(sizes, torch.bfloat16)
+    return Work.of_training(sizes, torch.bfloat16)
 
 
 def decoder_of(config: str, *, quick: bool) -> Decoder:
@@ -127,12 +127,12 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     seconds: dict[str, list[float]] = {config: [] for config in CONFIGS}
     limits, memory = [], {"anonymous": [resident("RssAnon")], "mapped": [resident("RssFile")]}
     waited = elapsed = 0.0
-    trained = flops = traffic = 0
+    trained, counted = 0, Work(0, 0, 0)
     for _ in range(rounds):
         speed = interleave(probe.operations, rounds=1, device=device)
         machine = probe.machine({name: timing.median for name, timing in speed.items()})
         for config, step in steps.items():
-            done, work, moved = 0, 0, 0
+            done, work = 0, Work(0, 0, 0)
             wait_for(device)
             start = time.perf_counter()
             for _ in range(scale.steps):
@@ -141,15 +141,14 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
                 waited += time.perf_counter() - asked
                 step(batch)
                 done += int(batch.lengths.sum())
-                of_step = work_of(batch, scale, words)
-                work, moved = work + of_step[0], moved + of_step[1]
+                work = work.plus(work_of(batch, scale, words))
             wait_for(device)
             taken = time.perf_counter() - start
             elapsed += taken
             seconds[config].append(taken / done * tokens)
             if config == _COUNTED:
-                limits.append(machine.seconds(work, moved, torch.bfloat16) / done * tokens)
-                trained, flops, traffic = trained + done, flops + work, traffic + moved
+                limits.append(machine.seconds(work, torch.bfloat16) / done * tokens)
+                trained, counted = trained + done, counted.plus(work)
         memory["anonymous"].append(resident("RssAnon"))
         memory["mapped"].append(resident("RssFile"))
     timings = {config: Timing(tuple(each)) for config, each in seconds.items()}
@@ -162,13 +161,13 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     report.shares["epoch_waiting_for_features"] = waited / elapsed
     report.memory_over_time = {f"epoch_{kind}": sizes for kind, sizes in memory.items()}
     for config, timing in timings.items():
-        counted = config == _COUNTED
-        row = Row(f"epoch_{config}", what, timing, limit=limit.median if counted else None, soft=timings[_COUNTED])
+        first = config == _COUNTED
+        row = Row(f"epoch_{config}", what, timing, limit=limit.median if first else None, soft=timings[_COUNTED])
         report.rows.append(row._replace(images=len(index.captions)))
         report.rates[f"epoch_{config}_tokens"] = tokens / timing.median
         for name, gpu in GPUS.items():
-            bound = gpu.seconds(flops, traffic, torch.bfloat16) / trained * tokens
-            report.scaled |= {f"epoch_{config}_{name}_limit": bound} if counted else {}
+            bound = gpu.seconds(counted, torch.bfloat16) / trained * tokens
+            report.scaled |= {f"epoch_{config}_{name}_limit": bound} if first else {}
             report.scaled[f"epoch_{config}_{name}"] = bound * limit.ratio(timing)
     return report
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
-from benchmarks.work import Probe
+from benchmarks.work import Probe, Work
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder, Encoder, TorchvisionEncoder
@@ -80,7 +80,7 @@ def encode(device: torch.device, *, quick: bool, rounds: int) -> Report:
                 f"{batch} images of {network.preprocessing.size[0]} pixels, fp32, random weights; "
                 f"{flops / batch / 1e9:.2f} GFLOP an image",
                 timings[name],
-                limit=machine.seconds(flops, traffic, torch.float32),
+                limit=machine.seconds(Work(flops, 0, traffic), torch.float32),
                 images=batch,
             )
         )

@@ -12,7 +12,7 @@ from benchmarks.common_port import port_training_step
 from benchmarks.models import Data, natural_lengths, our_module, port_model
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
-from benchmarks.work import Probe, Sizes, decoder_flops, training_bytes
+from benchmarks.work import Probe, Sizes, Work
 from captioning.data.batch import CaptionBatch
 from captioning.decoder import Decoder
 from captioning.kernels.compilation import Mode
@@ -128,11 +128,11 @@ def _measure_case(name: str, case: Case, device: torch.device, probe: Probe, rou
     for kind in kinds:
         prefix = f"train_step_{name}" + ("_hard" if kind == "hard" else "")
         port = timings["port"] if kind == "soft" else None
-        flops = decoder_flops(sizes, backward=True, hard=kind == "hard")
         rows = []
         for way, (dtype, _) in ways.items():
-            limit = machine.seconds(flops, training_bytes(sizes, dtype), dtype)
-            what = f"{kind} attention, {way}; {sizes}; {flops / 1e9:.1f} GFLOP"
+            work = Work.of_training(sizes, dtype, hard=kind == "hard")
+            limit = machine.seconds(work, dtype)
+            what = f"{kind} attention, {way}; {sizes}; {work.products / 1e9:.1f} GFLOP"
             ours = timings[f"{kind} {way}"]
             rows.append(Row(f"{prefix}_{way}", what, ours, port, limit, images=len(sizes.lengths)))
         best = min(rows, key=lambda row: row.ours.median)

@@ -1,7 +1,8 @@
 """The limit: the time that the same work, and nothing else, takes at the machine's measured speed.
 
-A limit is the work's matrix products at the measured peak of large matrix products, plus the traffic that no
-arrangement avoids at the measured bandwidth. tanh, softmax, dropout and the launching of operations are not in it.
+A limit is the work's matrix products at the measured peak of large matrix products, plus the tanh of the additive
+score at the peak of float32's, plus the traffic that no arrangement avoids at the measured bandwidth. Softmax, dropout
+and the launching of operations are not in it.
 """
 
 from __future__ import annotations
@@ -101,6 +102,18 @@ def decoder_flops(sizes: Sizes, *, backward: bool, hard: bool = False) -> int:
     return sum(product.flops(backward=backward) for product in decoder_products(sizes, hard=hard))
 
 
+def score_operations(sizes: Sizes, *, backward: bool) -> int:
+    """Return what the additive score's tanh takes beside the products, in operations as of a float32 product's.
+
+    tanh(P + q) = 1 - 2 r, r = 1 / (1 + e^2P e^2q): of every location, step and unit a multiplication, an addition and
+    a reciprocal, which takes a vector unit the time of two instructions. The backward pass needs r once more, and
+    r (1 - r). Five instructions there, four here, each in the place of a multiplication with an addition.
+    Exponentials of P and of q alone are not counted, nor what keeping r would take to write and to read.
+    """
+    instructions = 4 + 5 * backward
+    return 2 * instructions * sizes.steps * sizes.locations * sizes.attention_dim
+
+
 def parameters(sizes: Sizes) -> int:
     """Return the number of parameters that the decoder's products read, embeddings left out: a step reads few rows."""
     D, A, E, H, V = (
@@ -134,6 +147,36 @@ def decoding_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
     return annotations + 2 * projected + max(sizes.lengths) * parameters(sizes) * size
 
 
+class Work(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        products: multiplications and additions of matrix products.
+        elementwise: operations on float32 numbers one by one.
+        traffic: bytes to and from memory.
+    """
+
+    products: int
+    elementwise: int
+    traffic: int
+
+    def plus(self, other: Work) -> Work:
+        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))
+
+    @classmethod
+    def of_training(cls, sizes: Sizes, dtype: torch.dtype, *, hard: bool = False) -> Work:
+        """Return that of one training step."""
+        products = decoder_flops(sizes, backward=True, hard=hard)
+        return cls(products, score_operations(sizes, backward=True), training_bytes(sizes, dtype))
+
+    @classmethod
+    def of_search(cls, sizes: Sizes, beam_size: int, dtype: torch.dtype) -> Work:
+        """Return that of decoding a batch: K live beams at every step but the first, which has one."""
+        rows = sizes._replace(lengths=tuple(1 + beam_size * (length - 1) for length in sizes.lengths))
+        products, elementwise = decoder_flops(rows, backward=False), score_operations(rows, backward=False)
+        return cls(products, elementwise, decoding_bytes(sizes, dtype))
+
+
 class Machine(NamedTuple):
     """What this machine reaches, measured: multiplications and additions per second, and bytes per second."""
 
@@ -147,9 +190,10 @@ class Machine(NamedTuple):
             "copy_bytes": self.bandwidth,
         }
 
-    def seconds(self, flops: float, traffic: float, dtype: torch.dtype) -> float:
-        """Return how long the products and the traffic take, one after the other."""
-        return flops / self.flops[dtype] + traffic / self.bandwidth
+    def seconds(self, work: Work, dtype: torch.dtype) -> float:
+        """Return how long its parts take, one after the other, with products in ``dtype``."""
+        computing = work.products / self.flops[dtype] + work.elementwise / self.flops[torch.float32]
+        return computing + work.traffic / self.bandwidth
 
 
 class Probe:

@@ -19,7 +19,7 @@ from benchmarks.models import Data, natural_lengths, our_module
 from benchmarks.outputs import KINDS
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
-from benchmarks.work import Machine, Sizes, decoder_flops, decoder_products, parameters, training_bytes
+from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_products, parameters, training_bytes
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data import CocoSource
 from captioning.decoder import AttentionDecoder
@@ -187,8 +187,8 @@ def test_parameters_are_those_of_the_decoder_without_embedding_and_biases():
 
 def test_a_limit_is_products_and_traffic_one_after_the_other():
     machine = Machine({torch.float32: 100.0, torch.bfloat16: 400.0}, bandwidth=10.0)
-    assert machine.seconds(200, 30, torch.float32) == 5.0
-    assert machine.seconds(200, 30, torch.bfloat16) == 3.5
+    assert machine.seconds(Work(200, 50, 30), torch.float32) == 5.5
+    assert machine.seconds(Work(200, 50, 30), torch.bfloat16) == 4.0
     assert training_bytes(SIZES, torch.bfloat16) < training_bytes(SIZES, torch.float32)
 
 
@@ -274,8 +274,16 @@ def test_a_steps_work_is_that_of_its_batch():
     data = Data.make(SIZES, CPU)
     decoder = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
     scale = epoch.Scale(3, 3, 9, 6, 3, 1, decoder)
-    flops, traffic = epoch.work_of(data.batch(), scale, 23)
-    assert flops == decoder_flops(SIZES, backward=True) and traffic == training_bytes(SIZES, torch.bfloat16)
+    assert epoch.work_of(data.batch(), scale, 23) == Work.of_training(SIZES, torch.bfloat16)
+
+
+def test_the_limit_counts_tanh_once_forward_and_once_backward():
+    elements = sum(SIZES.lengths) * SIZES.locations * SIZES.attention_dim
+    training, search = Work.of_training(SIZES, torch.float32), Work.of_search(SIZES, 1, torch.float32)
+    assert training.elementwise == 2 * 9 * elements  # instructions that could have been multiplications with additions
+    assert search.elementwise == 2 * 4 * elements
+    rows = sum(1 + 5 * (length - 1) for length in SIZES.lengths)
+    assert Work.of_search(SIZES, 5, torch.float32).elementwise * sum(SIZES.lengths) == search.elementwise * rows
 
 
 def test_captions_of_an_image_lie_side_by_side():

@@ -27,7 +27,9 @@ from captioning.configs import build, read_config
 from captioning.data import CocoSource
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureWriter
+from captioning.data.records import CaptionIndex
 from captioning.decoder import Decoder
+from captioning.training.datamodule import CaptionDataModule
 
 GPUS = {
     "A100": Machine({torch.float32: 19.5e12, torch.bfloat16: 312e12}, 2.04e12),
@@ -85,6 +87,19 @@ def linked_features(folder: Path, paths: list[str], encoder: CachedEncoder, *, s
         os.link(manifest.record(shard % _FILES), manifest.record(shard))
 
 
+def training_split(scale: Scale, folder: Path, *, shard_images: int | None) -> tuple[CaptionIndex, CaptionDataModule]:
+    """Write captions and features of COCO's size; returns the training split and what makes batches of it."""
+    root, features, encoder = folder / "coco_epoch", folder / "epoch", CachedEncoder(scale.locations, scale.dim)
+    for split, share in (("train", 1), ("val", 20)):  # COCO's validation images are a twentieth
+        path = root / f"annotations/captions_{split}2017.json"
+        write_captions(path, images=scale.images // share, captions=scale.captions // share)
+    source = CocoSource(str(root))
+    index = source.index("train")
+    linked_features(features, list(index.paths), encoder, shard_images=shard_images)
+    data = data_module(source, encoder, batch_size=scale.batch_size, features=str(features), min_count=5, seed=1)
+    return index, data
+
+
 def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> Work:
     """Return the work of a training step on the batch."""
     assert batch.annotations is not None
@@ -104,14 +119,7 @@ def decoder_of(config: str, *, quick: bool) -> Decoder:
 def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> Report:
     """Train in bf16 for some steps a round; report what an epoch follows to take, here and on other machines."""
     scale = Scale.of(device, quick=quick)
-    root, features, encoder = folder / "coco_epoch", folder / "epoch", CachedEncoder(scale.locations, scale.dim)
-    for split, share in (("train", 1), ("val", 20)):  # COCO's validation images are a twentieth
-        path = root / f"annotations/captions_{split}2017.json"
-        write_captions(path, images=scale.images // share, captions=scale.captions // share)
-    source = CocoSource(str(root))
-    index = source.index("train")
-    linked_features(features, list(index.paths), encoder, shard_images=16 if quick else None)
-    data = data_module(source, encoder, batch_size=scale.batch_size, features=str(features), min_count=5, seed=1)
+    index, data = training_split(scale, folder, shard_images=16 if quick else None)
     words = len(data.vocabulary)
     tokens = int(index.caption_lengths.sum()) + len(index.captions)  # with each <end>
     batches = endless(data, device)

@@ -184,10 +184,8 @@ def test_two_machines_without_a_common_disk_train_on_their_shares_of_the_feature
             assert machine.returncode == 0, errors
         return torch.load(tmp_path / name / "0/runs/tiny/checkpoints/last.ckpt", weights_only=True)["state_dict"]
 
-    shared, whole = (
-        weights_after("shared", lambda rank, number: number % 2 == rank),
-        weights_after("whole", lambda rank, number: True),
-    )
+    shared = weights_after("shared", lambda rank, number: number % 2 == rank)
+    whole = weights_after("whole", lambda rank, number: True)
     assert shared.keys() == whole.keys()
     for key, value in whole.items():
         assert torch.equal(shared[key], value), key

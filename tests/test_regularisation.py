@@ -1,4 +1,4 @@
-"""Tied and pretrained embeddings, and dropout on the recurrence."""
+"""Tied and pretrained embeddings, and dropout on the recurrence and of the annotations' channels."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from torch import Tensor, nn
 
-from captioning.attention import AdditiveScore, CoverageScore, SoftAttention
+from captioning.attention import AdditiveScore, CoverageScore, MultiHeadAttention, ScaledDotScore, SoftAttention
 from captioning.attention.base import Memory
 from captioning.data.batch import pad_captions
 from captioning.data.shapes import ShapesSource
 from captioning.data.word_vectors import read_word_vectors
-from captioning.decoder import AttentionDecoder
+from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.errors import InputError
+from captioning.kernels.dropout import Dropout
 from captioning.output import MarginalOutput, Output
 from captioning.training import CaptioningModule
 
@@ -94,6 +95,44 @@ def test_images_take_their_masks_along():
     mask = torch.arange(6.0).unsqueeze(1).expand(6, H)
     memory = Memory(torch.randn(3, L, D), torch.randn(3, L, 2), kept_units=mask)
     assert memory.select(torch.tensor([2, 0])).kept_units[:, 0].tolist() == [4, 5, 0, 1]
+
+
+# Channels of the annotations
+
+
+def decoders_that_drop_channels() -> list[Decoder]:
+    attention = MultiHeadAttention(ScaledDotScore(), heads=2)
+    transformer = TransformerDecoder(attention, dim=8, layers=1, heads=2, dropout=0.0, annotation_dropout=0.5)
+    transformer.build(V, D)
+    return [make_decoder(annotation_dropout=0.5), transformer]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_channel_is_dropped_at_all_locations_of_an_image(number):
+    decoder, annotations = decoders_that_drop_channels()[number].train(), torch.randn(B, L, D)
+    mask = 2.0 * (torch.rand(B, 1, D) > 0.5)
+    assert not torch.allclose(*(teacher_forced(decoder, annotations).logits for _ in range(2)), atol=1e-4)
+    decoder.annotation_dropout = Mask(mask)
+    dropped = teacher_forced(decoder, annotations).logits
+    decoder.annotation_dropout = Dropout(0.0)
+    torch.testing.assert_close(dropped, teacher_forced(decoder, annotations * mask).logits)
+    decoder.annotation_dropout = Dropout(0.5)
+    evaluated = teacher_forced(decoder.eval(), annotations).logits
+    decoder.annotation_dropout = Dropout(0.0)
+    assert torch.equal(evaluated, teacher_forced(decoder, annotations).logits)
+
+
+def test_channels_are_dropped_after_they_were_standardised():
+    decoder = make_decoder(annotation_dropout=0.5, standardize_annotations=True).train()
+    decoder.annotation_dropout = Mask(torch.zeros(B, 1, D))
+    memory = decoder.encode(5 + torch.randn(B, L, D))
+    assert torch.equal(memory.annotations, torch.zeros(B, L, D))
+    assert decoder.standardize.running_mean.abs().min() > 0.1  # the statistics are of what the encoder gave
+
+
+def test_a_share_of_channels_is_a_probability():
+    with pytest.raises(InputError, match="annotation_dropout must be"):
+        make_decoder(annotation_dropout=1.0)
 
 
 # Tied embeddings

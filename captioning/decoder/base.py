@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.component import Component
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.kernels.compilation import Mode
+from captioning.kernels.dropout import Dropout
 from captioning.kernels.recurrence import to_autocast
 from captioning.output import Drawn, Output
 from captioning.trace import AttentionTrace
@@ -94,7 +95,7 @@ class Decoder(Component):
 
     Args:
         attention: where to look.
-        standardize_annotations, annotation_layer: what is done to the annotations first.
+        standardize_annotations, annotation_dropout, annotation_layer: what is done to the annotations first, in turn.
 
     Attributes:
         attention: the one that traces are of.
@@ -113,11 +114,14 @@ class Decoder(Component):
         attention: Attention,
         *,
         standardize_annotations: bool = False,
+        annotation_dropout: float = 0.0,
         annotation_layer: AnnotationLayer | None = None,
     ) -> None:
         super().__init__()
+        check_range(0, 0.99, annotation_dropout=annotation_dropout)
         self.attention = attention
         self.standardize_annotations = standardize_annotations
+        self.annotation_dropout = Dropout(annotation_dropout)
         self.annotation_layer = annotation_layer
 
     @property
@@ -164,6 +168,9 @@ class Decoder(Component):
         if self.standardize is not None:
             annotations = self._standardized(annotations, mask)
         annotations = to_autocast(annotations)
+        if self.training and self.annotation_dropout.p:
+            channels = self.annotation_dropout(torch.ones_like(annotations[:, :1]))  # (B, 1, D)
+            annotations = annotations * channels
         if self.annotation_layer is not None:
             annotations = self.annotation_layer(annotations, mask)
         return self._prepare(annotations, mask)

@@ -68,6 +68,8 @@ class AttentionDecoder(Decoder):
         standardize_annotations: subtract the mean and divide by the standard deviation of every annotation channel,
             measured while training. Differs from the paper, which feeds the CNN's output as it is: frozen ReLU
             features have channels of very different scale.
+        annotation_dropout: probability of dropping a channel of the (standardised) annotations at all locations of an
+            image; the locations of an image, and the captions and rows that read it, drop the same.
         annotation_layer: reads the (standardised) annotations first, such as a bidirectional LSTM; what it returns is
             what the decoder attends to.
         output: how words follow from what was looked at; the paper's deep output by default.
@@ -96,8 +98,14 @@ class AttentionDecoder(Decoder):
         output: Output | None = None,
         tie_embeddings: bool = False,
         recurrent_dropout: float = 0.0,
+        annotation_dropout: float = 0.0,
     ) -> None:
-        super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
+        super().__init__(
+            attention,
+            standardize_annotations=standardize_annotations,
+            annotation_dropout=annotation_dropout,
+            annotation_layer=annotation_layer,
+        )
         check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         check_range(1, 64, init_layers=init_layers)
         check_range(0, 0.99, dropout=dropout)

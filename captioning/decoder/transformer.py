@@ -53,7 +53,7 @@ class TransformerDecoder(Decoder):
         feedforward_dim: width of the perceptron's hidden layer; None for 4 d.
         dropout: probability of dropping a unit of the embedded words, of what a part of a layer adds, of the
             perceptron's hidden layer, and a weight of the self-attention.
-        standardize_annotations, annotation_layer: as in ``AttentionDecoder``.
+        standardize_annotations, annotation_dropout, annotation_layer: as in ``AttentionDecoder``.
         tie_embeddings: the output layer and the embedding of the input words are one matrix (Press & Wolf 2017).
 
     Raises:
@@ -72,8 +72,14 @@ class TransformerDecoder(Decoder):
         standardize_annotations: bool = False,
         annotation_layer: AnnotationLayer | None = None,
         tie_embeddings: bool = False,
+        annotation_dropout: float = 0.0,
     ) -> None:
-        super().__init__(attention, standardize_annotations=standardize_annotations, annotation_layer=annotation_layer)
+        super().__init__(
+            attention,
+            standardize_annotations=standardize_annotations,
+            annotation_dropout=annotation_dropout,
+            annotation_layer=annotation_layer,
+        )
         check_size(dim=dim, feedforward_dim=feedforward_dim)
         check_range(1, 64, layers=layers)
         check_range(1, heads=heads)

@@ -26,10 +26,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from captioning.kernels.mixture_rows import SMALLEST, exponentials, log_probs, logits_gradient, precise, ratios
+
 _CHUNK_BYTES = {"cpu": 8 << 20}  # of G: what stays in a CPU's cache from one operation to the next
 _OTHER_CHUNK_BYTES = 256 << 20
 _SUM_ROWS = 2048  # locations whose share of W's gradient is one product: adding shares up costs a pass through memory
-_SMALLEST = 1e-15  # sums below this are computed in logarithms: their terms, or those of their gradients, may underflow
 
 
 def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
@@ -45,8 +46,8 @@ def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
 
 def _plain_parts(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return log p of looking at each location and saying each word, (.., L + 1, V)."""
-    precise = torch.promote_types(S.dtype, torch.float32)
-    S, G, log_w = S.to(precise).unsqueeze(-2), G.to(precise), log_w.to(precise).unsqueeze(-1)
+    wide = precise(S)
+    S, G, log_w = S.to(wide).unsqueeze(-2), G.to(wide), log_w.to(wide).unsqueeze(-1)
     return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
 
 
@@ -86,9 +87,11 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     steps = ByImage.of(image_index, len(A))
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
-    mixed = _mix(S, A, W, log_w, targets)
+    with torch.autocast(A.device.type, enabled=False):
+        mixed = _mix(S, A, W, log_w, targets)
     assert mixed.at_targets is not None
-    posterior = mixed.per_sum * mixed.at_targets / mixed.total.unsqueeze(-1)
+    total = (mixed.mixed + mixed.per_sum[..., 0]).clamp(min=SMALLEST)
+    posterior = mixed.per_sum * mixed.at_targets / total.unsqueeze(-1)
     for b, t in mixed.unreliable.nonzero().tolist():
         parts = _plain_parts(S[b, t], A[b] @ W.t(), log_w[b, t])
         posterior[b, t] = torch.softmax(parts[:, targets[b, t]], 0)
@@ -117,9 +120,10 @@ class Located(NamedTuple):
 def locate(A: Tensor, W: Tensor) -> Located:
     """Return what images with A (B, L, r) contribute, W (V, r)."""
     A, W = _as_autocast(A, W)
-    if torch.compiler.is_compiling():  # the number of images is not known then
-        return Located(A, W, _exponentials(A, W))
-    return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
+    with torch.autocast(A.device.type, enabled=False):
+        if torch.compiler.is_compiling():  # the number of images is not known then
+            return Located(A, W, _exponentials(A, W))
+        return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
 
 
 @torch.no_grad()
@@ -136,7 +140,8 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
         G = exp_G.clamp(min=torch.finfo(exp_G.dtype).tiny).log().repeat_interleave(S.shape[0] // A.shape[0], 0)
         return plain_mixture_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
-    mixed = _mix(S, A, W, log_w, None, exp_G)
+    with torch.autocast(A.device.type, enabled=False):
+        mixed = _mix(S, A, W, log_w, None, exp_G)
     return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)
 
 
@@ -241,7 +246,8 @@ def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice
 def _exponentials(A: Tensor, W: Tensor) -> Tensor:
     """Return exp(G), each location's divided by its largest, (b, L, V), for A (b, L, r)."""
     G = A.flatten(0, 1) @ W.t()
-    return G.sub_(G.amax(1, keepdim=True)).exp_().unflatten(0, A.shape[:2])
+    exponentials(G, out=G)
+    return G.unflatten(0, A.shape[:2])
 
 
 def _at(rows: Tensor, words: Tensor) -> Tensor:
@@ -258,8 +264,8 @@ class _Mixed(NamedTuple):
         exp_G: (b, L, V) of every chunk of images, each location's divided by its largest.
         sums: (B, T, L + 1), Z.
         per_sum: (B, T, L + 1), w / Z.
-        at_targets: (B, T, L + 1), exp(G) of the targets; None for all words.
-        total: sum_i (w / Z)_i exp(G_i), shape of log_p.
+        mixed: sum over the locations of (w / Z)_i exp(G_i), shape of log_p.
+        at_targets: (B, T, L + 1), exp(G) of the targets, 1 nowhere; None for all words.
         unreliable: (B, T) bool, True where terms of a sum may have been lost to underflow.
     """
 
@@ -268,42 +274,43 @@ class _Mixed(NamedTuple):
     exp_G: list[Tensor]
     sums: Tensor
     per_sum: Tensor
+    mixed: Tensor
     at_targets: Tensor | None
-    total: Tensor
     unreliable: Tensor
 
 
 def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None) -> _Mixed:
     """Mix over locations at steps S (B, T, V), with exp(G) (B, L, V) as given or made here."""
     (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
-    precise = torch.promote_types(torch.promote_types(S.dtype, dtype), torch.float32)
-    log_w = log_w.to(precise)
+    S, wide = S.contiguous(), precise(S, A)
+    log_w = log_w.to(wide)
     exp_S = S.new_empty(S.shape, dtype=dtype)
     sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
-    log_p, total = log_w.new_empty(2, *(S.shape if targets is None else targets.shape))
+    log_p = log_w.new_empty(S.shape if targets is None else targets.shape)
+    mixed, least = torch.empty_like(log_p, dtype=dtype if targets is None else wide), log_w.new_empty(B, T)
     kept = []
     for part in _chunks(A, W):
         G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
         kept.append(G)
-        s = S[part].to(precise)
-        s = s - s.amax(-1, keepdim=True)
-        e = exp_S[part].copy_(s.exp())
-        sums[part, :, 0] = e.sum(-1, dtype=precise)
+        e = exp_S[part]
+        shift, sums[part, :, 0] = exponentials(S[part], out=e)
         sums[part, :, 1:] = torch.bmm(e, G.mT)
-        per_sum[part] = (log_w[part] - sums[part].clamp(min=_SMALLEST).log()).exp()
+        per_sum[part] = (log_w[part] - sums[part].clamp(min=SMALLEST).log()).exp()
+        nowhere, by_location = per_sum[part, :, 0], per_sum[part, :, 1:]
         if targets is None:
-            torch.add(torch.bmm(per_sum[part, :, 1:].to(dtype), G), per_sum[part, :, :1], out=total[part])
+            torch.bmm(by_location.to(dtype), G, out=mixed[part])
+            least[part] = log_probs(S[part], shift, mixed[part], nowhere, out=log_p[part])
         else:
             at_targets[part, :, 1:] = _at(G, targets[part])
-            total[part] = (per_sum[part] * at_targets[part]).sum(-1)
-            s = s.gather(-1, targets[part].unsqueeze(-1)).squeeze(-1)
-        torch.add(s, total[part].clamp(min=_SMALLEST).log(), out=log_p[part])
-    least = total if targets is not None else total.amin(-1)
-    unreliable = (least < _SMALLEST) | ((sums < _SMALLEST) & (per_sum > 0)).any(-1)
-    # Where these are clamped, steps are computed another way; what goes through here must be finite.
-    sums.clamp_(min=_SMALLEST)
-    total.clamp_(min=_SMALLEST)
-    return _Mixed(log_p, exp_S, kept, sums, per_sum, None if targets is None else at_targets, total, unreliable)
+            mixed[part] = (by_location * at_targets[part, :, 1:]).sum(-1)
+            s = S[part].gather(-1, targets[part].unsqueeze(-1))
+            least[part] = log_probs(
+                s, shift, mixed[part].unsqueeze(-1).to(s.dtype), nowhere, out=log_p[part].unsqueeze(-1)
+            )
+    unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
+    # Where sums are clamped, steps are computed another way; what goes through here must be finite.
+    sums.clamp_(min=SMALLEST)
+    return _Mixed(log_p, exp_S, kept, sums, per_sum, mixed, None if targets is None else at_targets, unreliable)
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
@@ -319,7 +326,7 @@ class _Mixture(torch.autograd.Function):
     def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
         mixed = _mix(S, A, W, log_w, None)
         ctx.types = S.dtype, log_w.dtype
-        ctx.save_for_backward(A, W, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.total, *mixed.exp_G)
+        ctx.save_for_backward(A, W, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.mixed, *mixed.exp_G)
         ctx.mark_non_differentiable(mixed.unreliable)
         return mixed.log_p, mixed.unreliable
 
@@ -332,8 +339,9 @@ class _Mixture(torch.autograd.Function):
 
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """
-        A, W, exp_S, sums, per_sum, total, *exp_G = ctx.saved_tensors
+        A, W, exp_S, sums, per_sum, mixed, *exp_G = ctx.saved_tensors
         (B, L), dtype = A.shape[:2], A.dtype
+        gradient = gradient.contiguous()
         for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
         for_log_w = torch.empty_like(per_sum)
@@ -345,14 +353,12 @@ class _Mixture(torch.autograd.Function):
             begin, end = several[0].start, several[-1].stop
             for part, G in zip(several, exp_G[first:], strict=False):
                 a, e, q = per_sum[part], exp_S[part], gradient[part]
-                U = q / total[part]
-                by_a = U.sum(-1, keepdim=True)
-                U = U.to(dtype)
-                r = a * torch.cat([by_a, torch.bmm(U, G.mT)], -1)
+                U, by_a = ratios(q, mixed[part], a[..., 0])
+                r = a * torch.cat([by_a.unsqueeze(-1), torch.bmm(U, G.mT)], -1)
                 for_log_w[part] = r
                 c = r / sums[part]
                 by_Z = -c[..., 1:].to(dtype)
-                for_S[part] = torch.bmm(by_Z, G).sub(c[..., :1]).mul_(e).add_(q)
+                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[part])
                 left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
                 torch.mul(torch.bmm(left.mT, right), G, out=for_G[part.start - begin : part.stop - begin])
             rows = for_G[: end - begin].flatten(0, 1)

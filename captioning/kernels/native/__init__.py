@@ -33,6 +33,10 @@ _SIGNATURES = {  # function: number of pointers after the pool and the type, num
     "lstm_forward": (7, 3),
     "lstm_backward": (7, 2),
     "linear_forward": (4, 3),
+    "mixture_exponentials": (4, 2),
+    "mixture_log_probs": (6, 2),
+    "mixture_ratios": (5, 2),
+    "mixture_gradient": (5, 2),
     "cross_entropy_forward": (5, 2),
     "cross_entropy_backward": (6, 2),
 }

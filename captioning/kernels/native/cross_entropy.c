@@ -3,7 +3,7 @@
    With e = smoothing: nll = log sum exp(x) - (1 - e) x_target - e mean(x). Logits are float or bfloat16, so is their
    gradient; everything else is float. */
 
-#include "common.h"
+#include "vector_math.h"
 
 typedef struct {
     const Pool *pool;
@@ -15,24 +15,6 @@ typedef struct {
     void *out;
     long M, V;
 } Work;
-
-/* exp of a number that is not positive; relative error below 3e-7. */
-static inline float exp_(float x) {
-    x = x < -87.0f ? -87.0f : x;
-    const float n = __builtin_rintf(x * 1.44269504f);
-    const float f = x - n * 0.69314718f;
-    float p = 1.0f / 720;
-    p = p * f + 1.0f / 120;
-    p = p * f + 1.0f / 24;
-    p = p * f + 1.0f / 6;
-    p = p * f + 0.5f;
-    p = p * f + 1.0f;
-    p = p * f + 1.0f;
-    const int32_t bits = ((int32_t)n + 127) << 23;
-    float scale;
-    memcpy(&scale, &bits, 4);
-    return p * scale;
-}
 
 #define KERNELS(TYPE, type)                                                                                           \
     static void forward_##type(void *data) {                                                                          \

@@ -1,0 +1,91 @@
+"""What a mixture over locations does with rows of V words one by one: PyTorch's operations, and one kernel for each.
+
+``captioning.kernels.marginal`` says what the numbers are, and has the products between these. Rows (.., V) are of the
+type of the products; numbers of a row (..,), logarithms and log p are at least float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from captioning.kernels import native
+
+SMALLEST = 1e-15
+"""Totals below this are taken to be this; such steps are computed another way."""
+
+
+def precise(*tensors: Tensor) -> torch.dtype:
+    """Return the widest of the tensors' types and float32."""
+    found = torch.float32
+    for tensor in tensors:
+        found = torch.promote_types(found, tensor.dtype)
+    return found
+
+
+def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill ``out`` (.., V), which may be ``x``, with exp(x), each row's divided by its largest.
+
+    Returns:
+        the logarithm of what each row was divided by, and its sum, (..,).
+    """
+    if _usable(x, out):
+        shift, sums = (torch.empty(x.shape[:-1]) for _ in range(2))
+        native.call("mixture_exponentials", x.dtype, x, out, shift, sums, *_rows(x))
+        return shift, sums
+    values = x.to(precise(x, out))
+    shift = values.amax(-1)
+    values = (values - shift.unsqueeze(-1)).exp_()
+    out.copy_(values)
+    return shift, values.sum(-1)
+
+
+def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Tensor) -> Tensor:
+    """Fill ``out`` (.., V) with s - shift + log(mixed + nowhere).
+
+    Args:
+        s: (.., V).
+        mixed: (.., V), what the locations add up to.
+        nowhere: (..,), what component 0 adds for every word.
+
+    Returns:
+        (..,) each row's smallest mixed + nowhere.
+    """
+    if _usable(s, mixed) and out.dtype == torch.float32:
+        least = torch.empty(shift.shape)
+        shift, nowhere = shift.contiguous(), nowhere.contiguous()
+        native.call("mixture_log_probs", s.dtype, s, mixed, nowhere, shift, out, least, *_rows(s))
+        return least
+    total = mixed.to(out.dtype) + nowhere.unsqueeze(-1)
+    torch.add(s.to(out.dtype) - shift.unsqueeze(-1), total.clamp(min=SMALLEST).log(), out=out)
+    return total.amin(-1)
+
+
+def ratios(q: Tensor, mixed: Tensor, nowhere: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q / (mixed + nowhere) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
+    if _usable(mixed) and q.dtype == torch.float32 and q.is_contiguous():
+        out, sums, nowhere = torch.empty_like(mixed), torch.empty(mixed.shape[:-1]), nowhere.contiguous()
+        native.call("mixture_ratios", mixed.dtype, q, mixed, nowhere, out, sums, *_rows(mixed))
+        return out, sums
+    found = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)
+    return found.to(mixed.dtype), found.sum(-1)
+
+
+def logits_gradient(q: Tensor, mixed: Tensor, nowhere: Tensor, e: Tensor, out: Tensor) -> None:
+    """Fill ``out`` (.., V) with q + (mixed - nowhere) e."""
+    if _usable(mixed, e, out) and q.dtype == torch.float32 and q.is_contiguous():
+        nowhere = nowhere.contiguous()
+        native.call("mixture_gradient", mixed.dtype, q, mixed, nowhere, e, out, *_rows(mixed))
+    else:
+        out.copy_((mixed - nowhere.unsqueeze(-1)).mul_(e).add_(q))
+
+
+def _usable(*rows: Tensor) -> bool:
+    if torch.compiler.is_compiling():
+        return False
+    alike = all(tensor.dtype == rows[0].dtype and tensor.is_contiguous() for tensor in rows)
+    return alike and rows[0].numel() > 0 and native.usable(rows[0])
+
+
+def _rows(x: Tensor) -> tuple[int, int]:
+    return x.numel() // x.shape[-1], x.shape[-1]

@@ -142,6 +142,7 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
         mixed = _mix(S, A, W, log_w, None, exp_G)
+    assert mixed.log_p is not None
     return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)
 
 
@@ -259,17 +260,17 @@ class _Mixed(NamedTuple):
     """The mixture at steps (B, T), and what its gradient needs.
 
     Attributes:
-        log_p: (B, T, V), or (B, T) of the targets alone.
+        log_p: (B, T, V); None where it was asked for targets alone.
         exp_S: (B, T, V), each step's divided by its largest.
         exp_G: (b, L, V) of every chunk of images, each location's divided by its largest.
         sums: (B, T, L + 1), Z.
         per_sum: (B, T, L + 1), w / Z.
-        mixed: sum over the locations of (w / Z)_i exp(G_i), shape of log_p.
+        mixed: sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) of the targets alone.
         at_targets: (B, T, L + 1), exp(G) of the targets, 1 nowhere; None for all words.
         unreliable: (B, T) bool, True where terms of a sum may have been lost to underflow.
     """
 
-    log_p: Tensor
+    log_p: Tensor | None
     exp_S: Tensor
     exp_G: list[Tensor]
     sums: Tensor
@@ -286,8 +287,9 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
     log_w = log_w.to(wide)
     exp_S = S.new_empty(S.shape, dtype=dtype)
     sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
-    log_p = log_w.new_empty(S.shape if targets is None else targets.shape)
-    mixed, least = torch.empty_like(log_p, dtype=dtype if targets is None else wide), log_w.new_empty(B, T)
+    log_p = log_w.new_empty(S.shape) if targets is None else None
+    mixed = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
+    least = log_w.new_empty(B, T)
     kept = []
     for part in _chunks(A, W):
         G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
@@ -297,16 +299,13 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
         sums[part, :, 1:] = torch.bmm(e, G.mT)
         per_sum[part] = (log_w[part] - sums[part].clamp(min=SMALLEST).log()).exp()
         nowhere, by_location = per_sum[part, :, 0], per_sum[part, :, 1:]
-        if targets is None:
-            torch.bmm(by_location.to(dtype), G, out=mixed[part])
-            least[part] = log_probs(S[part], shift, mixed[part], nowhere, out=log_p[part])
-        else:
+        if targets is not None:
             at_targets[part, :, 1:] = _at(G, targets[part])
             mixed[part] = (by_location * at_targets[part, :, 1:]).sum(-1)
-            s = S[part].gather(-1, targets[part].unsqueeze(-1))
-            least[part] = log_probs(
-                s, shift, mixed[part].unsqueeze(-1).to(s.dtype), nowhere, out=log_p[part].unsqueeze(-1)
-            )
+            least[part] = mixed[part] + nowhere
+        elif log_p is not None:
+            torch.bmm(by_location.to(dtype), G, out=mixed[part])
+            least[part] = log_probs(S[part], shift, mixed[part], nowhere, out=log_p[part])
     unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
     # Where sums are clamped, steps are computed another way; what goes through here must be finite.
     sums.clamp_(min=SMALLEST)
@@ -325,6 +324,7 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
         mixed = _mix(S, A, W, log_w, None)
+        assert mixed.log_p is not None
         ctx.types = S.dtype, log_w.dtype
         ctx.save_for_backward(A, W, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.mixed, *mixed.exp_G)
         ctx.mark_non_differentiable(mixed.unreliable)

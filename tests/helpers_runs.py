@@ -35,11 +35,12 @@ def save_checkpoint(
     gated: bool = True,
     search: dict | None = None,
     output: Output | None = None,
-    encoder: Encoder | None = None,
+    with_encoder: Encoder | None = None,
     **changes,
 ) -> Path:
     """Write what a training run leaves: random weights, large enough for captions to differ between images."""
     torch.manual_seed(5)
+    encoder = with_encoder
     if encoder is None:
         encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
         encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)

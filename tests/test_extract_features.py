@@ -224,7 +224,7 @@ def test_an_encoder_that_was_fine_tuned_is_taken_from_its_checkpoint(config, roo
     tuned = TorchvisionEncoder(**options, trainable_from="conv1")
     with torch.no_grad():
         tuned.network.conv1.weight.neg_()
-    checkpoint = save_checkpoint(tmp_path / "tuned.ckpt", encoder=tuned)
+    checkpoint = save_checkpoint(tmp_path / "tuned.ckpt", with_encoder=tuned)
     out = run(config, tmp_path, "--init_from", str(checkpoint))
     frozen = TorchvisionEncoder(**options)
     frozen.load_state_dict(tuned.state_dict())

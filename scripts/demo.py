@@ -21,7 +21,6 @@ from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
-EPOCHS = 6  # the configurations' 10 score a point more, and take a good two minutes longer
 EXAMPLES = (0, 8)  # images of the test split whose captions the summary keeps, and the README shows
 _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
@@ -62,7 +61,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     def fit(name: str) -> float:
         last = RunFolder(runs / name).checkpoint("last")
         command = ["-m", "captioning", "fit", "--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
-        command += ["--trainer.max_epochs", str(EPOCHS), *(["--config", overlay] if overlay else [])]
+        command += ["--config", overlay] if overlay else []
         command += ["--runs", str(runs), "--name", name, *quick_precision()]
         command += ["--ckpt_path", str(last)] if last.is_file() else []
         return commands.run(name, command)

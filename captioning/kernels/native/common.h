@@ -28,6 +28,26 @@ static inline long share(const Pool *pool, long n, long *begin, long *end) {
     return thread;
 }
 
+/* Calls row(work, m) for m = 0 .. rows - 1, each thread with its part of them. */
+typedef struct {
+    const Pool *pool;
+    void (*row)(const void *, long);
+    const void *work;
+    long rows;
+} Rows;
+
+static inline void part_of_rows(void *data) {
+    const Rows *r = data;
+    long begin, end;
+    share(r->pool, r->rows, &begin, &end);
+    for (long m = begin; m < end; m++) r->row(r->work, m);
+}
+
+static inline void run_rows(const Pool *pool, long rows, void (*row)(const void *, long), const void *work) {
+    Rows r = {pool, row, work, rows};
+    run(pool, part_of_rows, &r);
+}
+
 static inline float load_float(float x) { return x; }
 static inline float store_float(float x) { return x; }
 static inline float load_bfloat16(uint16_t x) {

@@ -381,6 +381,18 @@ def test_a_variant_of_one_seed_has_no_deviation_and_no_test(place):
     assert "soft | attention (seed 2, 3); hard (seed 1, 3); hard (argmax, seed 2); no attention." in page
 
 
+def test_a_score_that_some_runs_have_is_a_column(place):
+    measure("soft", 1, 0.5, pointing_accuracy=91.24)
+    measure("hard", 1, 0.7)
+    main("--report", "results.md")
+    scores = table(Path("results.md").read_text(), "validation")
+    assert scores["validation, 30 images, mean (standard deviation) over seeds"][-2:] == [
+        "pointing",
+        "captions/s in training",
+    ]
+    assert scores["soft \\| attention"][-2:] == ["91.2", "301"] and scores["hard"][-2:] == ["", "301"]
+
+
 def test_a_study_of_which_nothing_is_measured_says_so(place):
     main("--report", "results.md")
     page = Path("results.md").read_text()

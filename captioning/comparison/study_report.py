@@ -22,13 +22,15 @@ from captioning.evaluation.seeds import seed_differences
 from captioning.files import read_json, write_json, write_text
 
 _RESAMPLES = 10_000
-_COLUMNS = {  # title -> (score, decimals)
+_COLUMNS = {  # title -> (score, decimals); those that no run has are left out
     "BLEU-1": ("bleu1", 2),
     "BLEU-2": ("bleu2", 2),
     "BLEU-3": ("bleu3", 2),
     "BLEU-4": ("bleu4", 2),
     "CIDEr-D": ("cider_d", 2),
     "NLL": ("nll", 3),
+    "pointing": ("pointing_accuracy", 1),
+    "posterior pointing": ("posterior_pointing_accuracy", 1),
 }
 _ROUNDING = 0.01  # by how much scores may differ that are the same
 
@@ -204,17 +206,22 @@ def markdown(study: Study, measured: Measured, tests: Sequence[VariantTest], com
     variants = [variant for name, variant in study.variants.items() if name in measured.runs]
     parts = [f"Made by `{command}`."]
     if variants:
+        columns = {
+            title: column
+            for title, column in _COLUMNS.items()
+            if any(measured.values(variant.name, column[0]) for variant in variants)
+        }
         rows = []
         for variant in variants:
             runs = measured.runs[variant.name]
             speeds = [run["training"]["captions_per_second"] for run in runs.values() if "training" in run]
             row = [variant.label, ", ".join(map(str, runs))]
-            row += [_spread(measured.values(variant.name, score), places) for score, places in _COLUMNS.values()]
+            row += [_spread(measured.values(variant.name, score), places) for score, places in columns.values()]
             rows.append([*row, f"{statistics.median(speeds):.0f}" if speeds else ""])
         first = next(iter(measured.runs[variants[0].name].values()))
         split = {"val": "validation"}.get(first.get("split", ""), first.get("split", ""))
         what = f"{split}, {first.get('images', 0):,} images, mean (standard deviation) over seeds"
-        parts.append(_table([what, "seeds", *_COLUMNS, "captions/s in training"], rows))
+        parts.append(_table([what, "seeds", *columns, "captions/s in training"], rows))
         parts.append(
             f"Files `{study.runs}_VARIANT_SEED.json`, VARIANT {', '.join(v.name for v in variants)} in turn. Captions "
             "per second: the median of what the runs logged, with what else the machine did at the time."

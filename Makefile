@@ -21,7 +21,7 @@ demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw wher
 	@$(BIN)/python scripts/demo.py
 
 # STUDY="--jobs 2" trains two runs at once. An interrupted study goes on where it stopped.
-reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k study, make its tables (27 runs of 10 to 30 minutes on two cores)
+reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k study, make its tables (hours: every run takes two cores 10 to 30 minutes)
 	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml $(STUDY)
 	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --report docs/results.md
 

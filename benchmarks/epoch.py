@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from benchmarks.coco import CAPTIONS, IMAGES, write_captions
 from benchmarks.loading import CachedEncoder, data_module, endless
@@ -25,7 +26,6 @@ from benchmarks.training import our_step
 from benchmarks.work import Machine, Probe, Sizes, Work
 from captioning.configs import build, read_config
 from captioning.data import CocoSource
-from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureWriter
 from captioning.data.records import CaptionIndex
 from captioning.decoder import Decoder
@@ -103,11 +103,10 @@ def training_split(scale: Scale, folder: Path, *, shard_images: int | None) -> t
     return index, data
 
 
-def work_of(batch: CaptionBatch, scale: Scale, vocabulary: int) -> Work:
-    """Return the work of a training step on the batch."""
-    assert batch.annotations is not None
-    lengths = tuple(batch.lengths.tolist())
-    sizes = Sizes(len(batch.annotations), lengths, scale.locations, scale.dim, **scale.decoder, vocabulary=vocabulary)
+def work_of(images: int, lengths: Tensor, scale: Scale, vocabulary: int) -> Work:
+    """Return the work of a training step on a batch of images and captions of these lengths."""
+    found = tuple(lengths.tolist())
+    sizes = Sizes(images, found, scale.locations, scale.dim, **scale.decoder, vocabulary=vocabulary)
     return Work.of_training(sizes, torch.bfloat16)
 
 
@@ -143,7 +142,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
         speed = interleave(probe.operations, rounds=1, device=device)
         machine = probe.machine({name: timing.median for name, timing in speed.items()})
         for config, step in steps.items():
-            done, work = 0, Work(0, 0, 0)
+            done = []  # looked at afterwards: reading a number waits for the device
             wait_for(device)
             start = time.perf_counter()
             for _ in range(scale.steps):
@@ -151,16 +150,18 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
                 batch = next(batches)
                 waited += time.perf_counter() - asked
                 step(batch)
-                done += int(batch.lengths.sum())
-                if config == _COUNTED:
-                    work = work.plus(work_of(batch, scale, words))
+                done.append((len(batch.rows), batch.lengths))
             wait_for(device)
             taken = time.perf_counter() - start
+            said = sum(int(lengths.sum()) for _, lengths in done)
             elapsed += taken
-            seconds[config].append(taken / done * tokens)
+            seconds[config].append(taken / said * tokens)
             if config == _COUNTED:
-                limits.append(machine.seconds(work, torch.bfloat16) / done * tokens)
-                trained, counted = trained + done, counted.plus(work)
+                work = Work(0, 0, 0)
+                for images, lengths in done:
+                    work = work.plus(work_of(images, lengths, scale, words))
+                limits.append(machine.seconds(work, torch.bfloat16) / said * tokens)
+                trained, counted = trained + said, counted.plus(work)
         memory["anonymous"].append(resident("RssAnon"))
         memory["mapped"].append(resident("RssFile"))
     timings = {config: Timing(tuple(each)) for config, each in seconds.items()}

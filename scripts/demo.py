@@ -21,6 +21,7 @@ from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
+SHORTER = ["--trainer.max_epochs=8", "--data.batch_size=80"]  # a smaller batch: quicker epochs on two cores
 EXAMPLES = (0, 8)  # images of the test split whose captions the summary keeps, and the README shows
 _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
         before = summary.get(name, {})
         best = RunFolder(args.runs / name).checkpoint("best")
         nothing_new = before and best.stat().st_mtime <= before["finished"]
-        summary[name] = score(args.runs, name, config, before["seconds"] if nothing_new else seconds[name])
+        summary[name] = entry_of(args.runs, name, config, before["seconds"] if nothing_new else seconds[name])
         write_json(summary_file, summary)
     page = compare(args.runs, list(RUNS)) if len(RUNS) > 1 else None
     report(args.runs, summary, page)
@@ -51,20 +52,23 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train all configurations side by side; returns the seconds each took.
+    """Train and test all configurations side by side; returns the seconds that the training of each took.
 
     Raises:
-        InputError: one failed; the other is trained then.
+        InputError: one failed; the other is trained and tested then.
     """
     commands = Commands(len(RUNS), _PROGRESS)
 
     def fit(name: str) -> float:
-        last = RunFolder(runs / name).checkpoint("last")
-        command = ["-m", "captioning", "fit", "--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
-        command += ["--config", overlay] if overlay else []
-        command += ["--runs", str(runs), "--name", name, *quick_precision()]
-        command += ["--ckpt_path", str(last)] if last.is_file() else []
-        return commands.run(name, command)
+        last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
+        command = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), *SHORTER]
+        command += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
+        command += quick_precision()
+        if last.is_file():  # go on as it began
+            command = ["--ckpt_path", str(last)]
+        seconds = commands.run(name, ["-m", "captioning", "fit", *command])
+        commands.run(name, ["-m", "captioning", "test", "--ckpt_path", str(best)])
+        return seconds
 
     seconds = {}
     for name, outcome in zip(RUNS, commands.side_by_side(fit, RUNS), strict=True):
@@ -74,25 +78,22 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     return seconds
 
 
-def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
-    """Score and show one trained configuration; returns its entry of the summary."""
-    from captioning.training.cli import main as captioning
-
-    folder = runs / name
-    best = RunFolder(folder).checkpoint("best")
-    command = ["test", "--ckpt_path", str(best)]
-    print(f"\n$ captioning {' '.join(command)}", flush=True)
-    cli = captioning(command)
-    scores = json.loads((folder / "test_metrics.json").read_text())
-
+def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
+    """Caption and draw an image of the test split; returns a tested run's entry of the summary."""
     from captioning import inference
+    from captioning.configs import build, read_config
+    from captioning.data import CaptionSource
     from captioning.provenance import provenance
 
-    index = cli.datamodule.evaluated
+    folder = RunFolder(runs / name)
+    settings, best = read_config(folder.config), folder.checkpoint("best")
+    scores = json.loads((folder.path / "test_metrics.json").read_text())
+    (source,) = build({"data.source": CaptionSource}, [settings])
+    index = source.index("test")
     images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
     captions = inference.load(best).caption(images)
     image, caption = images[0], captions[0]
-    overlay_file = folder / "overlay.png"
+    overlay_file = folder.path / "overlay.png"
     with replacing(overlay_file) as part:
         caption.figure().savefig(part, dpi=120, format="png")
     return {
@@ -105,8 +106,10 @@ def score(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
         "caption": caption.text,
         "examples": {str(path): found.text for path, found in zip(images, captions, strict=True)},
         "config": config,
+        "max_epochs": settings["trainer"]["max_epochs"],
+        "batch_size": settings["data"]["batch_size"],
         "finished": time.time(),
-        **provenance(command="make demo", seed=cli.config_dump["seed_everything"]),
+        **provenance(command="make demo", seed=settings["seed_everything"]),
     }
 
 

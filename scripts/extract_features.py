@@ -109,7 +109,7 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--verify", action="store_true", help="compare what is in --output with its checksums instead")
     parser.add_argument("--batch_size", type=_positive, default=32, help="images per batch (default: 32)")
     parser.add_argument(
-        "--num_workers", type=int, default=min(8, os.cpu_count() or 1), help="processes that decode images"
+        "--num_workers", type=_whole, default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     options, overrides = parser.parse_known_args(argv)
@@ -128,11 +128,14 @@ def _share(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
+def _whole(text: str, least: int = 0) -> int:
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
+    return int(text)
+
+
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    return _whole(text, 1)
 
 
 if __name__ == "__main__":

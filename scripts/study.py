@@ -57,6 +57,9 @@ def main(argv: list[str] | None = None) -> None:
 
     study = read_study(args.study, _relative("configs"))
     if args.report is not None:
+        others = {"--only": args.only, "--seeds": args.seeds, "--dry-run": args.dry_run, "--jobs": args.jobs > 1}
+        if given := [option for option, value in others.items() if value]:
+            raise InputError(f"--report: makes the whole study's part of the page; leave out {', '.join(given)}")
         report(study, args.report, args.runs, args.measurements, argv)
         return
     for option, chosen, known in (("--only", args.only, study.variants), ("--seeds", args.seeds, study.seeds)):
@@ -156,6 +159,11 @@ def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
         if folder.checkpoints.exists() and not job.measurement().is_file() and not folder.checkpoint("last").is_file():
             raise InputError(f"{folder.path}: has no last checkpoint to go on from; delete it to train the run anew")
         for command in job.left():
+            best = folder.checkpoint("best")
+            if command.what.startswith("score") and job.measurement().is_file() and not best.is_file():
+                raise InputError(
+                    f"{best}: no such file to {command.what}; delete {job.measurement()} to train it again"
+                )
             commands.run(job.name, command.arguments)
 
     outcomes = commands.side_by_side(finish, waiting)

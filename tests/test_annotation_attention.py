@@ -145,8 +145,21 @@ def test_the_decoder_attends_to_what_the_layer_returns_and_trains_it(autocast):
         memory = decoder.encode(torch.randn(B, L, D).half())  # as a feature cache has them
         assert memory.annotations.shape == (B, L, DIM)
         captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
-        decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum().backward()
+        loss = decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum()
+    loss.backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
+
+
+def test_annotations_have_the_precision_of_the_steps_whatever_the_layer_returns(monkeypatch):
+    """A GPU's autocast computes norms in float32."""
+    decoder = make_decoder().train()
+    decoder.annotation_layer.register_forward_hook(lambda *of: of[-1].float())
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = decoder.encode(torch.randn(B, L, D))
+        captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+        loss = decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum()
+    loss.backward()
+    assert memory.annotations.dtype == torch.bfloat16 and decoder.annotation_layer.projection.weight.grad.any()
 
 
 def test_config_round_trip_keeps_the_layer():

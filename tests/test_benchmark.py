@@ -274,7 +274,8 @@ def test_a_steps_work_is_that_of_its_batch():
     data = Data.make(SIZES, CPU)
     decoder = {"attention_dim": 5, "embedding_dim": 7, "hidden_dim": 8}
     scale = epoch.Scale(3, 3, 9, 6, 3, 1, decoder)
-    assert epoch.work_of(data.batch(), scale, 23) == Work.of_training(SIZES, torch.bfloat16)
+    batch = data.batch()
+    assert epoch.work_of(len(batch.rows), batch.lengths, scale, 23) == Work.of_training(SIZES, torch.bfloat16)
 
 
 def test_the_limit_counts_tanh_once_forward_and_once_backward():

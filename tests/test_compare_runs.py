@@ -17,7 +17,7 @@ from helpers import SCRIPTS, load_script
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.comparison.attention import explore, load_models
+from captioning.comparison.attention import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
@@ -73,6 +73,18 @@ def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tm
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
+
+
+def test_images_are_found_in_a_data_set_without_a_test_split(tested_pair, tmp_path):
+    run = read_run(tested_pair[0])
+    image = {"imgid": 7, "filename": "a.jpg", "split": "val", "sentences": [{"tokens": ["a", "dog"]}]}
+    (tmp_path / "dataset.json").write_text(json.dumps({"images": [image]}))
+    (tmp_path / "a.jpg").write_bytes(b"")
+    source = {"json_path": str(tmp_path / "dataset.json"), "image_dir": str(tmp_path)}
+    run.settings["data"]["source"] = {"class_path": "captioning.data.KarpathySource", "init_args": source}
+    assert _image_files([run], [7]) == ({7: tmp_path / "a.jpg"}, "")
+    files, reason = _image_files([run], [8])
+    assert not files and "soft's data do not have them" in reason and "only val" in reason
 
 
 def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):

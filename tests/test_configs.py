@@ -11,6 +11,7 @@ import torch
 import yaml
 from pytorch_lightning.cli import LightningCLI
 
+from captioning.training.averaging import WeightAverage
 from captioning.training.cli import CaptioningCLI
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -58,6 +59,14 @@ def test_overlay_goes_on_top_of_the_experiment_its_header_names(overlay, monkeyp
     experiment = re.search(r"configs/(\w+)\.yaml", overlay.read_text()).group(1)
     cli = instantiate(CONFIGS / f"{experiment}.yaml", overlay)
     assert cli.model.assemble(Vocabulary(["a"])).encoder.grid_size == cli.model.encoder.grid_size
+
+
+@pytest.mark.parametrize("config", EXPERIMENTS, ids=lambda path: path.stem)
+def test_what_is_said_to_go_on_any_experiment_does(config, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    cli = instantiate(config, *(CONFIGS / f"overlays/{name}.yaml" for name in ("debug", "overfit", "ema")))
+    assert cli.trainer.max_epochs == 80 and cli.datamodule.limit_images == 50
+    assert cli.model.scheduler is not None and any(isinstance(c, WeightAverage) for c in cli.trainer.callbacks)
 
 
 @pytest.mark.parametrize("config", EXPERIMENTS + OVERLAYS, ids=lambda path: path.stem)

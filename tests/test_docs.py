@@ -102,6 +102,14 @@ def test_the_tables_of_the_configurations_are_those_that_the_configurations_give
     assert all(f"[`{path.stem}`]" in page for path in (ROOT / "configs").glob("*.yaml"))
 
 
+@pytest.mark.parametrize("page", ["results.md", "performance.md", "scale.md", "hard-attention.md", "reliability.md"])
+def test_every_measurement_that_a_page_names_is_there(page):
+    found = re.findall(r"`(?:docs/measurements/)?([a-z0-9_]+\.json)`", (DOCS / page).read_text(encoding="utf-8"))
+    elsewhere = {"test_metrics.json", "test_captions.json", "test_results.json", "wandb_run.json", "summary.json"}
+    for name in set(found) - elsewhere:
+        assert (DOCS / "measurements" / name).is_file(), name
+
+
 def options_named() -> set[tuple[str, str]]:
     texts = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
     return set(re.findall(r"--(model|data|trainer)\.(\w+)", texts))

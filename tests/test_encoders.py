@@ -605,6 +605,12 @@ def test_timm_mistakes_are_named():
         TimmEncoder("resnet18", "layer4.7", weights=None, image_size=64)
     with pytest.raises(InputError, match=r"timm has no 'mobilenetv1_10'; near: .*mobilenetv1_100"):
         TimmEncoder("mobilenetv1_10", weights=None)
+    with pytest.raises(InputError, match=r"timm has no 'resnet18.nope', only resnet18, resnet18.a1_in1k"):
+        TimmEncoder("resnet18.nope", weights=None)
+    with pytest.raises(InputError, match=r"model_args=.*nowhere.pth"):
+        TimmEncoder("resnet18", weights=None, model_args={"checkpoint_path": "nowhere.pth"})
+    with pytest.raises(InputError, match="image_size must be at least 1, got 0"):
+        TimmEncoder("resnet18", weights=None, image_size=0)
     with pytest.raises(InputError, match="mobilenetv1_100 with out_index=9"):
         TimmEncoder("mobilenetv1_100", 9, weights=None)
     with pytest.raises(InputError, match="pad_tipe"):

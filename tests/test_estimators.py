@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.multiprocessing
@@ -27,6 +29,7 @@ SOME = torch.tensor([True, True, False, False])
 ESTIMATORS = [
     NoBaseline(),
     MovingAverage(),
+    MovingAverage(per_word=True),
     RewardToGo(),
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
@@ -53,6 +56,18 @@ def test_a_batch_without_draws_gives_finite_zeros_and_moves_no_baseline(estimato
     assert (signal.advantages == 0).all()
     for name, value in estimator.state_dict().items():
         torch.testing.assert_close(value, before[name], equal_nan=True)
+
+
+@pytest.mark.parametrize("estimator", [e for e in ESTIMATORS if e.samples == 1], ids=lambda e: type(e).__name__)
+def test_rows_without_a_step_change_nothing(estimator):
+    """Every step of an output's draws is an episode of its own; those of padding have no step."""
+    nothing = torch.zeros(1, T)
+    rewards, mask, all_rows = torch.cat([REWARDS, nothing]), torch.cat([MASK, nothing.bool()]), ALL.new_ones(N + 1)
+    padded = copy.deepcopy(estimator)(rewards, mask, all_rows, rewards)
+    alone = copy.deepcopy(estimator)(REWARDS, MASK, ALL, REWARDS)
+    for with_padding, expected in zip(padded, alone, strict=True):
+        assert with_padding.isfinite().all()
+        torch.testing.assert_close(with_padding[:-1], expected)
 
 
 def test_without_a_baseline_every_step_gets_the_captions_log_probability():

@@ -81,6 +81,14 @@ def test_an_option_that_is_off_is_one_that_an_earlier_version_lacks():
     assert [group.runs for group in group_by_seed([run("b_1", 1), newer])] == [["b_1"], ["b_2"]]
 
 
+def test_off_and_off_are_not_the_same():
+    """An average that begins at 0 is another one than one that begins with the first batch."""
+    runs = [run("b_1", 1), run("b_2", 2)]
+    for each, initial in zip(runs, (0.0, None), strict=True):
+        each.settings["model"]["initial"] = initial
+    assert [group.runs for group in group_by_seed(runs)] == [["b_1"], ["b_2"]]
+
+
 def test_a_group_has_a_name_that_no_run_has():
     groups = group_by_seed([run("soft", 7, rate=9.0), run("soft_1", 1), run("soft_2", 2)])
     assert [group.name for group in groups] == ["soft", "soft (seeds)"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -138,3 +142,60 @@ def test_a_word_outside_the_vocabulary_is_refused():
     for word in (-1, 5):
         with pytest.raises(IndexError, match="targets must be in"):
             step_nll(torch.randn(1, 5), torch.tensor([word]))
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [3, 16, 40])  # less than a vector, one, and several with a rest
+def test_what_is_not_a_number_stays_none(width, dtype):
+    """So that a run that diverges shows it, also on the fast path."""
+    for gate in range(4):
+        parts, c = [torch.randn(2, 4 * width).to(dtype) for _ in range(3)], torch.randn(2, width)
+        parts[0][0, gate * width + 1] = float("nan")
+        h, c_new = lstm_cell(*parts, c)
+        assert h[0, 1].isnan() and h[1].isfinite().all() and c_new[1].isfinite().all()
+    for place in range(2):
+        P, q = torch.randn(1, 5, width).to(dtype), torch.randn(1, 1, width)
+        (P[0, 3], q[0, 0])[place][width // 2] = float("nan")
+        e = additive_logits(P, q, torch.randn(width))[0, 0]
+        assert e[3].isnan() and e.isnan().sum() == (1, 5)[place]
+    logits = torch.randn(2, width).to(dtype)
+    logits[0, 2] = float("nan")
+    nll = step_nll(logits, torch.tensor([1, 1]), 0.1)
+    assert nll[0].isnan() and nll[1].isfinite()
+
+
+@needs_compiler
+def test_a_word_that_cannot_be_costs_nothing():
+    logits = torch.randn(2, 40)
+    logits[:, 7] = -math.inf
+    targets = torch.tensor([1, 2])
+    torch.testing.assert_close(step_nll(logits, targets), plain_step_nll(logits, targets))
+
+
+FEWER_THREADS = """
+import torch
+from captioning.kernels import native
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.cross_entropy import plain_step_nll, step_nll
+
+torch.set_num_threads(2)
+assert native.usable(torch.zeros(1)) and native.threads() == 2
+logits, targets = torch.randn(64, 50), torch.randint(50, (64,))
+torch.testing.assert_close(step_nll(logits, targets), plain_step_nll(logits, targets))
+P, q, v = torch.randn(8, 5, 6), torch.randn(8, 2, 6), torch.randn(6)
+gradients = []
+for score in (additive_logits, plain_additive_logits):
+    inputs = [x.clone().requires_grad_() for x in (P, q, v)]
+    score(*inputs).sum().backward()
+    gradients.append([x.grad for x in inputs])
+torch.testing.assert_close(*gradients)
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("limit", ["OMP_THREAD_LIMIT=1", "OMP_DYNAMIC=true"])
+def test_fewer_threads_than_asked_for_do_all_of_the_work(limit):
+    name, value = limit.split("=")
+    environment = {key: found for key, found in os.environ.items() if key != "OMP_NUM_THREADS"} | {name: value}
+    subprocess.run([sys.executable, "-c", FEWER_THREADS], env=environment, check=True)

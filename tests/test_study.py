@@ -204,6 +204,26 @@ def test_a_run_that_cannot_be_resumed_is_named_in_place_of_training_another_besi
     assert ran == []
 
 
+def test_a_run_that_is_gone_is_not_scored_anew_and_what_to_delete_is_said(ran, capsys):
+    main("--only", "hard", "soft", "--seeds", "1")
+    ran.clear()
+    Path("measured/tiny_hard_1_argmax.json").unlink()
+    Path("runs/tiny_hard_1/checkpoints/best.ckpt").unlink()
+    with pytest.raises(SystemExit):
+        main("--only", "hard", "soft", "--seeds", "1", "2")
+    error = capsys.readouterr().err
+    assert "best.ckpt: no such file to score argmax; delete measured/tiny_hard_1.json to train it again" in error
+    assert {command[0] for command in ran} == {"tiny_hard_2", "tiny_soft_2"}  # the others are done
+
+
+def test_a_report_takes_no_option_that_it_would_ignore(ran, capsys):
+    with pytest.raises(SystemExit):
+        main("--report", "results.md", "--dry-run", "--seeds", "1")
+    assert "error: --report: makes the whole study's part of the page; leave out --seeds, --dry-run" in (
+        capsys.readouterr().err
+    )
+
+
 def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
     main("--only", "soft", "hard", "--seeds", "1")
     ran.clear()

@@ -202,5 +202,7 @@ def test_senseless_options_are_refused():
         VariationalOutput(inference_dim=0)
     with pytest.raises(InputError, match="VariationalOutput knows the expected context alone, not SelfCritical's"):
         Objective(attention, VariationalOutput(), estimator=SelfCritical())
+    with pytest.raises(InputError, match="rows_per_caption: the estimator draws 2 rows of a caption; leave it out"):
+        Objective(attention, VariationalOutput(), estimator=LeaveOneOut(2), rows_per_caption=3)
     with pytest.raises(InputError, match="leave NoBaseline out"):
         Objective(attention, MarginalOutput(), estimator=NoBaseline())

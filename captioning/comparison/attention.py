@@ -120,20 +120,27 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         data = run.settings.get("data")
         if not isinstance(data, dict) or not data.get("source"):
             continue
+        files: dict[int, Path] = {}
+        problem = ""
         try:
             (source,) = build({"data.source": CaptionSource}, [run.settings])
-            files: dict[int, Path] = {}
-            for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
-                index = source.index(split)
-                rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
-                files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}
-                if len(files) == len(ids):
-                    break
         except (InputError, OSError) as error:
             reason = str(error)
             continue
+        for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
+            try:
+                index = source.index(split)
+            except (InputError, OSError) as error:  # perhaps a data set without this split
+                problem = f" ({error})"
+                continue
+            rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
+            files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}
+            if len(files) == len(ids):
+                break
         there = {i: path for i, path in files.items() if path.is_file()}
         if there:
             return there, ""
-        reason = f"{next(iter(files.values()))} is not there" if files else f"{run.name}'s data do not have them"
+        reason = f"{run.name}'s data do not have them{problem}"
+        if files:
+            reason = f"{next(iter(files.values()))} is not there"
     return {}, reason

@@ -29,19 +29,22 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
     Two runs of one seed are never in one group: they would count the same twice.
     """
-    variants: dict[str, dict[str, Run]] = {}
+    variants: list[tuple[dict[str, Any], dict[str, Run]]] = []  # settings, and the runs by seed
     for run in runs:
         settings = settings_of(run)
         seed = next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
-        # What is off counts as not there: options are off by default, and earlier versions lack the newest.
-        kept = {key: value for key, value in settings.items() if key not in _SEEDS and value not in _OFF}
-        variant = repr([sorted(kept.items()), sorted(run.search.items())]) if run.settings and seed else run.name
-        while seed in variants.get(variant, {}):
-            variant += " again"
-        variants.setdefault(variant, {})[seed] = run
+        kept = {key: value for key, value in settings.items() if key not in _SEEDS}
+        for others, found in variants:
+            other = next(iter(found.values()))
+            known = run.settings and other.settings and seed
+            if known and seed not in found and run.search == other.search and _agree(kept, others):
+                found[seed] = run
+                break
+        else:
+            variants.append((kept, {seed: run}))
     taken = {run.name for run in runs}
     groups = []
-    for found in variants.values():
+    for _, found in variants:
         names = [run.name for run in found.values()]
         name = names[0] if len(names) == 1 else _common_name(names, list(found))
         while len(names) > 1 and name in taken:
@@ -49,6 +52,14 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         taken.add(name)
         groups.append(Group(name, names, list(found)))
     return groups
+
+
+def _agree(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Whether settings are the same; one that is off may be missing: earlier versions lack the newest options."""
+    either = {**some, **others}
+    return all(
+        some[key] == others[key] if key in some and key in others else value in _OFF for key, value in either.items()
+    )
 
 
 def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:

@@ -172,7 +172,7 @@ class Decoder(Component):
             channels = self.annotation_dropout(torch.ones_like(annotations[:, :1]))  # (B, 1, D)
             annotations = annotations * channels
         if self.annotation_layer is not None:
-            annotations = self.annotation_layer(annotations, mask)
+            annotations = to_autocast(self.annotation_layer(annotations, mask))  # norms give float32 on a GPU
         return self._prepare(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:

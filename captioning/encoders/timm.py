@@ -12,7 +12,7 @@ from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder, weights_wanted
 from captioning.encoders.imports import lean_imports
 from captioning.encoders.weights import OPTION, load_weights, read_weights
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 
 class TimmEncoder(Encoder):
@@ -52,6 +52,7 @@ class TimmEncoder(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
+        check_range(1, image_size=image_size, resize=resize)
         timm = _timm()
         args = dict(model_args or {})
         if not weights_wanted():
@@ -96,6 +97,7 @@ def _create(
     if name.partition(".")[0] not in timm.list_models():
         near = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.3)
         raise InputError(f"model.encoder.init_args.name: timm has no {name!r}; near: {', '.join(near)}")
+    _check_tag(timm, name)
     if image_size is not None and _fixed_input_size(timm, name):
         args = {**args, "img_size": image_size}
     if isinstance(out_index, int):
@@ -111,12 +113,19 @@ def _create(
     return network
 
 
+def _check_tag(timm: Any, name: str) -> None:
+    model, _, tag = name.partition(".")
+    known = timm.list_pretrained(f"{model}.*") if tag else []
+    if tag and name not in known:
+        raise InputError(f"model.encoder.init_args.name: timm has no {name!r}, only {', '.join([model, *known])}")
+
+
 def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None, *, pretrained: bool) -> Any:
     """Return the network up to a feature map; None for all that it has."""
     wanted = {} if index is None else {"out_indices": (index,)}
     try:
         return timm.create_model(name, **args, features_only=True, pretrained=pretrained, **wanted)
-    except (IndexError, AssertionError, TypeError) as error:
+    except (IndexError, AssertionError, TypeError, FileNotFoundError) as error:
         raise InputError(
             f"model.encoder.init_args: {name} with out_index={index}, model_args={args}: {error}"
         ) from error

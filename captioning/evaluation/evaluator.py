@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -148,6 +148,8 @@ class Evaluator:
     @torch.inference_mode()
     def _update(self, batch: CaptionBatch) -> None:
         memory = self.captioner.encode_batch(batch)
+        rows = batch.rows.tolist()
+        cells = {row: self.objects(row) for row in rows}
         reference_hits: dict[int, list[NounHit]] = {}
         reference_posterior_hits: dict[int, list[NounHit]] = {}
         if len(batch.captions):
@@ -161,17 +163,15 @@ class Evaluator:
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
                 sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
             self.evaluated.sums[int(batch.rows[0])] = sums
-            reference_hits = self._reference_hits(batch, output.trace.alphas)
+            reference_hits = self._reference_hits(batch, output.trace.alphas, cells)
             if output.trace.posterior is not None:
-                reference_posterior_hits = self._reference_hits(batch, output.trace.posterior)
+                reference_posterior_hits = self._reference_hits(batch, output.trace.posterior, cells)
         images, found = zip(*self._caption(batch, memory), strict=True)
-        rows = batch.rows.tolist()
-        cells = [self.objects(row) for row in rows]
         forced = [[best] for best in found]
-        if any(cells) or any(row < self.keep for row in rows):
+        if any(cells.values()) or any(row < self.keep for row in rows):
             forced = self.captioner.with_posterior(memory, forced)
-        for row, image, (best,), objects in zip(rows, images, forced, cells, strict=True):
-            words, trace = self.vocabulary.decode(best.ids), best.trace
+        for row, image, (best,) in zip(rows, images, forced, strict=True):
+            words, trace, objects = self.vocabulary.decode(best.ids), best.trace, cells[row]
             if row < self.keep:
                 self.kept[row] = image, best
             self.evaluated.images[row] = dataclasses.replace(
@@ -210,12 +210,14 @@ class Evaluator:
         text = self.vocabulary.tokenizer.join(words)
         return None if text == " ".join(words) else text
 
-    def _reference_hits(self, batch: CaptionBatch, alphas: Tensor) -> dict[int, list[NounHit]]:
+    def _reference_hits(
+        self, batch: CaptionBatch, alphas: Tensor, objects: Mapping[int, Sequence[ObjectCells]]
+    ) -> dict[int, list[NounHit]]:
         """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
         rows, looked = batch.rows.tolist(), alphas.float().cpu().numpy()
         hits: dict[int, list[NounHit]] = {row: [] for row in rows}
         left = {row: iter(self.index.references(row)) for row in rows}
         for image, alpha in zip(batch.image_index.tolist(), looked, strict=True):
             row = rows[image]
-            hits[row] += noun_hits(next(left[row]).split(), alpha, self.objects(row))
+            hits[row] += noun_hits(next(left[row]).split(), alpha, objects[row])
         return hits

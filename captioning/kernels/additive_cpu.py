@@ -25,7 +25,7 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v for the gradient of e, of one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight, scratch = torch.empty(B, R, A), torch.empty(native.threads(), A), _scratch(1, R, A)
+    for_query, for_weight, scratch = torch.empty(B, R, A), torch.zeros(native.threads(), A), _scratch(1, R, A)
     arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
     native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return for_query.to(query.dtype), for_weight.sum(dim=0)

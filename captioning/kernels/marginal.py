@@ -314,10 +314,9 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V) with its unreliable steps computed by the plain formula, one by one."""
-    for b, t in unreliable.nonzero().tolist():
-        step = plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
-        log_p = log_p.index_put((torch.tensor(b), torch.tensor(t)), step.to(log_p.dtype))
-    return log_p
+    places = unreliable.nonzero()
+    steps = [plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in places.tolist()]
+    return log_p.index_put(tuple(places.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
 
 
 class _Mixture(torch.autograd.Function):

@@ -119,7 +119,7 @@ class MovingAverage(Estimator):
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         returns = super().returns(rewards, mask)
-        return returns / mask.sum(dim=1, keepdim=True) if self.per_word else returns
+        return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
     def baseline(self, played: _Played, returns: Tensor) -> Tensor:
         captions = (played.mask if self.all_rows else played.drawn)[:, 0]  # a caption counts once, however long it is

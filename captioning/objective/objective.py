@@ -65,13 +65,16 @@ class Objective(nn.Module):
             raise InputError("rows_per_caption: hard attention's rows are its estimator's `samples`; leave it out")
         if estimator is None and draws:
             estimator = ExpectedContext() if self._output_draws else MovingAverage()
+        samples = 1 if estimator is None else estimator.samples
+        if samples > 1 and rows_per_caption not in (1, samples):
+            raise InputError(f"rows_per_caption: the estimator draws {samples} rows of a caption; leave it out")
         self.estimator = estimator
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight
         self.attention_penalty = attention_penalty
         self.reduction = reduction or losses.Reduction()
         self.label_smoothing = label_smoothing
-        self.rows_per_caption = max(rows_per_caption, 1 if estimator is None else estimator.samples)
+        self.rows_per_caption = max(rows_per_caption, samples)
         if r_drop and self.rows_per_caption < 2:
             where = "`rows_per_caption: 2`" if self.estimator is None else "an estimator with `samples: 2`"
             raise InputError(f"r_drop: compares rows of the same caption, of which there is one; set {where}")

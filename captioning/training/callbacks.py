@@ -129,7 +129,7 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
             text=sample.image.text,
         )
         with replacing(folder / name) as part:
-            figure.savefig(part, dpi=80, format="png")
+            figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         paths.append(folder / name)
     return paths
 

@@ -18,8 +18,9 @@ START, END = "<!-- configs, from: python docs/_site/configs_table.py -->", "<!--
 
 IMAGES = {"coco": 113_287 + 5_000, "flickr8k": 6_000 + 1_000}
 """Of training and validation in Karpathy's splits."""
-VECTOR = 14 * 14 * 512 * 2
-"""Bytes of the features of an image where an encoder has 14 x 14 locations of size 512, in half precision."""
+CHANNELS = {"flickr8k_mobilenet_deeper": 1024}
+"""D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
+TRAINED = {"coco": 113_287, "flickr8k": 6_000}
 DATA = {
     "ShapesSource": ("shapes, generated", "150 MB"),
     "coco": ("COCO 2014, `prepare_data.py coco --karpathy`", "20 GB, 29 GB while unpacking"),
@@ -41,11 +42,11 @@ def tables() -> str:
         attention = _class(decoder["attention"]) + (f", {score}" if score else "")
         cells = [attention, output, str(config["trainer"]["max_epochs"]), _score(text), _time(path.stem)]
         measured.append(f"| {name} | {' | '.join(cells)} |")
-        needs.append(f"| {name} | {' | '.join(_needs(config))} |")
+        needs.append(f"| {name} | {' | '.join(_needs(config, CHANNELS.get(path.stem, 512)))} |")
     return "\n".join([*measured, "", *needs])
 
 
-def _needs(config: dict[str, Any]) -> list[str]:
+def _needs(config: dict[str, Any], channels: int) -> list[str]:
     source, encoder = config["data"]["source"], config["model"]["encoder"]
     kind = _class(source)
     if kind != "ShapesSource":
@@ -57,7 +58,10 @@ def _needs(config: dict[str, Any]) -> list[str]:
     elif options.get("weights"):
         weights = f"`{options['weights']}`, `prepare_data.py weights`"
     frozen = kind in IMAGES and options.get("trainable_from") is None
-    features = f"{VECTOR * IMAGES[kind] / 1e9:.1f} GB" if frozen else "-"
+    half_precision = 2 * 14 * 14 * channels  # bytes of an image
+    features = f"{half_precision * IMAGES[kind] / 1e9:.1f} GB" if frozen else "-"
+    if frozen and config["data"].get("flip"):
+        features += f", {half_precision * (IMAGES[kind] + TRAINED[kind]) / 1e9:.1f} GB with mirrored ones"
     return [*DATA[kind], options.get("name", _class(encoder)), weights, features]
 
 
@@ -79,13 +83,14 @@ def _score(text: str) -> str:
 
 
 def _time(name: str) -> str:
-    """Return how long the training took that a measurement of exactly this config recorded."""
+    """Return how long the training took that the demo recorded for this config."""
     runs = json.loads((ROOT / "docs/measurements/demo.json").read_text(encoding="utf-8"))
     for run in runs.values():
         if isinstance(run, dict) and run.get("config") == name:
             machine = run["machine"]
             where = f"{machine['cores']} cores of {machine['processor']}"
-            return f"{run['seconds'] / 60:.0f} min in `make demo`, {where} ([demo.json](measurements/demo.json))"
+            how = f"{run['max_epochs']} epochs in batches of {run['batch_size']}"
+            return f"{run['seconds'] / 60:.0f} min in `make demo`, {how}, {where} ([demo.json](measurements/demo.json))"
     return "not measured"
 
 

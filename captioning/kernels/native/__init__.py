@@ -11,6 +11,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import subprocess
 import tempfile
 from pathlib import Path
@@ -20,8 +21,8 @@ from torch import Tensor
 
 _FOLDER = Path(__file__).parent
 # fast-math: sums may be added up in any order, which is what lets them be vectorised. Not when linking, where it would
-# change how the whole process rounds tiny numbers.
-_FLAGS = "-O3 -march=native -ffast-math -funroll-loops -fPIC".split()
+# change how the whole process rounds tiny numbers. What is not a number stays none: a run that diverges must show it.
+_FLAGS = "-O3 -march=native -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
 _WIDE = "-mprefer-vector-width=512"
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Pool(ctypes.Structure):
-    _fields_ = (("parallel", Pointer), ("thread", Pointer), ("threads", ctypes.c_long))
+    _fields_ = (("parallel", Pointer), ("thread", Pointer), ("team", Pointer), ("threads", ctypes.c_long))
 
 
 def usable(tensor: Tensor) -> bool:
@@ -65,7 +66,7 @@ def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | 
 
 
 def threads() -> int:
-    """Return the number of threads that a kernel uses."""
+    """Return the largest number of threads that a kernel uses: the runtime may give it fewer."""
     return 1 if _openmp() is None else torch.get_num_threads()
 
 
@@ -75,40 +76,42 @@ def pointers(tensors: tuple[Tensor, ...]) -> ctypes.Array:
 
 
 def _pool() -> _Pool:
-    return _Pool(*(_openmp() or (None, None)), threads())
+    return _Pool(*(_openmp() or (None, None, None)), threads())
 
 
 @functools.cache
-def _openmp() -> tuple[int, int] | None:
-    """Return the addresses of GOMP_parallel and omp_get_thread_num in the runtime that PyTorch itself uses."""
+def _openmp() -> tuple[int, ...] | None:
+    """Return the addresses of ``Pool``'s functions in the OpenMP runtime that PyTorch itself uses."""
+    package = Path(torch.__file__).parent
+    own = (package / "lib", package.parent / "torch.libs")
     try:
         loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     except OSError:
-        loaded = {str(path) for path in (Path(torch.__file__).parent / "lib").glob("lib*omp*")}
-    for path in sorted(loaded):
+        loaded = {str(path) for path in own[0].glob("lib*omp*")}
+    for path in sorted(loaded, key=lambda path: (Path(path).parent not in own, path)):  # other packages bring some, too
         if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
             library = ctypes.CDLL(path)
             if hasattr(library, "GOMP_parallel"):  # LLVM's and Intel's runtimes have it too
-                functions = (library.GOMP_parallel, library.omp_get_thread_num)
-                first, second = (ctypes.cast(function, Pointer).value for function in functions)
-                if first and second:
-                    return first, second
+                functions = (library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads)
+                addresses = [ctypes.cast(function, Pointer).value for function in functions]
+                if all(addresses):
+                    return tuple(address for address in addresses if address)
     return None
 
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None, with one line that says why, where they cannot be compiled."""
-    compiler = os.environ.get("CC", "cc")
+    compiler = shlex.split(os.environ.get("CC") or "cc")
     flags = [*_FLAGS, _WIDE] if platform.machine() in ("x86_64", "AMD64") else _FLAGS
     sources = sorted(_FOLDER.glob("*.c"))
     # The processor is part of the name: -march=native, and home folders that several machines share.
-    content = "\n".join([compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
+    content = "\n".join([*compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
     path = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
     try:
         if not path.is_file():
-            _compile([compiler, *flags], sources, path)
+            _compile(compiler, flags, sources, path)
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = ((getattr(error, "stderr", None) or str(error)).strip().splitlines() or ["no reason given"])[-1]
@@ -121,13 +124,13 @@ def _library() -> ctypes.CDLL | None:
     return library
 
 
-def _compile(command: list[str], sources: list[Path], path: Path) -> None:
+def _compile(compiler: list[str], flags: list[str], sources: list[Path], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
         objects = [f"{temporary}/{source.stem}.o" for source in sources]
         built = f"{temporary}/{path.name}"
-        steps = [[*command, "-c", str(source), "-o", o] for source, o in zip(sources, objects, strict=True)]
-        for arguments in (*steps, [command[0], "-shared", *objects, "-o", built]):
+        steps = [[*compiler, *flags, "-c", str(source), "-o", o] for source, o in zip(sources, objects, strict=True)]
+        for arguments in (*steps, [*compiler, "-shared", *objects, "-o", built]):
             subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
         os.replace(built, path)  # several processes may do this at once
 

@@ -1,15 +1,18 @@
 /* What the kernels share: threads, number formats and a tanh that compilers can vectorise. */
 
+#pragma once
+
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* GOMP_parallel and omp_get_thread_num of the OpenMP runtime that PyTorch has loaded already: a second one would compete
-   with it for the cores. NULL: one thread. */
+/* GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP runtime that PyTorch has loaded already: a
+   second one would compete with it for the cores. NULL: one thread. */
 typedef struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
     int (*thread)(void);
+    int (*team)(void);
     long threads;
 } Pool;
 
@@ -20,11 +23,11 @@ static inline void run(const Pool *pool, void (*body)(void *), void *work) {
         body(work);
 }
 
-/* This thread's part of n items; returns its number. */
+/* This thread's part of n items; returns its number. The runtime may give fewer threads than were asked for. */
 static inline long share(const Pool *pool, long n, long *begin, long *end) {
-    const long thread = pool->threads > 1 ? pool->thread() : 0;
-    *begin = n * thread / pool->threads;
-    *end = n * (thread + 1) / pool->threads;
+    const long thread = pool->threads > 1 ? pool->thread() : 0, threads = pool->threads > 1 ? pool->team() : 1;
+    *begin = n * thread / threads;
+    *end = n * (thread + 1) / threads;
     return thread;
 }
 

@@ -3,6 +3,7 @@
    With e = smoothing: nll = log sum exp(x) - (1 - e) x_target - e mean(x). Logits are float or bfloat16, so is their
    gradient; everything else is float. */
 
+#include "vector.h"
 #include "vector_math.h"
 
 typedef struct {
@@ -24,16 +25,16 @@ typedef struct {
         share(w->pool, w->M, &begin, &end);                                                                           \
         for (long m = begin; m < end; m++) {                                                                          \
             const TYPE *restrict x = (const TYPE *)w->logits + m * V;                                                 \
-            float largest = load_##type(x[0]), sum = 0, total = 0;                                                    \
+            const float largest = largest_##type(x, V), e = w->smoothing[0];                                          \
+            float sum = 0, total = 0;                                                                                 \
             for (long i = 0; i < V; i++) {                                                                            \
                 const float value = load_##type(x[i]);                                                                \
-                largest = value > largest ? value : largest;                                                          \
+                total += exp_(value - largest);                                                                       \
                 sum += value;                                                                                         \
             }                                                                                                         \
-            for (long i = 0; i < V; i++) total += exp_(load_##type(x[i]) - largest);                                  \
-            const float e = w->smoothing[0];                                                                          \
             w->lse[m] = largest + logf(total);                                                                        \
-            w->nll[m] = w->lse[m] - (1 - e) * load_##type(x[w->targets[m]]) - e * sum / V;                            \
+            const float evenly = e ? e * sum / V : 0; /* of words that cannot be, the sum is infinite */              \
+            w->nll[m] = w->lse[m] - (1 - e) * load_##type(x[w->targets[m]]) - evenly;                                 \
         }                                                                                                             \
     }                                                                                                                 \
     static void backward_##type(void *data) {                                                                         \

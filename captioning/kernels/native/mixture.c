@@ -3,6 +3,7 @@
    captioning/kernels/marginal.py has the formulas and the matrix products between these. Rows are float or bfloat16;
    sums, logarithms and log p are float. */
 
+#include "vector.h"
 #include "vector_math.h"
 
 #define SMALLEST 1e-15f
@@ -23,11 +24,8 @@ typedef struct {
         const long V = w->V;                                                                                          \
         const TYPE *x = (const TYPE *)w->in + m * V;                                                                  \
         TYPE *out = (TYPE *)w->out + m * V;                                                                           \
-        float largest = load_##type(x[0]), sum = 0;                                                                   \
-        for (long i = 0; i < V; i++) {                                                                                \
-            const float value = load_##type(x[i]);                                                                    \
-            largest = value > largest ? value : largest;                                                              \
-        }                                                                                                             \
+        const float largest = largest_##type(x, V);                                                                   \
+        float sum = 0;                                                                                                \
         for (long a = 0; a < V; a += BLOCK) {                                                                         \
             const long n = V - a < BLOCK ? V - a : BLOCK;                                                             \
             float values[BLOCK]; /* in and out may be one */                                                          \
@@ -45,13 +43,11 @@ typedef struct {
         const TYPE *restrict s = (const TYPE *)w->in + m * V, *restrict mixed = (const TYPE *)w->mixed + m * V;       \
         float *restrict log_p = w->log_p + m * V;                                                                     \
         const float a0 = w->a0[m], shift = w->shift[m];                                                               \
-        float least = load_##type(mixed[0]) + a0;                                                                     \
         for (long i = 0; i < V; i++) {                                                                                \
             const float total = load_##type(mixed[i]) + a0;                                                           \
-            least = total < least ? total : least;                                                                    \
             log_p[i] = load_##type(s[i]) - shift + log_(total < SMALLEST ? SMALLEST : total);                         \
         }                                                                                                             \
-        w->least[m] = least;                                                                                          \
+        w->least[m] = smallest_##type(mixed, V) + a0;                                                                 \
     }                                                                                                                 \
     /* U = q / (mixed + a_0), and the sum of each row. */                                                             \
     static void ratios_##type(const void *data, long m) {                                                             \

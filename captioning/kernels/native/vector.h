@@ -18,8 +18,8 @@ typedef int32_t whole __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t bits __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t half __attribute__((vector_size(2 * WIDTH)));
 
-/* Of each: the smaller and the larger of two, an estimate of 1 / x, 16 bits to 32 and back. REFINEMENTS: Newton's steps
-   after the estimate that float needs, and bfloat16. */
+/* Of each: the smaller and the larger of two (y, or none, if one is not a number), an estimate of 1 / x, 16 bits to 32 and
+   back. REFINEMENTS: Newton's steps after the estimate that float needs, and bfloat16. */
 #if WIDTH == 16
 #include <immintrin.h>
 static inline vec least(vec x, vec y) { return (vec)_mm512_min_ps((__m512)x, (__m512)y); }
@@ -52,7 +52,7 @@ static inline vec chosen(whole first, vec x, vec y) { return (vec)((first & (who
 static inline vec least(vec x, vec y) { return chosen(x < y, x, y); }
 static inline vec greatest(vec x, vec y) { return chosen(x > y, x, y); }
 /* Compilers may make an estimate and a Newton's step of this: not quite exact, and an infinite x does not survive it. */
-static inline vec estimate(vec x) { return 1.0f / least(x, (vec){0} + 1e37f); }
+static inline vec estimate(vec x) { return 1.0f / least((vec){0} + 1e37f, x); }
 static inline bits widened(half x) { return __builtin_convertvector(x, bits); }
 static inline half narrowed(bits x) { return __builtin_convertvector(x, half); }
 #define REFINEMENTS_BFLOAT16 0
@@ -104,9 +104,29 @@ static inline half to_bfloat16(vec x) { /* to nearest even */
 PARTS(float, float, vec)
 PARTS(uint16_t, bfloat16, half)
 
+/* The largest or smallest of a row of n >= 1 numbers, any of them if one is none: a loop that compilers vectorise only where
+   they may forget of that case. */
+#define EXTREME(TYPE, type, name, best, is_better)                                                                    \
+    static inline float name##_##type(const TYPE *row, long n) {                                                      \
+        vec found[4]; /* four at a time, so that none waits for the one before */                                     \
+        for (int k = 0; k < 4; k++) found[k] = all(load_##type(row[0]));                                              \
+        long a = 0;                                                                                                   \
+        for (; a + 4 * WIDTH <= n; a += 4 * WIDTH)                                                                    \
+            for (int k = 0; k < 4; k++) found[k] = best(found[k], part_##type(row, a + k * WIDTH, n));                \
+        const vec of_all = best(best(found[0], found[1]), best(found[2], found[3]));                                  \
+        float x = of_all[0];                                                                                          \
+        for (int k = 1; k < WIDTH; k++) x = of_all[k] is_better x ? of_all[k] : x;                                    \
+        for (; a < n; a++) x = load_##type(row[a]) is_better x ? load_##type(row[a]) : x;                             \
+        return x;                                                                                                     \
+    }
+EXTREME(float, float, largest, greatest, >)
+EXTREME(float, float, smallest, least, <)
+EXTREME(uint16_t, bfloat16, largest, greatest, >)
+EXTREME(uint16_t, bfloat16, smallest, least, <)
+
 /* 1 / (1 + z) of z >= 0. Newton's step multiplies by z, which must be finite there. */
 static inline vec reciprocal(vec z, int refinements) {
-    const vec x = (refinements ? least(z, all(1e37f)) : z) + 1.0f;
+    const vec x = (refinements ? least(all(1e37f), z) : z) + 1.0f;
     vec r = estimate(x);
     for (int k = 0; k < refinements; k++) r += r * (1.0f - x * r);
     return r;
@@ -114,16 +134,18 @@ static inline vec reciprocal(vec z, int refinements) {
 static inline vec reciprocal_bfloat16(vec z) { return reciprocal(z, REFINEMENTS_BFLOAT16); }
 static inline vec reciprocal_float(vec z) { return reciprocal(z, REFINEMENTS_FLOAT); }
 
+static inline vec between(float low, vec x, float high) { return least(all(high), greatest(all(low), x)); }
+
 /* x - floor x, and y 2^floor x. The second may become 0 or infinite for a large x; without AVX-512 it stops before. */
 #if WIDTH == 16
 static inline vec fraction(vec x) { return (vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF); }
 static inline vec scaled(vec y, vec x) { return (vec)_mm512_scalef_ps((__m512)y, (__m512)x); }
 #else
 static inline whole floor_of(vec x) {
-    return __builtin_convertvector(least(greatest(x, all(-125.5f)), all(125.5f)) + 128.0f, whole) - 128;
+    return __builtin_convertvector(between(-125.5f, x, 125.5f) + 128.0f, whole) - 128;
 }
 static inline vec fraction(vec x) {
-    return least(greatest(x, all(-125.5f)), all(125.5f)) - __builtin_convertvector(floor_of(x), vec);
+    return between(-125.5f, x, 125.5f) - __builtin_convertvector(floor_of(x), vec);
 }
 static inline vec scaled(vec y, vec x) { return y * (vec)((floor_of(x) + 127) << 23); }
 #endif
@@ -137,14 +159,14 @@ static inline vec exponential_bfloat16(vec x) {
 /* e^2x, within 3e-7 relatively. Beyond |x| = 43.5 it is e^87 or e^-87: never 0, never infinite. */
 static inline vec exponential_float(vec x) {
 #if WIDTH == 16
-    const __m512 z = _mm512_range_ps((__m512)x, _mm512_set1_ps(43.5f), 2); /* the smaller magnitude, with the sign of x */
+    const __m512 z = (__m512)between(-43.5f, x, 43.5f);
     const __m512 y = _mm512_mul_ps(z, _mm512_set1_ps(2.88539004f));
     const __m512 rest = _mm512_fmsub_ps(z, _mm512_set1_ps(2.88539004f), y); /* what rounding took of y */
     const vec f = fraction((vec)y) + ((vec)rest + (vec)z * 3.85192607e-8f); /* the rest of 2 / ln 2 */
     vec p = ((((1.87757669e-3f * f + 8.98933969e-3f) * f + 5.58263175e-2f) * f + 0.240153611f) * f + 0.693153083f) * f;
     return scaled(p + 0.99999994f, (vec)y);
 #else
-    const vec y = 2.0f * least(greatest(x, all(-43.5f)), all(43.5f));
+    const vec y = 2.0f * between(-43.5f, x, 43.5f);
     const vec n = 1.44269504f * y - fraction(1.44269504f * y);
     const vec f = y - n * 0.693145752f; /* ln 2 with few bits, so that this is exact; the rest of it below */
     vec p = ((((1.17346561e-2f * f + 3.89426909e-2f) * f + 0.167634189f) * f + 0.499848276f) * f + 1.00000846f) * f;

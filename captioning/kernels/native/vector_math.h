@@ -20,7 +20,7 @@ static inline float exp_(float x) {
     return p * scale;
 }
 
-/* log of a positive, normal number; error below 2e-7 of it or of 1, whichever is larger. The polynomial of Cephes. */
+/* log of a positive, normal number or of what is none; error below 2e-7 of it or of 1, whichever is larger. The polynomial of Cephes. */
 static inline float log_(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);
@@ -39,5 +39,6 @@ static inline float log_(float x) {
     p = p * m - 2.4999993993e-1f;
     p = p * m + 3.3333331174e-1f;
     const float n = (float)exponent;
-    return m + (m * m * (p * m - 0.5f) - 2.12194440e-4f * n) + 0.693359375f * n;
+    const float found = m + (m * m * (p * m - 0.5f) - 2.12194440e-4f * n) + 0.693359375f * n;
+    return x == x ? found : x;
 }

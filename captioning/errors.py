@@ -9,6 +9,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable
+from numbers import Integral
 from typing import ParamSpec
 
 P = ParamSpec("P")
@@ -19,6 +20,18 @@ DEBUG = "--debug"
 
 class InputError(ValueError):
     """A file, option or value that cannot be used. The message is one line: what, where, and what to do."""
+
+
+def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
+    """Refuse what is no whole number in low .. high; None is a value that is not set.
+
+    Raises:
+        InputError: names it.
+    """
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+            raise InputError(f"{name} must be a whole number, got {value!r}")
+    check_range(low, high, **values)
 
 
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:

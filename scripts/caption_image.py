@@ -62,6 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint, _device(arguments.device))
+    options = _options(arguments, captioner)
     json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
     undrawn = 0
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
         unreadable.append(path)
         progress.say(f"error: {error}")
 
-    captions = captioner.stream(paths, _options(arguments, captioner), batch_size=arguments.batch_size, on_error=skip)
+    captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == "-"
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions that come to the terminal show it themselves
     with (
@@ -205,10 +206,10 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
         if target is not None and target != "-":
             refuse_inputs(target, inputs, f"--{option}")
     if arguments.overlay is not None and Path(arguments.overlay).is_dir():
-        suffix = "." + (arguments.overlay_format or "png")
-        for file in sorted(Path(arguments.overlay).iterdir()):
-            if file.suffix.lower() == suffix:
-                refuse_inputs(file, inputs, "--overlay")
+        suffix, folder = "." + (arguments.overlay_format or "png"), Path(arguments.overlay).resolve()
+        for path in map(Path, inputs):
+            if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
+                refuse_inputs(path, [path], "--overlay")
 
 
 def _paths(images: list[str]) -> Iterator[str]:

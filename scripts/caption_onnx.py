@@ -169,11 +169,17 @@ def main() -> None:
     if min(options.get("beam_size", 1), options.get("max_length", 1)) < 1:
         parser.error("--beam_size and --max_length must be at least 1")
     try:
-        captioner = OnnxCaptioner(folder)
+        try:
+            captioner = OnnxCaptioner(folder)
+        except OSError:
+            raise
+        except Exception as error:  # onnxruntime has many, of no common kind
+            what = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+            raise OSError(f"{folder}: is damaged, or was exported without --onnx ({what})") from error
         for path in images:
             text = captioner(path, **options)
             print(f"{path}\t{text}" if len(images) > 1 else text, flush=True)
-    except OSError as error:
+    except (OSError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 

@@ -156,6 +156,8 @@ def _scores(run: Path | None, tokenizer: Tokenizer) -> str:
         with_intervals = _with_intervals(list(images.values()), java=tokenizer.english)
         rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
         rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
+        split = search.pop("split", None)  # what `captioning test` was told to test on
+        title = {"val": "Validation split", "train": "Training split"}.get(split, title)
         how = ", ".join(f"{name} {value}" for name, value in search.items())
         parts.append(f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}")
     if not parts:

@@ -104,6 +104,9 @@ def test_a_stack_begins_with_different_weights_in_each_layer():
 @pytest.mark.parametrize(("options", "message"), [
     ({"dim": 12, "heads": 5}, "dim 12 must be a multiple of 4 and of its 5 heads"),
     ({"heads": 7}, "dim 7 must be a multiple of 4"),
+    ({"dim": -8}, "dim must be in 1 .. 65536, got -8"),
+    ({"feedforward_dim": -3}, "feedforward_dim must be in 1 .. 65536, got -3"),
+    ({"dropout": 1.5}, "dropout must be in 0 .. 0.99, got 1.5"),
     ({"layers": 0}, "heads and layers must be at least 1, got 8 and 0"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_divided_are_refused(options, message):

@@ -291,6 +291,12 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
 
 
+def test_a_refused_option_leaves_no_file(capsys, checkpoint, folder, tmp_path):
+    options = ["--json", tmp_path / "c.json", "--min_length", 99]
+    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, *options, code=2)
+    assert "min_length must be in" in err and not list(tmp_path.glob("c.json*"))
+
+
 def test_cuda_where_there_is_none_is_refused(capsys, checkpoint, folder):
     _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--device", "cuda:99", code=2)
     assert err.startswith("error: device cuda:99: torch finds ")

@@ -189,6 +189,8 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     assert [cell.value for cell in correctness] == pytest.approx([25, 40]) and correctness[1].clear
     assert [cell.text for cell in cells(pair, "Grounding", "spread evenly")] == ["20.0", "20.0"]
     assert "attention_correctness" in pair.tests["hard"]
+    for table in pair.tables:  # or the numbers of --json would lose one
+        assert len({row.name for row in table.rows}) == len(table.rows)
     assert any(image.hits for image in soft.values())
 
 
@@ -471,3 +473,10 @@ def test_the_papers_scores_stand_beside_a_single_run():
     assert shown["BLEU-4"] == [("19.50", ""), ("21.30", ""), ("20.50", "+1.00 and -0.80")]
     assert shown["BLEU-2"][2] == ("", "")
     assert shown["METEOR"] == [("18.93", ""), ("20.30", ""), ("19.00", "+0.07 and -1.30")]
+    assert "Not scored on the test split" not in table.note
+    # BLEU with the penalty is not what the paper reports, and other images are not its test.
+    runs = [run_of("other", scores={"bleu4": 24.0}, search={"split": "val"})]
+    found = compare(runs, resamples=20)
+    compare_with_paper(found, runs, "flickr8k")
+    assert found.tables[0].rows[3].cells[2].text == ""
+    assert found.tables[0].note.startswith("Not scored on the test split: other (val). ")

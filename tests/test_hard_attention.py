@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -194,6 +196,7 @@ def test_modes_that_an_attention_does_not_know_are_refused_by_name():
         ({"ramp": (20, 10)}, "ramp must be"),
         ({"ramp": (10, 20, 30)}, "two or four"),
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": math.nan}, "temperature must be positive"),
         ({"anneal": 0}, "anneal must be at least 1"),
     ],
 )

@@ -285,11 +285,21 @@ def test_sampling_with_a_seed_repeats_itself_and_leaves_the_global_stream_alone(
         ({"method": "sample", "temperature": 0.0}, "temperature must be in 1e-06 .. 1000000.0, got 0.0"),
         ({"beam_size": 0}, "beam_size must be in 1"),
         ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 2.5}, "batch_size must be a whole number, got 2.5"),
+        ({"beam_size": "3"}, "beam_size must be a whole number, got '3'"),
+        ({"max_length": 5.5}, "max_length must be a whole number, got 5.5"),
     ],
 )
 def test_an_option_out_of_its_range_is_refused(captioner, images, options, message):
     with pytest.raises(InputError, match=message):
         captioner.caption(images[0], **options)
+
+
+def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, images):
+    with pytest.raises(InputError, match="there are 1 for 2 images"):
+        captioner.force_decode(images[:2], [["a"]])
+    with pytest.raises(InputError, match="a caption is a list of words, got 'a red circle'"):
+        captioner.force_decode(images[:1], ["a red circle"])
 
 
 def test_an_image_that_cannot_be_read_is_named(captioner, images, tmp_path):
@@ -385,7 +395,7 @@ def test_a_checkpoint_that_cannot_be_rebuilt_says_why(tmp_path, changes, message
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "tape"])
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "tape"])
 def test_a_device_that_is_not_there_is_refused(checkpoint, device):
     with pytest.raises(InputError, match=f"device '?{device}"):
         load(checkpoint, device)

@@ -96,6 +96,18 @@ def test_no_torch_and_nothing_of_this_package_is_needed(tmp_path, photos):
     assert done.stdout == f"{photos[0]}\t{first.text}\n{photos[4]}\t{second.text}\n"
 
 
+@pytest.mark.parametrize("content", [None, b"{", b"{}"])
+def test_a_folder_without_graphs_or_damaged_is_one_line(tmp_path, capsys, monkeypatch, photos, content):
+    if content is not None:
+        for name in ("config.json", "vocabulary.json"):
+            (tmp_path / name).write_bytes(content)
+    monkeypatch.setattr("sys.argv", ["caption_onnx.py", str(tmp_path), str(photos[0])])
+    with pytest.raises(SystemExit) as stopped:
+        load_script("caption_onnx").main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and str(tmp_path) in error
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("score", [CoverageScore(5), GeneralScore()], ids=lambda score: type(score).__name__)
 def test_scores_with_and_without_a_state_are_exported(tmp_path, photos, score):
@@ -131,6 +143,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_graphs, "_export", write_and_change)
     with pytest.raises(InputError, match=r"step\.onnx: log_probs is off by"):
         onnx_graphs.write_onnx(captioner, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())  # neither graph, whole or half
 
 
 def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ def test_test_writes_scores_and_every_caption(shapes, tmp_path):
     written = json.loads((tmp_path / "test_metrics.json").read_text())
     captions = json.loads((tmp_path / "test_captions.json").read_text())
     assert written["test/bleu1"] == pytest.approx(scores["test/bleu1"], abs=1e-4)
-    assert written["search"]["beam_size"] == 2
+    assert (written["search"]["beam_size"], written["search"]["split"]) == (2, "test")
     index = shapes.index("test")
     assert [c["image_id"] for c in captions] == index.image_ids.tolist()
     assert captions[2]["references"] == index.references(2)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention.base import check_locations
-from captioning.component import Component
-from captioning.errors import InputError
+from captioning.component import Component, check_size
+from captioning.errors import InputError, check_range
 
 
 class AnnotationLayer(Component):
@@ -66,6 +66,8 @@ class AnnotationAttention(AnnotationLayer):
         super().__init__()
         if heads < 1 or layers < 1:
             raise InputError(f"AnnotationAttention: heads and layers must be at least 1, got {heads} and {layers}")
+        check_size(dim=dim, feedforward_dim=feedforward_dim)
+        check_range(0, 0.99, dropout=dropout)
         self.dim = dim
         self.heads = heads
         self.layer_count = layers

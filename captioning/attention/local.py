@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from captioning.attention.base import Score, State, check_grid, check_locations
+from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
 
@@ -46,7 +49,8 @@ class LocalScore(Score):
         self, score: Score, *, window: tuple[float, float] = (3.0, 3.0), position_dim: int | None = None
     ) -> None:
         super().__init__()
-        if len(window) != 2 or min(window) < 0.5:
+        check_size(position_dim=position_dim)
+        if len(window) != 2 or not all(0.5 <= side < math.inf for side in window):
             raise InputError(f"window must be (rows, columns), each at least 0.5 locations, got {window}")
         self.score = score
         self.window = tuple(window)

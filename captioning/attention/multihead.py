@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from captioning.attention.base import AttentionOutput, Memory, Score, State, check_mask, for_rows
 from captioning.attention.soft import SoftAttention
+from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear, share
 
@@ -52,6 +53,7 @@ class MultiHeadAttention(SoftAttention):
         super().__init__(score, dropout=dropout)
         if heads < 1:
             raise InputError(f"heads must be at least 1, got {heads}")
+        check_size(dim=dim)
         self.heads = heads
         self.dim = dim
 

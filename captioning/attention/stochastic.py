@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 
 import numpy as np
@@ -170,7 +171,7 @@ class GumbelAttention(StochasticAttention):
             inference=inference,
         )
         for name, value in (("temperature", temperature), ("final_temperature", final_temperature)):
-            if value <= 0:
+            if not 0 < value < math.inf:
                 raise InputError(f"{name} must be positive, got {value}; hard draws are the limit 0")
         if anneal < 1:
             raise InputError(f"anneal must be at least 1 training batch, got {anneal}")

@@ -53,9 +53,6 @@ def explore(
 
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
-
-    Raises:
-        InputError: an image file is damaged.
     """
     tested = [run for run in runs if run.captions]
     if not comparison.disagreements:
@@ -79,12 +76,16 @@ def explore(
         spoken = [item.captions[run.name].split() for item in items]
         notices += _doubts(run, model, spoken)
         inference = run.search.get("inference", model.captioner.decoder.attention.inference)
-        captions = model.force_decode(
-            [files[item.image_id] for item in items],
-            spoken,
-            inference=inference,
-            seed=seed if inference == "sample" else None,
-        )
+        try:
+            captions = model.force_decode(
+                [files[item.image_id] for item in items],
+                spoken,
+                inference=inference,
+                seed=seed if inference == "sample" else None,
+            )
+        except InputError as error:  # an image that is damaged, or a mode that the checkpoint of today does not have
+            notices.append(f"No attention of {run.name}: {error}.")
+            continue
         for item, caption in zip(items, captions, strict=True):
             shown = caption.for_explorer(
                 run.name,
@@ -94,7 +95,7 @@ def explore(
             name = f"{item.image_id}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
             images[name] = ExploredImage(seen.view, name, [*seen.runs, shown])
-    return explorer_fragment(list(images.values())), notices
+    return explorer_fragment(list(images.values())) if images else "", notices
 
 
 def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:

@@ -60,8 +60,7 @@ def compare_grounding(result: Comparison, scored: Scored) -> None:
                 cells.append(measured_cell(interval, test, of=f"{int(counts[run][:, 1].sum())} nouns"))
             else:
                 cells.append(plain_cell(float(share(counts[run].sum(axis=0))), "{:.1f}"))
-        name = title + (where if own else "")
-        rows.append(Row(name, with_best(cells, max) if own and scored.common else cells, baseline=not own))
+        rows.append(Row(title + where, with_best(cells, max) if own and scored.common else cells, baseline=not own))
     note = (
         "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
         "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "

@@ -37,7 +37,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         for others, found in variants:
             other = next(iter(found.values()))
             known = run.settings and other.settings and seed
-            if known and seed not in found and run.search == other.search and _agree(kept, others):
+            if known and seed not in found and _searched_alike(run, other) and _agree(kept, others):
                 found[seed] = run
                 break
         else:
@@ -52,6 +52,12 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
         taken.add(name)
         groups.append(Group(name, names, list(found)))
     return groups
+
+
+def _searched_alike(run: Run, other: Run) -> bool:
+    if "split" in run.search and "split" in other.search:
+        return run.search == other.search
+    return run.search | {"split": ""} == other.search | {"split": ""}  # an earlier version did not say
 
 
 def _agree(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

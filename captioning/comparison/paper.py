@@ -27,7 +27,7 @@ def compare_with_paper(result: Comparison, runs: Sequence[Run], data: str) -> No
         reported = [TABLE_1[data][paper][number] for paper in (_SOFT, _HARD)]
         cells = [Cell(f"{value:.2f}", value=value) for value in reported]
         for run in runs:
-            value = run.scores.get(f"{name}_no_penalty", run.scores.get(name))
+            value = run.scores.get(name if name == "meteor" else f"{name}_no_penalty")
             changes = [] if value is None else [f"{value - other:+.2f}" for other in reported]
             cells.append(Cell("") if value is None else Cell(f"{value:.2f}", change=" and ".join(changes), value=value))
         rows.append(Row(TITLES[name], cells))
@@ -35,4 +35,6 @@ def compare_with_paper(result: Comparison, runs: Sequence[Run], data: str) -> No
         "Percent, BLEU without brevity penalty as in the paper, whose tokens and test images may be others. "
         "Below: the difference from its soft and from its hard attention."
     )
+    if other := [f"{run.name} ({split})" for run in runs if (split := run.search.get("split", "test")) != "test"]:
+        note = f"Not scored on the test split: {', '.join(other)}. {note}"
     result.tables.insert(0, Table(f"The paper's Table 1, {data}", rows, note, columns))

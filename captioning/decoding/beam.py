@@ -33,7 +33,7 @@ def beam_search(
         min_length: words before <end> may come.
 
     Raises:
-        InputError: an option out of its range.
+        InputError: an option out of its range, or no word of an image has a finite probability.
     """
     check_lengths(min_length, max_length)
     if beam_size < 1:
@@ -78,6 +78,7 @@ def beam_search(
             count, total, tokens, rows = count[remaining], total[remaining], tokens[remaining], rows[remaining]
         rows, tokens = rows.flatten(), tokens.flatten()
         state = tuple(part.index_select(0, rows) for part in out.state)
-    return [
-        sorted(image, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for image in search.results()
-    ]
+    found = search.results()
+    if not all(found):
+        raise InputError("the model gives no word a finite probability; use another checkpoint")
+    return [sorted(image, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for image in found]

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 from captioning.trace import AttentionTrace
 
 State = tuple[Tensor, ...]
@@ -75,7 +75,8 @@ class BeamOptions:
     min_length: int = 1
 
     def __post_init__(self) -> None:
-        check_range(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
+        check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
+        check_whole(0, min_length=self.min_length)
         check_range(-10, 10, length_normalization=self.length_normalization)
         if not 0 <= self.min_length < self.max_length:
             raise InputError(

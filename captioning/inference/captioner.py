@@ -21,7 +21,7 @@ from captioning.checkpoint import CHECKPOINT_FORMAT
 from captioning.data.given import ImageSource, is_one, name_of
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
-from captioning.errors import InputError
+from captioning.errors import InputError, check_whole
 from captioning.exported import write_export
 from captioning.inference.images import photo_of, views_of
 from captioning.inference.options import DecodingOptions, configured_options
@@ -168,8 +168,7 @@ class ImageCaptioner(Generic[Model]):
             download: fetch images that are given by an https address.
             on_error: called with an image that cannot be read, which is then left out; without it the error is raised.
         """
-        if batch_size < 1:
-            raise InputError(f"batch_size must be at least 1, got {batch_size}")
+        check_whole(1, batch_size=batch_size)
         images = iter(images)
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
             for number in itertools.count():
@@ -213,9 +212,13 @@ class ImageCaptioner(Generic[Model]):
             batch_size: images that go through the model together.
 
         Raises:
-            InputError: a file that is not an image.
+            InputError: a file that is not an image, or captions that are not one for each image, of words.
         """
         options = dataclasses.replace(self.options, inference=inference, seed=seed)
+        if len(images) != len(captions):
+            raise InputError(f"captions: there are {len(captions)} for {len(images)} images")
+        if text := next((each for each in captions if isinstance(each, str)), None):
+            raise InputError(f"captions: a caption is a list of words, got {text[:80]!r}")
         found = []
         for number, start in enumerate(range(0, len(images), batch_size)):
             sources = list(images[start : start + batch_size])
@@ -246,8 +249,6 @@ class ImageCaptioner(Generic[Model]):
         captions = []
         decoded = self._decode([views for _, views in images], options, number)
         for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
-            if not hypotheses:
-                raise InputError("the model gives no word a finite probability; use another checkpoint")
             best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
             captions.append(self._to_caption(source, view, best, [Alternative(**other) for other in others]))
         return captions

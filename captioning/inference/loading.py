@@ -57,6 +57,8 @@ def load(
     for other, name in zip(others, path[1:], strict=True):
         if other.vocabulary != first.vocabulary:
             sizes = f"{len(other.vocabulary)} words, {path[0]} {len(first.vocabulary)}"
+            if len(other.vocabulary) == len(first.vocabulary):
+                sizes = "other words, another order or another tokenizer"
             raise InputError(f"{name}: its vocabulary is another one ({sizes}); an ensemble needs one vocabulary")
     members = [first.captioner, *(other.captioner for other in others)]
     return ImageCaptioner(Ensemble(members), first.vocabulary, first.settings)
@@ -80,7 +82,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         captioner.load_state_dict(weights)
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
             raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
-        return ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
+        settings = content.get("settings")
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:
@@ -91,6 +93,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
+    return ImageCaptioner(captioner.to(target), vocabulary, settings)
 
 
 def _check_sizes(decoder: dict[str, Any], weights: Mapping[str, Any]) -> None:
@@ -111,7 +114,7 @@ def _device(device: str | torch.device) -> torch.device:
         target = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
-    if target.type not in ("cpu", "cuda", "mps"):
+    if target.type not in ("cpu", "cuda"):  # Apple's mps has no float64, in which words are drawn
         raise InputError(f"device {device}: is not one that captions; use cpu or cuda")
     if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
         raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu")

@@ -61,7 +61,12 @@ def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
             if importlib.util.find_spec("onnxruntime") is not None:
                 _compare(encoder, folder / ENCODER, {"images": images})
                 _compare(step, folder / STEP, {"tokens": tokens, **parts})
+        for path in (folder / ENCODER, folder / STEP):  # both, or what was there before
+            with errors_named(path):
+                complete(path)
     finally:
+        for path in (folder / ENCODER, folder / STEP):
+            part_of(path).unlink(missing_ok=True)
         model.to(device)
 
 
@@ -135,7 +140,7 @@ class _Step(nn.Module):
 
 
 def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: list[str], returns: list[str]) -> None:
-    """Write one graph, whose first axis is free.
+    """Write one graph, whose first axis is free, under its temporary name.
 
     Raises:
         InputError: an operation has no counterpart in ONNX.
@@ -163,8 +168,6 @@ def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: li
         except Exception as error:  # the exporter's are many, and their texts are pages
             reason = one_line(_innermost(error), 200)
             raise InputError(f"--onnx: {path.name}: this model cannot be exported ({reason})") from error
-    with errors_named(path):
-        complete(path)
 
 
 def _innermost(error: Exception) -> Exception:
@@ -185,14 +188,14 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare(module: nn.Module, path: Path, inputs: dict[str, Tensor]) -> None:
-    """Run a graph on one row and on all of them.
+    """Run a graph, under its temporary name, on one row and on all of them.
 
     Raises:
         InputError: it does not compute what the module does.
     """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(part_of(path), providers=["CPUExecutionProvider"])
     for rows in (1, len(next(iter(inputs.values())))):
         given = {name: part[:rows] for name, part in inputs.items()}
         expected = module(*given.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from captioning.decoding import BeamOptions
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, check_whole
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class DecodingOptions(BeamOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(1e-6, 1e6, temperature=self.temperature)
-        check_range(1, top_k=self.top_k)
+        check_whole(1, top_k=self.top_k)
         check_range(1e-9, 1, top_p=self.top_p)
-        check_range(0, 2**63 - 1, seed=self.seed)
+        check_whole(0, 2**63 - 1, seed=self.seed)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
         only_sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])

@@ -137,7 +137,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
         self._objects_on: object = None  # the cells of these
         self._vocabulary: Vocabulary | None = None
-        self._evaluated_split = "val"
+        self.evaluated_split = "val"
         self._train_loader: ResumableLoader | None = None
         self._resume_from: dict[str, Any] | None = None
 
@@ -150,15 +150,15 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
-        self._evaluated_split = self.test_split if stage in ("test", "predict") else "val"
-        splits = ["train", "val"] if stage == "fit" else [self._evaluated_split]
+        self.evaluated_split = self.test_split if stage in ("test", "predict") else "val"
+        splits = ["train", "val"] if stage == "fit" else [self.evaluated_split]
         for split in splits:
             if len(self.index(split)) < self._processes[1]:
                 raise InputError(
                     f"{self.index(split).origin}: the {split} split has {len(self.index(split))} images for "
                     f"{self._processes[1]} processes; lower --trainer.devices"
                 )
-        self.source.objects(self._evaluated_split)  # damaged outlines are found before work starts
+        self.source.objects(self.evaluated_split)  # damaged outlines are found before work starts
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of ``split``, read once and shared with the workers."""
@@ -173,7 +173,7 @@ class CaptionDataModule(pl.LightningDataModule):
     @property
     def evaluated(self) -> CaptionIndex:
         """The records of the split that the current stage evaluates."""
-        return self.index(self._evaluated_split)
+        return self.index(self.evaluated_split)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -189,11 +189,11 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def objects(self, row: int) -> list[ObjectCells]:
         """Return the objects of an image of the evaluated split, on the encoder's cells; [] if none are known."""
-        cells, key = self.encoder.cells, (self._evaluated_split, row)
+        cells, key = self.encoder.cells, (self.evaluated_split, row)
         if self._objects_on != cells:  # of an encoder that is trained along
             self._objects_on, self._objects = cells, {}
         if key not in self._objects:
-            lookup = self.source.objects(self._evaluated_split)
+            lookup = self.source.objects(self.evaluated_split)
             found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
             view = self.encoder.preprocessing
             found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
@@ -274,7 +274,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""
-        dataset = self._dataset(self._evaluated_split, by_image=True)
+        dataset = self._dataset(self.evaluated_split, by_image=True)
         return dataset[list(range(min(count, len(dataset.index))))]
 
     def photo(self, row: int) -> Image | None:
@@ -345,7 +345,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self._resume_from = state_dict or None
 
     def _eval_dataloader(self) -> DataLoader[CaptionBatch]:
-        dataset = self._dataset(self._evaluated_split, by_image=True)
+        dataset = self._dataset(self.evaluated_split, by_image=True)
         rank, world_size = self._processes
         sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
         dataset.check_features(torch.tensor([row for batch in sampler for row in batch]))

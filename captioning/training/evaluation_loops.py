@@ -190,7 +190,7 @@ class EvaluatedModule(pl.LightningModule):
         if self.trainer.state.fn == "fit":
             self.log("epoch", float(self.current_epoch + 1))
         if scores and evaluating:
-            search = vars(self.search) | {"inference": self.attention.inference}
+            search = vars(self.search) | {"inference": self.attention.inference, "split": self.data.evaluated_split}
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
             if not isinstance(tokenizer, PennTreebank):

@@ -17,7 +17,6 @@ class Explorer {
     this.current = -1;
     this.active = null;
     this.panels = [];
-    this.location = null;
     this.player = null;
     this.states = new WeakMap();
     this.#build();
@@ -294,7 +293,6 @@ class Explorer {
 
   /** Mark a location in every panel with the same grid; null ends that. */
   markLocation(panel, location) {
-    this.location = location;
     for (const other of this.panels) {
       const same = other.run.rows === panel.run.rows && other.run.columns === panel.run.columns;
       other.mark(same ? location : null);

@@ -37,6 +37,7 @@ class Panel {
     this.image = image;
     this.run = run;
     this.locations = run.rows * run.columns;
+    this.location = null; // that is marked
     this.state = explorer.stateOf(run);
     this.stages = [new Stage(this), new Stage(this)]; // the first is in use while two words are pinned
     this.stageBox = element("div", { class: "stages" }, this.stages[1].root);
@@ -274,7 +275,7 @@ class Panel {
   redraw() {
     this.draw();
     this.#drawMatrix();
-    this.mark(this.explorer.location);
+    this.mark(this.location);
   }
 
   #drawMatrix() {
@@ -298,6 +299,7 @@ class Panel {
 
   /** Mark a location in pictures and matrix, and shade the words by their attention to it; null ends that. */
   mark(location) {
+    this.location = location;
     this.stages.forEach((stage) => stage.mark(location));
     this.columnMark.hidden = location === null;
     if (location !== null) {
@@ -379,7 +381,7 @@ class Panel {
     else if (event.key in moves && !event.altKey && !event.ctrlKey && !event.metaKey) {
       const [words, locations] = moves[event.key];
       this.move(words);
-      const location = (this.explorer.location ?? 0) + locations;
+      const location = (this.location ?? 0) + locations;
       this.explorer.markLocation(this, Math.max(0, Math.min(this.locations - 1, location)));
     } else return;
     event.preventDefault();

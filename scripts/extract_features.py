@@ -51,10 +51,15 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
     from captioning.encoders.base import without_weights
+    from captioning.inference.loading import known_device
+    from captioning.tokenizers import Tokenizer
 
     kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
     with without_weights() if options.init_from else contextlib.nullcontext():
-        encoder, source = build_parts(kinds, options.config, options.imports, overrides)
+        encoder, source, tokenizer = build_parts(
+            kinds, options.config, options.imports, overrides, optional={"data.tokenizer": Tokenizer}
+        )
+    source.tokenizer = tokenizer or source.tokenizer
     if options.init_from:
         _load_encoder(encoder, options.init_from)
     elif encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
@@ -63,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
             "these features; give --model.encoder.weights PATH"
         )
     source.prepare()
-    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = known_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     extract_features(
         encoder.to(device).eval(),
         {split: source.index(split) for split in options.splits},

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import sys
 import urllib.parse
@@ -166,6 +167,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.dataset == "coco" and options.karpathy and options.year == 2017:
         coco.error("--karpathy is a split of the 2014 images; leave --year 2017 out")
+    mirror = getattr(options, "mirror", None)
+    if mirror is not None and not re.match(r"(https?|file)://", mirror):
+        raise InputError(f"--mirror {mirror}: must begin with https:// or http://")
     return options
 
 

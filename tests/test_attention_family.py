@@ -272,7 +272,7 @@ def test_heads_that_cannot_share_the_size_are_refused():
         MultiHeadAttention(ScaledDotScore(), heads=3).build(D, D)
     with pytest.raises(InputError, match="heads must be at least 1, got 0"):
         MultiHeadAttention(ScaledDotScore(), heads=0)
-    with pytest.raises(InputError, match="dim must be in 1 .. 65536, got 0"):
+    with pytest.raises(InputError, match=r"dim must be in 1 .. 65536, got 0"):
         MultiHeadAttention(ScaledDotScore(), dim=0)
 
 

@@ -25,6 +25,7 @@ from captioning.encoders import Encoder, TimmEncoder
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import replacing, write_text
 from captioning.inference import load
+from captioning.training.callbacks import BestCheckpoint
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.cli import main
 
@@ -270,6 +271,21 @@ def test_a_checkpoint_names_no_files_in_other_folders_to_delete(workdir):
     assert "victim" not in str(loaded) and str(loaded).count(own) == 2
 
 
+def test_the_best_checkpoint_of_a_folder_that_was_moved_is_still_known(workdir):
+    """Else the first validation after resuming is the best, whatever its score, and replaces the file."""
+    folder = Path(CHECKPOINT).parent.resolve()
+    moved = folder.with_name("moved")
+    shutil.copytree(folder, moved)
+    name = Path(CHECKPOINT).name
+    states = AtomicCheckpointIO().load_checkpoint(moved / name, weights_only=True)["callbacks"].values()
+    state = next(state for state in states if state.get("best_k_models"))
+    assert list(state["best_k_models"]) == [state["best_model_path"]] == [str(moved / "best.ckpt")]
+    assert state["dirpath"] == str(moved)
+    resumed = BestCheckpoint(moved, monitor="val/bleu4", mode="max")
+    resumed.load_state_dict(state)
+    assert resumed.best_model_score == state["best_model_score"] and resumed.best_k_models
+
+
 def test_a_comparison_builds_no_unknown_source(workdir):
     for value in (SHELL, {"class_path": "captioning.data.FolderSource", "init_args": {"root": "x", "captions": SHELL}}):
         with pytest.raises(InputError, match=r"os\.system is not a known"):
@@ -367,6 +383,8 @@ def test_annotations_name_no_images_outside_their_folder(tmp_path, kind, name):
 def test_the_user_may_allow_annotations_to_name_images_anywhere(tmp_path, kind):
     index = annotated(kind, "../elsewhere/a.png", tmp_path, allow_outside=True).index("val")
     assert str(index.image_path(0)).endswith("../elsewhere/a.png")
+    index = annotated(kind, "/elsewhere/a.png", tmp_path, allow_outside=True).index("val")
+    assert str(index.image_path(0)) == "/elsewhere/a.png"
     with pytest.raises(InputError, match="is not the name of a file"):
         annotated(kind, "a\0.png", tmp_path, allow_outside=True).index("val")
 

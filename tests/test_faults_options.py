@@ -106,6 +106,17 @@ OPTIONS = {
         "--trainer.max_epochs",
         "-5",
     ],
+    Fault("`--trainer.overfit_batches 1`", "--trainer.overfit_batches: give --data.limit_images"): [
+        "--trainer.overfit_batches",
+        "1",
+    ],
+    Fault(
+        "`--trainer.reload_dataloaders_every_n_epochs 1`", "--trainer.reload_dataloaders_every_n_epochs: would begin"
+    ): ["--trainer.reload_dataloaders_every_n_epochs", "1"],
+    Fault("`--checkpoint.save_top_k 3`", "--checkpoint.save_top_k 3: all would be best.ckpt"): [
+        "--checkpoint.save_top_k",
+        "3",
+    ],
     Fault("`--trainer.accumulate_grad_batches 0`", "--trainer.accumulate_grad_batches must be at least 1"): [
         "--trainer.accumulate_grad_batches",
         "0",

@@ -125,7 +125,7 @@ def test_what_does_not_fit_is_refused_by_name():
         LocalScore(AdditiveScore(A), window=(3,))
     with pytest.raises(InputError, match="window must be"):
         LocalScore(AdditiveScore(A), window=(float("nan"), 3))
-    with pytest.raises(InputError, match="position_dim must be in 1 .. 65536, got -2"):
+    with pytest.raises(InputError, match=r"position_dim must be in 1 .. 65536, got -2"):
         LocalScore(AdditiveScore(A), position_dim=-2)
     with pytest.raises(ValueError, match="grid of 4 x 6 has 24 locations, got 23"):
         local_attention().prepare(torch.randn(B, 23, D))

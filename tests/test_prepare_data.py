@@ -3,6 +3,7 @@ import hashlib
 import http.server
 import io
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -368,6 +369,39 @@ def test_a_damaged_archive_put_there_by_hand_is_named(flickr, tmp_path, capsys):
     with pytest.raises(SystemExit):
         flickr(tmp_path)
     assert "Flickr8k_Dataset.zip: damaged" in capsys.readouterr().err
+
+
+def test_a_damaged_byte_of_a_compressed_tar_is_found_before_anything_is_unpacked(tmp_path):
+    """The files of the archive have no checksums, the whole of it has one at its end."""
+    path, content = tmp_path / "a.tar.gz", random.Random(0).randbytes(50_000)
+    with tarfile.open(path, "w:gz") as file:
+        info = tarfile.TarInfo("a.jpg")
+        info.size = len(content)
+        file.addfile(info, io.BytesIO(content))
+    damaged = bytearray(path.read_bytes())
+    damaged[25_000] ^= 1
+    path.write_bytes(damaged)
+    with pytest.raises(InputError, match=r"a\.tar\.gz: damaged .*download it again"):
+        download.unpack(path, tmp_path / "root", lambda name: True)
+    assert not (tmp_path / "root").exists()
+
+
+def test_damage_inside_a_compressed_zip_is_named(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("a.json", "".join(map(str, range(9999))))
+    whole = (tmp_path / "a.zip").read_bytes()
+    for place in range(60, len(whole) - 100, 97):
+        damaged = bytearray(whole)
+        damaged[place] ^= 0xFF
+        (tmp_path / "a.zip").write_bytes(damaged)
+        with pytest.raises(InputError, match="download it again"):
+            download.verify(tmp_path / "a.zip")
+
+
+def test_a_mirror_is_an_address(script, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["flickr8k", "--root", str(tmp_path), "--mirror", "myserver/coco"])
+    assert "error: --mirror myserver/coco: must begin with https:// or http://" in capsys.readouterr().err
 
 
 def test_shapes_are_generated_and_checked(script, tmp_path, capsys):

@@ -169,6 +169,12 @@ def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
         )
 
 
+def test_a_schedule_needs_an_end(shapes, tmp_path):
+    module = make_module(scheduler=lambda optimizer, steps: WarmupCosine(optimizer, steps, 2))
+    with pytest.raises(InputError, match=r"model\.scheduler: needs to know the end; give --trainer\.max_epochs"):
+        run_stage(make_trainer(tmp_path, max_epochs=-1).fit, module, make_data(shapes))
+
+
 def test_test_writes_scores_and_every_caption(shapes, tmp_path):
     module, data = make_module(), make_data(shapes)
     trainer = make_trainer(tmp_path, limit_test_batches=None)

@@ -96,7 +96,7 @@ class CocoSource(CaptionSource):
         return CaptionIndex.pack(
             self.root,
             captions.image_ids,
-            [f"{images}/{name}" for name in captions.names],
+            [f"{images}/{name}" if name[0] != "/" else name for name in captions.names],
             captions.counts,
             self.tokenizer.tokenize_all(captions.texts),
             origin=path,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import http
 import http.client
@@ -175,7 +176,7 @@ def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> No
     try:
         with zipfile.ZipFile(path) as file:
             bad = file.testzip()
-    except (zipfile.BadZipFile, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise InputError(f"{path}: not a whole zip file ({error}); download it again") from error
     if bad is not None:
         raise InputError(f"{path}: {bad} in it is damaged; download it again")
@@ -207,7 +208,7 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
                         shutil.copyfileobj(source, file, CHUNK)
                 done += member.size
                 progress.update(done)
-        except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError) as error:
+        except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise InputError(f"{path}: damaged ({error}); download it again") from error
 
 
@@ -230,3 +231,5 @@ def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
         for entry in tar:
             if entry.isfile():
                 yield _Member(entry.name, entry.size, lambda entry=entry: tar.extractfile(entry))  # type: ignore
+        while tar.fileobj is not None and tar.fileobj.read(CHUNK):  # to its end, where the checksum is
+            pass

@@ -191,12 +191,11 @@ class CaptionIndex:
             wrong = next(row for row, image_id in enumerate(image_ids) if not 0 <= image_id < 2**63)
             raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {image_ids[wrong]} ({paths[wrong]})")
         if len(set(image_ids)) != len(image_ids):
-            twice, path = next(
-                (image_id, path)
-                for row, (image_id, path) in enumerate(zip(image_ids, paths, strict=True))
-                if image_id in image_ids[:row]
-            )
-            raise InputError(f"{name}: image {twice} appears twice ({path}); ids must be unique")
+            seen: set[int] = set()
+            for image_id, path in zip(image_ids, paths, strict=True):
+                if image_id in seen:
+                    raise InputError(f"{name}: image {image_id} appears twice ({path}); ids must be unique")
+                seen.add(image_id)
         owners = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
         empty = captions.count("")
         if empty:

@@ -65,7 +65,7 @@ def load(
 
 
 def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> ImageCaptioner[Captioner]:
-    target = _device(device)
+    target = known_device(device)
     place = download(str(path)) if is_on_hub(path) else Path(path)
     checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
@@ -109,7 +109,12 @@ def _check_sizes(decoder: dict[str, Any], weights: Mapping[str, Any]) -> None:
             raise InputError(f"says {name} {size}, which its {numbers:,} weights are too few for; it was edited")
 
 
-def _device(device: str | torch.device) -> torch.device:
+def known_device(device: str | torch.device) -> torch.device:
+    """Return a device that is there.
+
+    Raises:
+        InputError: it is not.
+    """
     try:
         target = torch.device(device)
     except RuntimeError as error:

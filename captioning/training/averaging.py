@@ -49,6 +49,8 @@ class WeightAverage(WeightAveraging):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._in_place = False
+        if stage == "fit":
+            self._device = trainer.strategy.root_device  # the model is moved there later
         # The copy needs no recipes of an optimizer, which hold on to the command line's parser.
         recipes: dict[str, Any] = {
             name: vars(pl_module)[name] for name in ("optimizer", "scheduler") if name in vars(pl_module)

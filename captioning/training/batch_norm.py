@@ -19,7 +19,7 @@ class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Return (N, C, ..) for (N, C, ..); the processes may have different N."""
         if not self.training:
             return super().forward(input)
-        rows = input.movedim(1, -1).flatten(0, -2)  # (M, C)
+        rows = input.movedim(1, -1).flatten(0, -2).float()  # (M, C)
         count = summed(torch.tensor(float(len(rows)), dtype=torch.float64))
         mean = summed(rows.sum(0)) / count.to(rows.dtype)
         centred = rows - mean
@@ -32,7 +32,7 @@ class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
         normal = centred * torch.rsqrt(variance + self.eps)
         if self.affine:
             normal = normal * self.weight + self.bias
-        return normal.view(*input.movedim(1, -1).shape).movedim(-1, 1)
+        return normal.view(*input.movedim(1, -1).shape).movedim(-1, 1).to(input.dtype)
 
 
 class BatchNormSync(TorchSyncBatchNorm):

@@ -62,7 +62,8 @@ class CaptionSamples(Callback):
         self.images = images
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or not trainer.is_global_zero or not self.images:
+        fitting = trainer.state.fn == "fit" and not trainer.sanity_checking
+        if not fitting or not trainer.is_global_zero or not self.images:
             return
         assert isinstance(pl_module, CaptioningModule)
         samples = pl_module.caption_samples(self.images)

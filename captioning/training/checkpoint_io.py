@@ -18,8 +18,9 @@ from captioning.files import replacing
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes under a temporary name, reads that back, and gives it its name only then; reads what has its checksums.
 
-    A checkpoint remembers which files beside it were the best, to delete or upload them later; what it says of files
-    in other folders is forgotten on loading, because it may come from elsewhere.
+    A checkpoint remembers which files beside it were the best, to delete or upload them later. On loading they are
+    looked for beside it, where its folder may have moved or been copied to; what it says of files in other folders is
+    forgotten, because it may come from elsewhere.
     """
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -33,12 +34,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         callbacks = checkpoint.get("callbacks")
         for state in callbacks.values() if isinstance(callbacks, dict) else ():
             if isinstance(state, dict) and "best_model_path" in state:
+                before = state.get("dirpath")
                 for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
-                    if not _lies_in(folder, state.get(name)):
-                        state[name] = ""
-                state["best_k_models"] = {
-                    file: score for file, score in state.get("best_k_models", {}).items() if _lies_in(folder, file)
-                }
+                    state[name] = _beside(folder, state.get(name), before)
+                best = {_beside(folder, file, before): score for file, score in state.get("best_k_models", {}).items()}
+                state["best_k_models"] = {file: score for file, score in best.items() if file}
+                if any(best):
+                    state["dirpath"] = folder
         return checkpoint
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
@@ -63,6 +65,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     raise InputError(f"{path}: {error}") from error
         except InputError as error:
             raise InputError(f"{error}{kept}") from error
+
+
+def _beside(folder: str, file: Any, before: Any) -> str:
+    """Return where a file is that a checkpoint of ``folder`` names: there, also if the folder was ``before``, or ""."""
+    if _lies_in(folder, file):
+        return str(file)
+    moved = os.path.join(folder, os.path.basename(file)) if isinstance(file, str) else ""
+    return moved if moved and os.path.dirname(file) == before and os.path.isfile(moved) else ""
 
 
 def _lies_in(folder: str, file: Any) -> bool:

@@ -37,6 +37,16 @@ def refuse_impossible(config: Any) -> None:
         if isinstance(value, (int, float)):
             check_range(low, **{f"--trainer.{name}": value})
     check_range(0, **{"--early_stopping.patience": config.early_stopping.patience})
+    if trainer.get("overfit_batches"):
+        raise InputError("--trainer.overfit_batches: give --data.limit_images N to train on few images")
+    if trainer.get("reload_dataloaders_every_n_epochs"):
+        raise InputError("--trainer.reload_dataloaders_every_n_epochs: would begin each epoch anew; leave it out")
+    checkpoint = config.checkpoint
+    if checkpoint.save_top_k not in (0, 1) and "{" not in (checkpoint.filename or "{"):
+        raise InputError(
+            f"--checkpoint.save_top_k {checkpoint.save_top_k}: all would be {checkpoint.filename}.ckpt; give "
+            "--checkpoint.filename a number, such as best-{epoch}"
+        )
     on_cpu = trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.cuda.is_available())
     devices = str(trainer.devices)
     limit = max(8, processors())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -213,10 +214,12 @@ class CaptioningModule(EvaluatedModule):
             check_range(0, **{f"model.optimizer: the learning rate of group {number + 1}": float(group["lr"])})
         if self.scheduler is None:
             return optimizer
-        steps = int(self.trainer.estimated_stepping_batches)
+        steps = self.trainer.estimated_stepping_batches
+        if math.isinf(steps):
+            raise InputError("model.scheduler: needs to know the end; give --trainer.max_epochs or --trainer.max_steps")
         return {
             "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.scheduler(optimizer, steps), "interval": "step"},
+            "lr_scheduler": {"scheduler": self.scheduler(optimizer, int(steps)), "interval": "step"},
         }
 
     def configure_gradient_clipping(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import pytorch_lightning as pl
@@ -29,6 +30,8 @@ class Preemption(Callback):
         self._asked = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # signals are the main thread's
         # In place of the trainer's own, which it registers just before and removes at its end.
         signals = [signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
         for number in signals:

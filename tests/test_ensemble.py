@@ -271,7 +271,7 @@ def test_another_vocabulary_is_refused_in_one_line(files, tmp_path):
     content = torch.load(files["hard"], weights_only=True)
     content["captioning"]["vocabulary"] = list(reversed(content["captioning"]["vocabulary"]))
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(InputError, match=r"other.ckpt: its vocabulary is another one .11 words, .*soft.ckpt 11"):
+    with pytest.raises(InputError, match=r"other.ckpt: its vocabulary is another one .other words, another order"):
         load([files["soft"], tmp_path / "other.ckpt"])
     with pytest.raises(InputError, match="at least one checkpoint"):
         load([])

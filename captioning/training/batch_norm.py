@@ -19,7 +19,8 @@ class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
         """Return (N, C, ..) for (N, C, ..); the processes may have different N."""
         if not self.training:
             return super().forward(input)
-        rows = input.movedim(1, -1).flatten(0, -2).float()  # (M, C)
+        rows = input.movedim(1, -1).flatten(0, -2)  # (M, C)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         count = summed(torch.tensor(float(len(rows)), dtype=torch.float64))
         mean = summed(rows.sum(0)) / count.to(rows.dtype)
         centred = rows - mean

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -33,6 +34,19 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End with one line, without the list of all options."""
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
+
+
+def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
+    """Return the type of an option that takes a whole number of at least ``low``, and at most ``high``."""
+    allowed = f"of at least {low}" if high is None else f"in {low} .. {high}"
+
+    def number(text: str) -> int:
+        within = text.isdecimal() and len(text) <= 20 and low <= int(text) and (high is None or int(text) <= high)
+        if not within:
+            raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text[:40]!r}")
+        return int(text)
+
+    return number
 
 
 def add_import_option(parser: argparse.ArgumentParser) -> None:

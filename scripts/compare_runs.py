@@ -25,10 +25,10 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import add_import_option, script_parser
+from captioning.terminal import add_import_option, script_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.comparison.runs import Run
@@ -126,33 +126,24 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--images",
-        type=_between(0, 10_000),
+        type=whole_number(0, 10_000),
         default=12,
         help="images to show where the runs differ (default: %(default)s)",
     )
     parser.add_argument(
         "--samples",
-        type=_between(1, 1_000_000),
+        type=whole_number(1, 1_000_000),
         default=1000,
         help="resamples for intervals and tests (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=_between(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
+        "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
     )
     parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers")
     add_import_option(parser)
     parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
     return parser
-
-
-def _between(low: int, high: int) -> Any:
-    def number(text: str) -> int:
-        if not text.isdecimal() or len(text) > 20 or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"must be a whole number in {low} .. {high}, got {text[:40]!r}")
-        return int(text)
-
-    return number
 
 
 if __name__ == "__main__":

@@ -61,12 +61,12 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
     def fit(name: str) -> float:
         last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
-        command = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), *SHORTER]
-        command += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
-        command += quick_precision()
-        if last.is_file():  # go on as it began
-            command = ["--ckpt_path", str(last)]
-        seconds = commands.run(name, ["-m", "captioning", "fit", *command])
+        options = ["--ckpt_path", str(last)]  # go on as it began
+        if not last.is_file():
+            options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), *SHORTER]
+            options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
+            options += quick_precision()
+        seconds = commands.run(name, ["-m", "captioning", "fit", *options])
         commands.run(name, ["-m", "captioning", "test", "--ckpt_path", str(best)])
         return seconds
 

@@ -29,7 +29,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from captioning.errors import InputError, exits_on_input_error, one_line
-from captioning.terminal import config_parser
+from captioning.terminal import config_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -112,9 +112,9 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         "--shard", type=_share, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
     )
     parser.add_argument("--verify", action="store_true", help="compare what is in --output with its checksums instead")
-    parser.add_argument("--batch_size", type=_positive, default=32, help="images per batch (default: 32)")
+    parser.add_argument("--batch_size", type=whole_number(1), default=32, help="images per batch (default: 32)")
     parser.add_argument(
-        "--num_workers", type=_whole, default=min(8, os.cpu_count() or 1), help="processes that decode images"
+        "--num_workers", type=whole_number(0), default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
     options, overrides = parser.parse_known_args(argv)
@@ -131,16 +131,6 @@ def _share(text: str) -> tuple[int, int]:
     if not found or not int(found[1]) < int(found[2]):
         raise argparse.ArgumentTypeError(f"expected I/N with I in 0 .. N - 1, such as 0/4, got {text!r}")
     return int(found[1]), int(found[2])
-
-
-def _whole(text: str, least: int = 0) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least {least}, got {text!r}")
-    return int(text)
-
-
-def _positive(text: str) -> int:
-    return _whole(text, 1)
 
 
 if __name__ == "__main__":

@@ -141,7 +141,6 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         there = {i: path for i, path in files.items() if path.is_file()}
         if there:
             return there, ""
-        reason = f"{run.name}'s data do not have them{problem}"
-        if files:
-            reason = f"{next(iter(files.values()))} is not there"
+        missing = f"{run.name}'s data do not have them{problem}"
+        reason = f"{next(iter(files.values()))} is not there" if files else missing
     return {}, reason

@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "configs.md"
 START, END = "<!-- configs, from: python docs/_site/configs_table.py -->", "<!-- end of configs -->"
 
-IMAGES = {"coco": 113_287 + 5_000, "flickr8k": 6_000 + 1_000}
+TRAINED = {"coco": 113_287, "flickr8k": 6_000}
+IMAGES = {"coco": TRAINED["coco"] + 5_000, "flickr8k": TRAINED["flickr8k"] + 1_000}
 """Of training and validation in Karpathy's splits."""
 CHANNELS = {"flickr8k_mobilenet_deeper": 1024}
 """D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
-TRAINED = {"coco": 113_287, "flickr8k": 6_000}
 DATA = {
     "ShapesSource": ("shapes, generated", "150 MB"),
     "coco": ("COCO 2014, `prepare_data.py coco --karpathy`", "20 GB, 29 GB while unpacking"),

@@ -18,8 +18,8 @@ typedef int32_t whole __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t bits __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t half __attribute__((vector_size(2 * WIDTH)));
 
-/* Of each: the smaller and the larger of two (y, or none, if one is not a number), an estimate of 1 / x, 16 bits to 32 and
-   back. REFINEMENTS: Newton's steps after the estimate that float needs, and bfloat16. */
+/* Of each: the smaller and the larger of two (y, or none, if one is not a number), an estimate of 1 / x, 16 bits to 32
+   and back. REFINEMENTS: Newton's steps after the estimate that float needs, and bfloat16. */
 #if WIDTH == 16
 #include <immintrin.h>
 static inline vec least(vec x, vec y) { return (vec)_mm512_min_ps((__m512)x, (__m512)y); }
@@ -104,8 +104,8 @@ static inline half to_bfloat16(vec x) { /* to nearest even */
 PARTS(float, float, vec)
 PARTS(uint16_t, bfloat16, half)
 
-/* The largest or smallest of a row of n >= 1 numbers, any of them if one is none: a loop that compilers vectorise only where
-   they may forget of that case. */
+/* The largest or smallest of a row of n >= 1 numbers, any of them if one is none: a loop that compilers vectorise only
+   where they may forget of that case. */
 #define EXTREME(TYPE, type, name, best, is_better)                                                                    \
     static inline float name##_##type(const TYPE *row, long n) {                                                      \
         vec found[4]; /* four at a time, so that none waits for the one before */                                     \

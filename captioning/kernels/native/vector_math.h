@@ -20,7 +20,8 @@ static inline float exp_(float x) {
     return p * scale;
 }
 
-/* log of a positive, normal number or of what is none; error below 2e-7 of it or of 1, whichever is larger. The polynomial of Cephes. */
+/* log of a positive, normal number, or of what is none; error below 2e-7 of it or of 1, whichever is larger. The
+   polynomial of Cephes. */
 static inline float log_(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);

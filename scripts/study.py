@@ -21,7 +21,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,6 +99,12 @@ class Job:
     def folder(self) -> RunFolder:
         return RunFolder(self.runs / self.name)
 
+    @property
+    def stage(self) -> int:
+        """How many stages come before."""
+        before = self.study.variants[self.variant].after
+        return 0 if before is None else 1 + replace(self, variant=before).stage
+
     def measurement(self, evaluation: str = "") -> Path:
         return self.measurements / f"{self.study.run_name(self.variant, self.seed, evaluation)}.json"
 
@@ -110,6 +116,9 @@ class Job:
             command = ["-m", "captioning", "fit", "--config", str(variant.config), "--seed_everything", str(self.seed)]
             command += [*self.study.fit, *variant.fit, "--runs", str(self.runs), "--name", self.name]
             command += ["--trainer.logger=false"]
+            if variant.after is not None:
+                first = replace(self, variant=variant.after)
+                command += ["--init_from", str(first.folder.checkpoint("best"))]
             if last.is_file():  # a run that is trained to its end ends at once
                 yield Command("train on from its last checkpoint", [*command, "--ckpt_path", str(last)])
             else:
@@ -166,7 +175,9 @@ def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
                 )
             commands.run(job.name, command.arguments)
 
-    outcomes = commands.side_by_side(finish, waiting)
+    outcomes = []
+    for stage in sorted({job.stage for job in waiting}):
+        outcomes += commands.side_by_side(finish, [job for job in waiting if job.stage == stage])
     for job in jobs:
         add_speed(job.measurement(), job.folder.path)
     failed = [outcome for outcome in outcomes if isinstance(outcome, InputError)]

@@ -105,6 +105,8 @@ def test_every_shipped_study_is_read(path):
         ({"seeds": []}, "seeds: must be whole numbers"),
         ({"seeds": [1, True]}, "seeds: must be whole numbers"),
         ({"seeds": [1, 2, 1]}, r"seeds: \[1, 2, 1\] has one twice"),
+        ({"variants": {"a": {"config": "shapes_soft", "after": "b"}}}, "variants.a.after: 'b' is no variant above it"),
+        ({"variants": {"a": {"config": "shapes_soft", "after": ["a"]}}}, r"after: \['a'\] is no variant above it"),
         ({"fit": "--a=1"}, "fit: must be a list of words"),
         ({"evaluate": [3]}, "evaluate: must be a list of words"),
         ({"features": {"config": "shapes_soft"}}, "features: splits is missing"),
@@ -155,6 +157,8 @@ def ran(place, monkeypatch) -> list[list[str]]:
         if "fit" in arguments:
             if name == "tiny_none_2":
                 raise InputError(f"{name} failed: no luck")
+            if "--init_from" in arguments and not Path(arguments[arguments.index("--init_from") + 1]).is_file():
+                raise InputError(f"{name} failed: no such checkpoint")
             checkpoints = Path("runs", name, "checkpoints")
             checkpoints.mkdir(parents=True, exist_ok=True)
             (checkpoints / "best.ckpt").touch()
@@ -194,6 +198,28 @@ def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried
         main("--seeds", "1", "2")
     assert [command[0] for command in ran] == ["tiny_hard_1", "tiny_none_2"]
     assert ran[1][-2:] == ["--ckpt_path", str(last)] and "fit" not in ran[0]
+
+
+def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_of_the_same_seed(ran, capsys):
+    content = yaml.safe_load(Path("tiny.yaml").read_text())
+    variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
+    variants["again"] = {"config": "shapes_soft", "after": "none"}
+    variants["third"] = {"config": "shapes_soft", "after": "again"}
+    write(content | {"references": [], "variants": variants})
+    with pytest.raises(SystemExit):
+        main("--only", "third", "again", "none", "soft", "--seeds", "1", "2", "--jobs", "2")
+    error = capsys.readouterr().err  # none_2 fails, and what would begin with it, as there is no such checkpoint
+    assert "3 of 8 runs failed" in error and "tiny_none_2 failed: no luck" in error
+    begun = {command[0]: command[command.index("--init_from") + 1] for command in ran if "--init_from" in command}
+    assert begun == {
+        "tiny_again_1": "runs/tiny_none_1/checkpoints/best.ckpt",
+        "tiny_third_1": "runs/tiny_again_1/checkpoints/best.ckpt",
+        "tiny_again_2": "runs/tiny_none_2/checkpoints/best.ckpt",
+        "tiny_third_2": "runs/tiny_again_2/checkpoints/best.ckpt",
+    }
+    fits = [command[0] for command in ran if "fit" in command]
+    assert {*fits[:4]} == {"tiny_none_1", "tiny_none_2", "tiny_soft_1", "tiny_soft_2"}
+    assert {*fits[4:6]} == {"tiny_again_1", "tiny_again_2"} and {*fits[6:]} == {"tiny_third_1", "tiny_third_2"}
 
 
 def test_a_run_that_cannot_be_resumed_is_named_in_place_of_training_another_beside_it(ran, capsys):

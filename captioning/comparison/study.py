@@ -8,6 +8,7 @@ Keys:
         config: a file of configs/, without its ending.
         label: how tables call it (default: the name).
         fit: further options of ``captioning fit``, each --name=value.
+        after: a variant above it, whose best checkpoint of the same seed a second stage begins with (--init_from).
         evaluations: by name, options of scripts/evaluate.py for one more score, NAME_VARIANT_SEED_EVALUATION.json.
     fit: options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
     evaluate: options of scripts/evaluate.py for all.
@@ -39,6 +40,7 @@ class Variant:
     label: str
     config: Path
     fit: list[str]
+    after: str | None
     evaluations: dict[str, list[str]]
 
 
@@ -105,7 +107,7 @@ class _Reader:
             name=self._name(content["name"], "name"),
             runs=self._name(content.get("runs", content["name"]), "runs"),
             seeds=seeds,
-            variants={name: self._variant(self._name(name, "variants"), value) for name, value in variants.items()},
+            variants=self._variants(variants),
             fit=self._words(content.get("fit", []), "fit"),
             evaluate=self._words(content.get("evaluate", []), "evaluate"),
             features=None if features is None else self._features(self._mapping(features, "features")),
@@ -122,16 +124,26 @@ class _Reader:
             raise self._error("variants", f"two scores would be {twice}.json; rename a variant or an evaluation")
         return study
 
+    def _variants(self, content: Mapping[Any, Any]) -> dict[str, Variant]:
+        variants: dict[str, Variant] = {}
+        for name, value in content.items():
+            variant = self._variant(self._name(name, "variants"), value)
+            if variant.after is not None and variant.after not in list(variants):  # a list: it may be of any type
+                raise self._error(f"variants.{name}.after", f"{variant.after!r} is no variant above it")
+            variants[name] = variant
+        return variants
+
     def _variant(self, name: str, value: Any) -> Variant:
         place = f"variants.{name}"
         content = self._mapping(value, place)
-        self._check_keys(content, place, {"label", "config", "fit", "evaluations"}, needed=("config",))
+        self._check_keys(content, place, {"label", "config", "fit", "after", "evaluations"}, needed=("config",))
         evaluations = self._mapping(content.get("evaluations", {}), f"{place}.evaluations")
         return Variant(
             name=name,
             label=str(content.get("label", name)),
             config=self._config(content["config"], f"{place}.config"),
             fit=self._words(content.get("fit", []), f"{place}.fit"),
+            after=content.get("after"),
             evaluations={
                 self._name(other, f"{place}.evaluations"): self._words(options, f"{place}.evaluations.{other}")
                 for other, options in evaluations.items()

@@ -66,6 +66,26 @@ OPTIONS = {
     Fault("`init_layers 0`", "init_layers must be in 1 .. 64"): [f"{DECODER}init_layers", "0"],
     Fault("`dropout 1.5`", "dropout must be in 0 .. 0.99, got 1.5"): [f"{DECODER}dropout", "1.5"],
     Fault("`dropout` NaN", "dropout must be in 0 .. 0.99, got nan"): [f"{DECODER}dropout", ".nan"],
+    Fault("`recurrent_dropout 7`", "recurrent_dropout must be in 0 .. 0.99, got 7.0"): [
+        f"{DECODER}recurrent_dropout",
+        "7",
+    ],
+    Fault("an attention's `dropout 3`", "dropout must be in 0 .. 0.99, got 3.0"): [
+        f"{DECODER}attention.init_args.dropout",
+        "3",
+    ],
+    Fault("an estimator of 0 draws", "samples: LeaveOneOut compares at least 2 draws of a caption, got 0"): [
+        *("--model.estimator", "captioning.objective.LeaveOneOut"),
+        *("--model.estimator.samples", "0"),
+    ],
+    Fault("a callback that refuses its argument", "WeightAverage: decay must be at least 0 and below 1, got 7.0"): [
+        *("--trainer.callbacks+", "captioning.training.WeightAverage"),
+        *("--trainer.callbacks.decay", "7"),
+    ],
+    Fault("Lightning's callback with a mode that there is not", "EarlyStopping: `mode` can be min, max, got bogus"): [
+        *("--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/nll"),
+        *("--trainer.callbacks.mode", "bogus"),
+    ],
     Fault("`--model.label_smoothing 2`", "label_smoothing must be in 0 .. 0.99"): ["--model.label_smoothing", "2"],
     Fault("`--model.attention_penalty -1`", "attention_penalty must be at least 0, got -1.0"): [
         "--model.attention_penalty",

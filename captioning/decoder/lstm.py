@@ -108,7 +108,7 @@ class AttentionDecoder(Decoder):
         )
         check_size(embedding_dim=embedding_dim, hidden_dim=hidden_dim)
         check_range(1, 64, init_layers=init_layers)
-        check_range(0, 0.99, dropout=dropout)
+        check_range(0, 0.99, dropout=dropout, recurrent_dropout=recurrent_dropout)
         self.embedding_dim = embedding_dim
         self.hidden_dim = hidden_dim
         self.init_layers = init_layers

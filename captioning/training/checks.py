@@ -14,7 +14,7 @@ from pytorch_lightning.callbacks import EarlyStopping
 
 from captioning.checkpoint import damage_of, refuse_other_files, sound_beside
 from captioning.data.loading import processors
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import score_names
 from captioning.training.preemption import process_rank
 
@@ -98,3 +98,19 @@ def sound_or_earlier(checkpoint: Path) -> Path:
 def while_restoring(error: BaseException) -> bool:
     """Return whether an error comes out of Lightning's reading of a checkpoint's content."""
     return any("checkpoint_connector" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
+
+
+def refusal(error: ValueError) -> InputError:
+    """Return in one line what a class of the configuration says of its arguments; jsonargparse tells it at length."""
+    first: BaseException = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    if isinstance(first, InputError):
+        return first
+    constructed: list[str] = []
+    for frame, _ in traceback.walk_tb(first.__traceback__):
+        if "jsonargparse" in frame.f_code.co_filename:
+            constructed = []  # it constructs what stands inside first
+        elif frame.f_code.co_name == "__init__" and "self" in frame.f_locals:
+            constructed.append(type(frame.f_locals["self"]).__name__)
+    return InputError(": ".join([*constructed[:1], one_line(first)]))

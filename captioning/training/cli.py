@@ -28,7 +28,7 @@ from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, Throughput
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.checks import refuse_impossible, refuse_unknown_monitors, while_restoring
+from captioning.training.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
 from captioning.training.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
@@ -234,7 +234,12 @@ class CaptioningCLI(LightningCLI):
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
         weights = without_weights() if resumed or self.start else contextlib.nullcontext()  # the checkpoint brings them
         with self._starting(), weights:
-            super().instantiate_classes()
+            try:
+                super().instantiate_classes()
+            except InputError:
+                raise
+            except ValueError as error:
+                raise refusal(error) from error
 
     def _run_subcommand(self, subcommand: str) -> None:
         with warnings.catch_warnings(), self._starting():

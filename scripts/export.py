@@ -15,6 +15,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def main(argv: list[str] | None = None) -> None:
         from captioning.inference.onnx_graphs import write_onnx
 
         write_onnx(captioner, folder)
-    captioner.export(folder, card(captioner, name, run.path if run else None, arguments.license))
+    scored = None if run is None else (run.path, Path(arguments.checkpoint).name)
+    captioner.export(folder, card(captioner, name, scored, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -62,11 +64,11 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def card(captioner: ImageCaptioner, name: str, run: Path | None, license: str | None) -> str:
+def card(captioner: ImageCaptioner, name: str, scored: tuple[Path, str] | None, license: str | None) -> str:
     """Return the model card, Markdown with a YAML head.
 
     Args:
-        run: the folder with the results of tests; None if there is none.
+        scored: the folder with the results of tests, and the checkpoint whose they must be; None if there is none.
         license: of the weights; None is said to be open.
     """
     head = ["---", "library_name: captioning", "pipeline_tag: image-to-text"]
@@ -79,7 +81,7 @@ def card(captioner: ImageCaptioner, name: str, run: Path | None, license: str | 
         _usage(),
         "## Model\n\n" + _table(("part", "what"), _parts(captioner)),
         "## Training\n\n" + _training(captioner.settings),
-        "## Scores\n\n" + _scores(run, captioner.vocabulary.tokenizer),
+        "## Scores\n\n" + _scores(scored, captioner.vocabulary.tokenizer),
         "## Limits\n\n" + _limits(captioner),
         f"## Licence\n\n{licence}. Training data have licences of their own.",
     ]
@@ -142,24 +144,8 @@ def _class(config: Any) -> str | None:
     return ", ".join([str(config["class_path"]).rpartition(".")[2], *plain])
 
 
-def _scores(run: Path | None, tokenizer: Tokenizer) -> str:
-    """Return a table for each split that was scored, with 95 % intervals over its images."""
-    from captioning.evaluation.records import read_captions, read_scores
-
-    parts = []
-    for stage, title in (("test", "Test split"), ("val", "Validation split")):
-        metrics, captions = (None if run is None else run / f"{stage}_{what}.json" for what in ("metrics", "captions"))
-        if metrics is None or captions is None or not (metrics.is_file() and captions.is_file()):
-            continue
-        images = read_captions(captions)
-        scores, search = read_scores(metrics)
-        with_intervals = _with_intervals(list(images.values()), java=tokenizer.english)
-        rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
-        rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
-        split = search.pop("split", None)  # what `captioning test` was told to test on
-        title = {"val": "Validation split", "train": "Training split"}.get(split, title)
-        how = ", ".join(f"{name} {value}" for name, value in search.items())
-        parts.append(f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}")
+def _scores(scored: tuple[Path, str] | None, tokenizer: Tokenizer) -> str:
+    parts = [] if scored is None else list(_splits(*scored, tokenizer))
     if not parts:
         return "It was not tested: run `captioning test --ckpt_path FILE` and export again."
     from captioning.evaluation.scores import UNIT
@@ -167,6 +153,27 @@ def _scores(run: Path | None, tokenizer: Tokenizer) -> str:
     tokens = tokenizer.description
     parts.append(f"{UNIT}. Intervals: bootstrap over images. Tokens: {tokens}. nll in nats per word.")
     return "\n\n".join(parts)
+
+
+def _splits(run: Path, checkpoint: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield a table for each split on which this checkpoint was scored, with 95 % intervals over its images."""
+    from captioning.evaluation.records import read_captions, read_scores
+
+    for stage, title in (("test", "Test split"), ("val", "Validation split")):
+        metrics, captions = (run / f"{stage}_{what}.json" for what in ("metrics", "captions"))
+        if not (metrics.is_file() and captions.is_file()):
+            continue
+        scores, search = read_scores(metrics)
+        if search.pop("checkpoint", checkpoint) != checkpoint:
+            continue  # of the run's last one, and this is its best
+        images = read_captions(captions)
+        with_intervals = _with_intervals(list(images.values()), java=tokenizer.english)
+        rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
+        rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
+        split = search.pop("split", None)  # what `captioning test` was told to test on
+        title = {"val": "Validation split", "train": "Training split"}.get(split, title)
+        how = ", ".join(f"{name} {value}" for name, value in search.items())
+        yield f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}"
 
 
 def _with_intervals(images: list[Any], *, java: bool) -> list[tuple[str, float, float, float]]:

@@ -86,6 +86,16 @@ def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
     assert "Test split, 20 images; beam_size 2." in text and "| nll | 1.25 |" in text
 
 
+def test_the_card_has_no_scores_of_another_checkpoint_of_the_run(run):
+    metrics = run / "test_metrics.json"
+    content = json.loads(metrics.read_text())
+    for checkpoint, shown in (("best.ckpt", True), ("last.ckpt", False)):
+        content["search"]["checkpoint"] = checkpoint
+        metrics.write_text(json.dumps(content))
+        text = (export(run) / "README.md").read_text()
+        assert ("Test split, 20 images; beam_size 2." in text) == shown and ("It was not tested" in text) != shown
+
+
 def test_a_card_without_a_test_says_so(tmp_path):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
     load_script("export").main([str(checkpoint), "--output", str(tmp_path / "out")])

@@ -73,6 +73,15 @@ def test_what_is_no_other_seed_of_the_same_is_a_variant_of_its_own(other):
     assert [group.runs for group in group_by_seed([run("b_0", 1), other])] == [["b_0"], [other.name]]
 
 
+@pytest.mark.parametrize("name", ["split", "checkpoint"])
+def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name):
+    earlier, *later = (run(f"b_{seed}", seed) for seed in (1, 2, 3))
+    for each, value in zip(later, ("test", "val"), strict=True):
+        each.search[name] = value
+    assert [group.runs for group in group_by_seed([earlier, later[0]])] == [["b_1", "b_2"]]
+    assert [group.runs for group in group_by_seed(later)] == [["b_2"], ["b_3"]]
+
+
 def test_an_option_that_is_off_is_one_that_an_earlier_version_lacks():
     newer = run("b_2", 2)
     newer.settings["model"] |= {"tied": False, "dropped": 0.0, "vectors": None}

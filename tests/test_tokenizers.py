@@ -189,7 +189,7 @@ def check_scores(tokenizer: str, captions: list[list[str]]) -> dict[int, str]:
     main(["test", "--ckpt_path", BEST])
     results = read_results(Path("runs/tiny/test_results.json"))
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
-    assert metrics["search"]["tokenizer"] == tokenizer
+    assert (metrics["search"]["tokenizer"], metrics["search"]["checkpoint"]) == (tokenizer, "best.ckpt")
     said = [tokenizer_from(tokenizer).tokenize(results[i]) for i in sorted(results)]
     expected = score_captions(said, [[words] for words in captions], java=False)
     assert len(said) == len(captions) and any(said)

@@ -55,9 +55,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 
 
 def _searched_alike(run: Run, other: Run) -> bool:
-    if "split" in run.search and "split" in other.search:
-        return run.search == other.search
-    return run.search | {"split": ""} == other.search | {"split": ""}  # an earlier version did not say
+    unsaid = {"split", "checkpoint"} - (run.search.keys() & other.search.keys())  # by an earlier version
+    one, two = ({name: value for name, value in each.search.items() if name not in unsaid} for each in (run, other))
+    return one == two
 
 
 def _agree(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -191,6 +191,8 @@ class EvaluatedModule(pl.LightningModule):
             self.log("epoch", float(self.current_epoch + 1))
         if scores and evaluating:
             search = vars(self.search) | {"inference": self.attention.inference, "split": self.data.evaluated_split}
+            if self.trainer.ckpt_path is not None:
+                search["checkpoint"] = Path(self.trainer.ckpt_path).name
             if "bound" in scores:
                 search["bound_samples"] = self.bound_samples
             if not isinstance(tokenizer, PennTreebank):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from captioning.views.explorer import RunCaptions
     from captioning.views.maps import Style
 
-_FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
+FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 Float32 = NDArray[np.float32]
 
@@ -197,8 +197,8 @@ def figure_suffix(path: str | Path) -> str:
         InputError: no figure can be written in that format.
     """
     suffix = Path(path).suffix.lower()
-    if suffix not in _FIGURE_SUFFIXES:
-        raise InputError(f"{path}: a figure's file must end in {', '.join(_FIGURE_SUFFIXES)}")
+    if suffix not in FIGURE_SUFFIXES:
+        raise InputError(f"{path}: a figure's file must end in {', '.join(FIGURE_SUFFIXES)}")
     return suffix
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 
 
 def cache_folder() -> Path:
@@ -103,16 +103,22 @@ def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool =
             raise
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, what_to_do: str = "") -> Any:
     """Return what a JSON file holds.
+
+    Args:
+        what_to_do: if it cannot be read.
 
     Raises:
         InputError: it cannot be read, or is no JSON.
     """
+    then = f"; {what_to_do}" if what_to_do else ""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({' '.join(str(error).split())[:120]})") from error
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror}){then}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){then}") from error
 
 
 def write_text(path: Path, text: str, option: str = "") -> None:

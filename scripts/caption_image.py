@@ -246,14 +246,16 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
     """Return where an image's overlay goes."""
     if arguments.overlay is None:
         return None
+    from captioning.caption import FIGURE_SUFFIXES
+
     target = Path(arguments.overlay)
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if arguments.overlay_format:
             raise InputError(f"--overlay_format: {target} is a file and its suffix says the format")
-        if target.suffix.lower() not in (".png", ".pdf", ".svg"):
-            raise InputError(f"--overlay {target}: must end in .png, .pdf or .svg, or be a folder")
+        if target.suffix.lower() not in FIGURE_SUFFIXES:
+            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURE_SUFFIXES)}, or be a folder")
         return lambda caption: target
     if target.exists() and not target.is_dir():
         raise InputError(f"--overlay {target}: is a file without .png, .pdf or .svg; give such a name, or a folder")

@@ -66,8 +66,8 @@ def test_the_toolkit_reads_what_is_written(folder):
     [
         ("{}", "no results"),
         ("[]", "no results"),
-        ("[1", "not a JSON file"),
-        ("[" * 100_000, "not a JSON file"),
+        ("[1", "cannot be read as JSON"),
+        ("[" * 100_000, "cannot be read as JSON"),
         ("[3]", "entry 0 is not an object with image_id and caption, got 3"),
         ('[{"image_id": 1, "caption": "a"}, {"caption": "b"}]', "entry 1 has no image_id"),
         ('[{"image_id": 1}]', "entry 0 has no caption"),
@@ -94,7 +94,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     for read in (read_results, read_references):
         with pytest.raises(InputError, match=r"none.json: cannot be read \(No such file"):
             read(tmp_path / "none.json")
-        with pytest.raises(InputError, match=r"binary.json: not a JSON file"):
+        with pytest.raises(InputError, match=r"binary.json: cannot be read as JSON"):
             read(tmp_path / "binary.json")
 
 

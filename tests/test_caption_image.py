@@ -277,7 +277,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png"], "--checkpoint"),
         (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
         (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
-        (["x.png", "--checkpoint", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf or .svg"),
+        (["x.png", "--checkpoint", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--checkpoint", "x", "--explorer", "e.pdf"], "--explorer e.pdf: must end in .html"),
         (["empty", "--checkpoint", "x"], "empty: no image in this folder"),
     ],

@@ -271,7 +271,10 @@ def test_top_k_and_top_p_cut_the_tail():
         (lambda s: sample(s, start(1), top_k=0), "top_k must be at least 1, got 0"),
         (lambda s: sample(s, start(1), top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
         (lambda s: beam_search(s, start(1), beam_size=0), "beam_size must be at least 1, got 0"),
-        (lambda s: greedy(s, start(1), max_length=3, min_length=3), "min_length < max_length, got 3 and 3"),
+        (
+            lambda s: greedy(s, start(1), max_length=3, min_length=3),
+            r"min_length must be in 0 \.\. 2, below max_length, got 3",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(call, message):

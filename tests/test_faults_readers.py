@@ -236,7 +236,9 @@ FEATURES: dict[Fault, Callable[[Path], Any]] = {
     Fault("features cut short", "00000.npy: not there or not complete"): (
         lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-10])
     ),
-    Fault("a header of features cut short", "val.json: cannot be read ("): lambda folder: put(folder / "val.json", "{"),
+    Fault("a header of features cut short", "val.json: cannot be read as JSON ("): lambda folder: put(
+        folder / "val.json", "{"
+    ),
     Fault("a list of images of another kind", "val.images.json: not a list of images"): lambda folder: put(
         folder / "val.images.json", {}
     ),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from captioning.decoding.search import Beams, Rules, Search, check_lengths
-from captioning.decoding.step import Hypothesis, State, StepFunction
+from captioning.decoding.search import Beams, Rules, Search
+from captioning.decoding.step import Hypothesis, State, StepFunction, check_lengths
 from captioning.errors import InputError
 from captioning.vocabulary import END, START
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioning.decoding.search import Beams, Rules, Search, check_lengths
-from captioning.decoding.step import Hypothesis, ImageStepFunction, State, StepFunction
+from captioning.decoding.search import Beams, Rules, Search
+from captioning.decoding.step import Hypothesis, ImageStepFunction, State, StepFunction, check_lengths
 from captioning.errors import InputError
 from captioning.vocabulary import END, START
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
-from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
 
@@ -35,11 +34,6 @@ class Rules(NamedTuple):
         """Return log_probs (N, V) as float32, -inf for what must not come after ``words`` words."""
         banned = self.at_first if words < self.min_length else self.always
         return log_probs.float().index_fill(-1, banned, float("-inf"))
-
-
-def check_lengths(min_length: int, max_length: int) -> None:
-    if not 0 <= min_length < max_length:
-        raise InputError(f"decoding: need 0 <= min_length < max_length, got {min_length} and {max_length}")
 
 
 class Beams(NamedTuple):

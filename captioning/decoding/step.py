@@ -78,7 +78,13 @@ class BeamOptions:
         check_whole(1, 1000, beam_size=self.beam_size, max_length=self.max_length)
         check_whole(0, min_length=self.min_length)
         check_range(-10, 10, length_normalization=self.length_normalization)
-        if not 0 <= self.min_length < self.max_length:
-            raise InputError(
-                f"min_length must be in 0 .. {self.max_length - 1}, below max_length, got {self.min_length}"
-            )
+        check_lengths(self.min_length, self.max_length)
+
+
+def check_lengths(min_length: int, max_length: int) -> None:
+    """Raises:
+    InputError: captions cannot have this many words.
+    """
+    check_whole(1, max_length=max_length)
+    if not 0 <= min_length < max_length:
+        raise InputError(f"min_length must be in 0 .. {max_length - 1}, below max_length, got {min_length}")

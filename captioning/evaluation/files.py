@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from captioning.errors import InputError
-from captioning.files import write_json
+from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 MAX_ID = 2**63 - 1
@@ -38,7 +37,7 @@ def read_results(path: Path) -> dict[int, str]:
     Raises:
         InputError: the file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
     """
-    content = _read_json(path)
+    content = read_json(path)
     if not isinstance(content, list) or not content:
         raise InputError(f'{path}: no results, expected [{{"image_id": 17, "caption": "a dog"}}, ..]')
     captions: dict[int, str] = {}
@@ -70,7 +69,7 @@ def read_references(
     Raises:
         InputError: the file cannot be read, is neither, holds a wrong field, or no reference.
     """
-    content = _read_json(path)
+    content = read_json(path)
     references: dict[int, list[list[str]]] = {}
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         for _, (image_id, caption) in _captions(path, "annotation", content["annotations"]):
@@ -111,15 +110,6 @@ def pair(
         )
     words = [tokenizer.tokenize(caption) for caption in captions.values()]
     return words, [references[image_id] for image_id in captions]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(Path(path).read_bytes())
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: not a JSON file ({' '.join(str(error).split())[:120]})") from error
 
 
 def _captions(path: Path, kind: str, entries: list[Any]) -> Iterator[tuple[int, tuple[int, str]]]:

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioning.data.features.codes import DTYPES, Scale
-from captioning.errors import InputError, one_line
-from captioning.files import replacing
+from captioning.errors import InputError
+from captioning.files import read_json, replacing
 
 FORMAT = 2
 HEADER_BYTES = 128  # NumPy pads the header of an array with so short a description to this
@@ -90,7 +90,7 @@ class Manifest:
         if self.finished_rows is not None:
             return Record(None, None)
         path = self.record(shard)
-        content = read_json(path)
+        content = read_cache(path)
         try:
             digest, scale = content["sha256"], None
             if self.dtype == "uint8":
@@ -113,7 +113,7 @@ class Manifest:
         path = directory / f"{split}.json"
         if not path.exists():
             return None
-        found = read_json(path)
+        found = read_cache(path)
         if not isinstance(found, dict) or type(found.get("format")) is not int or found["format"] not in (1, FORMAT):
             raise InputError(f"{path}: not a feature cache of format 1 or {FORMAT}; delete it and extract again")
         single = found["format"] == 1
@@ -199,8 +199,5 @@ def publish(path: Path, content: Any) -> None:
         part.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({one_line(error)}); delete the folder and extract again") from error
+def read_cache(path: Path) -> Any:
+    return read_json(path, "delete the folder and extract again")

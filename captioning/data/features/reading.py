@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import get_worker_info
 
 from captioning.data.features.codes import DTYPES, Scale, decode
-from captioning.data.features.layout import Manifest, read_json, refuse_other_encoder, share_of
+from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder, share_of
 from captioning.errors import InputError
 
 
@@ -169,7 +169,7 @@ class FeatureCache:
             InputError: an image is not in the cache.
         """
         file = self._manifest.images
-        images = read_json(file)
+        images = read_cache(file)
         if not isinstance(images, list) or not all(isinstance(path, str) for path in images):
             raise InputError(f"{file}: not a list of images; delete the folder and extract again")
         row_of = {path: row for row, path in enumerate(images) if row < len(self)}

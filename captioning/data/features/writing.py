@@ -19,7 +19,7 @@ from captioning.data.features.layout import (
     features_size,
     images_of_a_shard,
     publish,
-    read_json,
+    read_cache,
     refuse_other_encoder,
     share_of,
 )
@@ -131,7 +131,7 @@ class FeatureWriter:
         refuse_other_encoder(found.path, found.fingerprint, wanted.fingerprint)
         if found.dtype != wanted.dtype:
             raise InputError(f"{found.path}: of --dtype {found.dtype}, not {wanted.dtype}; give another --output")
-        if found.shape != wanted.shape or read_json(found.images) != self._paths:
+        if found.shape != wanted.shape or read_cache(found.images) != self._paths:
             raise InputError(f"{found.path}: made from other images; give another --output or delete the folder")
         return found
 

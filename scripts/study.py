@@ -100,10 +100,15 @@ class Job:
         return RunFolder(self.runs / self.name)
 
     @property
-    def stage(self) -> int:
-        """How many stages come before."""
+    def first(self) -> Job | None:
+        """The run whose best checkpoint this one begins with."""
         before = self.study.variants[self.variant].after
-        return 0 if before is None else 1 + replace(self, variant=before).stage
+        return None if before is None else replace(self, variant=before)
+
+    @property
+    def stage(self) -> int:
+        """How many runs come before."""
+        return 0 if self.first is None else 1 + self.first.stage
 
     def measurement(self, evaluation: str = "") -> Path:
         return self.measurements / f"{self.study.run_name(self.variant, self.seed, evaluation)}.json"
@@ -116,9 +121,8 @@ class Job:
             command = ["-m", "captioning", "fit", "--config", str(variant.config), "--seed_everything", str(self.seed)]
             command += [*self.study.fit, *variant.fit, "--runs", str(self.runs), "--name", self.name]
             command += ["--trainer.logger=false"]
-            if variant.after is not None:
-                first = replace(self, variant=variant.after)
-                command += ["--init_from", str(first.folder.checkpoint("best"))]
+            if self.first is not None:
+                command += ["--init_from", str(self.first.folder.checkpoint("best"))]
             if last.is_file():  # a run that is trained to its end ends at once
                 yield Command("train on from its last checkpoint", [*command, "--ckpt_path", str(last)])
             else:
@@ -167,6 +171,8 @@ def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
         folder = job.folder
         if folder.checkpoints.exists() and not job.measurement().is_file() and not folder.checkpoint("last").is_file():
             raise InputError(f"{folder.path}: has no last checkpoint to go on from; delete it to train the run anew")
+        if job.first is not None and not (job.measurement().is_file() or job.first.measurement().is_file()):
+            raise InputError(f"{job.name}: begins with {job.first.name}, which is not trained and scored")
         for command in job.left():
             best = folder.checkpoint("best")
             if command.what.startswith("score") and job.measurement().is_file() and not best.is_file():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from captioning.encoders import TimmEncoder
 from captioning.training.batch_norm import BatchNormSync, SharedBatchNorm
 
 
@@ -27,3 +28,27 @@ def test_shared_batch_norm_equals_pytorchs_in_every_precision(dtype):
     torch.testing.assert_close(inputs[1].grad, inputs[0].grad, **tolerance)
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(model[0].state_dict()[name], value, atol=1e-5, rtol=1e-5)
+
+
+class WithActivation(nn.BatchNorm2d):
+    """As timm's: the activation is in it."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return super().forward(input).relu()
+
+
+def test_a_batch_norm_that_does_more_stays_what_it_is():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), WithActivation(4), nn.BatchNorm2d(4)).eval()
+    x = torch.randn(2, 3, 5, 5)
+    expected = model(x)
+    shared = BatchNormSync().apply(model)
+    assert torch.equal(shared(x), expected)
+    assert type(shared[1]) is WithActivation and type(shared[2]) is SharedBatchNorm
+
+
+def test_a_timm_encoder_sees_the_same_with_several_processes():
+    pytest.importorskip("timm")
+    encoder = TimmEncoder("mobilenetv1_100", 3, weights=None, image_size=64, crop=False)
+    images = torch.randn(2, 3, 64, 64)
+    expected = encoder(images)
+    assert torch.equal(BatchNormSync().apply(encoder)(images), expected)

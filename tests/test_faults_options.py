@@ -157,6 +157,28 @@ OPTIONS = {
         "--early_stopping.patience",
         "-1",
     ],
+    Fault("`--trainer.limit_val_batches 0`", "--trainer.limit_val_batches 0: validation chooses"): [
+        "--trainer.limit_val_batches",
+        "0",
+    ],
+    Fault("the highest NLL taken for the best", "--checkpoint.monitor val/nll: the lowest is best; add --checkp"): [
+        "--checkpoint.monitor",
+        "val/nll",
+    ],
+    Fault("early stopping when the NLL falls", "--early_stopping.monitor val/nll: the lowest is best; add"): [
+        "--early_stopping.monitor",
+        "val/nll",
+    ],
+    Fault("a schedule whose first number is another", "model.scheduler: StepLR does not follow the length"): [
+        *("--model.scheduler", "torch.optim.lr_scheduler.StepLR"),
+    ],
+    Fault("random crops where an encoder squashes", "data.random_crop: this encoder sees the whole image"): [
+        *("--data.random_crop", "true"),
+    ],
+    Fault("images of 8 pixels for VGG", "image_size must be at least 1, got 0"): [
+        *("--model.encoder", "captioning.encoders.TorchvisionEncoder"),
+        *("--model.encoder.name", "vgg19", "--model.encoder.image_size", "0"),
+    ],
     Fault("a misspelt monitor", "--checkpoint.monitor val/blue4: no validation logs that; near: val/bleu4"): [
         "--checkpoint.monitor",
         "val/blue4",
@@ -180,6 +202,23 @@ OPTIONS = {
 def test_an_option_that_cannot_be_used_is_one_line_and_takes_no_name(workdir, capsys, fault, case):
     ends(capsys, fault, main, ["fit", "--config", "tiny.yaml", *case])
     assert not any(RunFolder(folder).is_trained() for folder in Path().glob("runs/*"))
+
+
+@proves(
+    Fault(
+        "early stopping by a score that this run's validations do not log",
+        "--early_stopping.monitor: Early stopping conditioned on metric `val/posterior_pointing_accuracy`",
+        kept="last.ckpt, after the first epoch",
+    )
+)
+def test_early_stopping_by_a_score_that_is_not_logged_is_one_line(workdir, capsys, fault):
+    ends(
+        capsys,
+        fault,
+        main,
+        ["fit", "--config", "tiny.yaml", "--early_stopping.monitor", "val/posterior_pointing_accuracy"],
+    )
+    assert RunFolder(Path("runs/tiny")).checkpoint("last").is_file()
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))

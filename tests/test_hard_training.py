@@ -25,6 +25,7 @@ from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardTo
 from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.module import CaptioningModule
+from captioning.training.start import Start
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +244,15 @@ def test_warning_of_collapse_names_only_options_that_the_attention_has(attention
         module.on_train_epoch_end()
     named = set(re.findall("`([a-z_]+)`", str(warned[0].message)))
     assert named == options | {"attention_penalty"}
+
+
+@pytest.mark.parametrize("first", [HardAttention, SoftAttention])
+def test_a_second_stage_counts_its_training_batches_from_the_start(shapes, tmp_path, first):
+    """By which hard attention draws: one that went on counting would begin where its ramp has ended."""
+    before, after = make_module(first(AdditiveScore(10))), make_module(HardAttention(AdditiveScore(10)), lr=0.0)
+    run_stage(quick_trainer(tmp_path, limit_train_batches=3).fit, before, make_data(shapes))
+    learned = {name: value.clone() for name, value in before.captioner.named_parameters()}
+    after.start = Start("first.ckpt", before.captioner.state_dict(), before.vocabulary)
+    run_stage(quick_trainer(tmp_path, limit_train_batches=1).fit, after, make_data(shapes))
+    assert int(after.attention.batches) == 1
+    assert all(torch.equal(after.captioner.state_dict()[name], value) for name, value in learned.items())

@@ -157,8 +157,6 @@ def ran(place, monkeypatch) -> list[list[str]]:
         if "fit" in arguments:
             if name == "tiny_none_2":
                 raise InputError(f"{name} failed: no luck")
-            if "--init_from" in arguments and not Path(arguments[arguments.index("--init_from") + 1]).is_file():
-                raise InputError(f"{name} failed: no such checkpoint")
             checkpoints = Path("runs", name, "checkpoints")
             checkpoints.mkdir(parents=True, exist_ok=True)
             (checkpoints / "best.ckpt").touch()
@@ -208,18 +206,31 @@ def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_o
     write(content | {"references": [], "variants": variants})
     with pytest.raises(SystemExit):
         main("--only", "third", "again", "none", "soft", "--seeds", "1", "2", "--jobs", "2")
-    error = capsys.readouterr().err  # none_2 fails, and what would begin with it, as there is no such checkpoint
+    error = capsys.readouterr().err  # none_2 fails, and what would begin with it
     assert "3 of 8 runs failed" in error and "tiny_none_2 failed: no luck" in error
+    assert "tiny_third_2: begins with tiny_again_2, which is not trained and scored" in error
     begun = {command[0]: command[command.index("--init_from") + 1] for command in ran if "--init_from" in command}
     assert begun == {
         "tiny_again_1": "runs/tiny_none_1/checkpoints/best.ckpt",
         "tiny_third_1": "runs/tiny_again_1/checkpoints/best.ckpt",
-        "tiny_again_2": "runs/tiny_none_2/checkpoints/best.ckpt",
-        "tiny_third_2": "runs/tiny_again_2/checkpoints/best.ckpt",
     }
     fits = [command[0] for command in ran if "fit" in command]
     assert {*fits[:4]} == {"tiny_none_1", "tiny_none_2", "tiny_soft_1", "tiny_soft_2"}
-    assert {*fits[4:6]} == {"tiny_again_1", "tiny_again_2"} and {*fits[6:]} == {"tiny_third_1", "tiny_third_2"}
+    assert fits[4:] == ["tiny_again_1", "tiny_third_1"]
+
+
+def test_a_second_stage_does_not_begin_with_a_first_that_is_half_trained(ran, capsys):
+    content = yaml.safe_load(Path("tiny.yaml").read_text())
+    variants = {"none": {"config": "shapes_soft"}, "again": {"config": "shapes_soft", "after": "none"}}
+    write(content | {"references": [], "variants": variants})
+    begun = Path("runs/tiny_none_2/checkpoints")  # with a best checkpoint of its first epoch
+    begun.mkdir(parents=True)
+    (begun / "best.ckpt").touch()
+    (begun / "last.ckpt").touch()
+    with pytest.raises(SystemExit):
+        main("--only", "again", "--seeds", "2")
+    assert "tiny_again_2: begins with tiny_none_2, which is not trained and scored" in capsys.readouterr().err
+    assert ran == []
 
 
 def test_a_run_that_cannot_be_resumed_is_named_in_place_of_training_another_beside_it(ran, capsys):

@@ -287,6 +287,21 @@ def test_gradients_are_clipped_with_a_fused_optimizer_too(shapes, tmp_path):
     assert norms == [pytest.approx(0.01, rel=0.01)] * 2
 
 
+def test_gradients_are_clipped_by_value_with_a_fused_optimizer_too(shapes, tmp_path):
+    class Recorder(torch.optim.AdamW):
+        def step(self, closure=None):
+            loss = closure()
+            largest.append(max(float(p.grad.abs().max()) for p in self.param_groups[0]["params"] if p.grad is not None))
+            return loss
+
+    largest: list[float] = []
+    module = make_module()
+    module.optimizer = lambda parameters: Recorder(parameters, lr=1e-3, fused=True)
+    options = {"gradient_clip_val": 0.001, "gradient_clip_algorithm": "value", "precision": "bf16-mixed"}
+    run_stage(make_trainer(tmp_path, max_steps=2, **options).fit, module, make_data(shapes))
+    assert largest == [pytest.approx(0.001)] * 2
+
+
 def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too(tmp_path):
     """What Lightning refuses: its scaler leaves the unscaling to a fused step, so that clipping would see it scaled."""
     module = make_module()

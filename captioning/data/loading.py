@@ -37,7 +37,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         seed: of these changes, which depend on it, the batch's place in training and the image alone: not on the
             process or worker that loads it, nor on where a run was resumed.
         features: cached annotations, read instead of the images.
-        flipped: those of the mirrored images, for training; the sampler's lists then say their epoch (``EpochBatch``).
+        flipped: those of the mirrored images, for training; the sampler's lists then say their epoch (``Numbers``).
         by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
         pinned: read features into page-locked memory, for a GPU.
     """

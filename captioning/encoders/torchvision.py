@@ -13,7 +13,7 @@ from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder, weights_wanted
 from captioning.encoders.imports import LeaveUnfilled, lean_imports
 from captioning.encoders.weights import OPTION, load_weights, read_weights
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 if TYPE_CHECKING:
     from torchvision.models import Weights, WeightsEnum
@@ -65,6 +65,7 @@ class TorchvisionEncoder(Encoder):
             from torchvision.models import get_model_weights
 
         _check_name(name)
+        check_range(1, image_size=image_size, resize=resize)
         published = get_model_weights(name)
         member, path = _resolve(weights, published, name)
         preprocessing = _preprocessing(member, image_size, resize, crop, mean, std)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from captioning.objective.processes import summed
 
 
-class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
+class SharedBatchNorm(_BatchNorm):
     """``SyncBatchNorm``, which PyTorch has for GPUs alone: mean, variance and gradients of all processes' batches."""
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -37,19 +38,22 @@ class SharedBatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNormSync(TorchSyncBatchNorm):
-    """Lets the trainer share the statistics of every batch norm where several processes train."""
+    """Lets the trainer share the statistics of every batch norm where several processes train.
+
+    Those of PyTorch's own forward pass: a class with another one, such as timm's, whose activation is in it, stays what
+    it is. The encoders that have such layers keep the statistics that came with their weights.
+    """
 
     def apply(self, model: nn.Module) -> nn.Module:
-        if getattr(model, "device", torch.device("cpu")).type != "cpu":
-            return super().apply(model)
+        on_cpu = getattr(model, "device", torch.device("cpu")).type == "cpu"
         for parent in list(model.modules()):
             for name, child in list(parent.named_children()):
-                if isinstance(child, nn.modules.batchnorm._BatchNorm):
-                    setattr(parent, name, _shared(child))
+                if isinstance(child, _BatchNorm) and type(child).forward is _BatchNorm.forward:
+                    setattr(parent, name, _shared(child) if on_cpu else nn.SyncBatchNorm.convert_sync_batchnorm(child))
         return model
 
 
-def _shared(norm: nn.modules.batchnorm._BatchNorm) -> SharedBatchNorm:
+def _shared(norm: _BatchNorm) -> SharedBatchNorm:
     """Return a layer with the parameters and buffers of ``norm``."""
     layer = SharedBatchNorm(norm.num_features, norm.eps, norm.momentum, norm.affine, norm.track_running_stats)
     layer._parameters, layer._buffers = norm._parameters, norm._buffers

@@ -201,13 +201,23 @@ class Throughput(Callback):
 class Unfreeze(Callback):
     """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
 
+    One that is frozen for good, without ``trainable_from``, stays frozen.
+
     Args:
         epoch: how many epochs it stays frozen.
+
+    Raises:
+        InputError: a negative number of epochs.
     """
 
     def __init__(self, epoch: int) -> None:
+        check_range(0, epoch=epoch)
         self.epoch = epoch
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_train_epoch_start(trainer, pl_module)  # which a run that resumes inside an epoch does without
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, CaptioningModule)
-        pl_module.encoder.set_trainable(trainer.current_epoch >= self.epoch)
+        encoder = pl_module.encoder
+        encoder.set_trainable(encoder.trainable_from is not None and trainer.current_epoch >= self.epoch)

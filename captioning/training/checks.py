@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import sys
 import traceback
 from pathlib import Path
@@ -37,10 +38,13 @@ def refuse_impossible(config: Any) -> None:
         if isinstance(value, (int, float)):
             check_range(low, **{f"--trainer.{name}": value})
     check_range(0, **{"--early_stopping.patience": config.early_stopping.patience})
+    if trainer.get("limit_val_batches") == 0:
+        raise InputError("--trainer.limit_val_batches 0: validation chooses the best checkpoint; give at least 1")
     if trainer.get("overfit_batches"):
         raise InputError("--trainer.overfit_batches: give --data.limit_images N to train on few images")
     if trainer.get("reload_dataloaders_every_n_epochs"):
         raise InputError("--trainer.reload_dataloaders_every_n_epochs: would begin each epoch anew; leave it out")
+    _refuse_other_schedules(config.model.get("scheduler"))
     checkpoint = config.checkpoint
     if checkpoint.save_top_k not in (0, 1) and "{" not in (checkpoint.filename or "{"):
         raise InputError(
@@ -54,8 +58,21 @@ def refuse_impossible(config: Any) -> None:
         raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
 
 
+def _refuse_other_schedules(scheduler: Any) -> None:
+    """The number of steps of the run stands behind the optimizer, where some of PyTorch's take another number."""
+    package, _, name = str((scheduler or {}).get("class_path")).rpartition(".")
+    if package != "torch.optim.lr_scheduler":
+        return
+    first, *_ = list(inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters)[1:]
+    if first not in ("T_max", "total_iters", "total_steps"):
+        raise InputError(
+            f"model.scheduler: {name} does not follow the length of a run; give captioning.training.WarmupCosine, or "
+            "CosineAnnealingLR or PolynomialLR of PyTorch"
+        )
+
+
 def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
-    """Refuse to watch a score that no validation gives, which would show after the first epoch."""
+    """Refuse to watch a score that no validation gives, which would show after the first epoch, or its worst value."""
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     if any(
         type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
@@ -64,10 +81,12 @@ def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
     known = [f"val/{name}" for name in sorted(score_names())]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
+        option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
         if monitor is not None and monitor not in known and not monitor.startswith("train/"):
             near = difflib.get_close_matches(monitor, known, 3, 0.3)
-            option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
             raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
+        if monitor in ("val/nll", "train/loss") and getattr(callback, "mode", None) == "max":
+            raise InputError(f"--{option}.monitor {monitor}: the lowest is best; add --{option}.mode min")
 
 
 def refuse_missing(checkpoint: str) -> None:
@@ -100,7 +119,7 @@ def while_restoring(error: BaseException) -> bool:
     return any("checkpoint_connector" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
-def refusal(error: ValueError) -> InputError:
+def refusal(error: Exception) -> InputError:
     """Return in one line what a class of the configuration says of its arguments; jsonargparse tells it at length."""
     first: BaseException = error
     while first.__cause__ is not None:

@@ -45,6 +45,7 @@ from captioning.training.module import CaptioningModule
 from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
+from captioning.training.resumed_settings import ResumedSettings
 from captioning.training.run_facts import LogFacts
 from captioning.training.run_place import RunPlace
 from captioning.training.start import Start
@@ -83,6 +84,8 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
         raise InputError(one_line(error, 400)) from error
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise InputError(f"--early_stopping.monitor: {one_line(error)}") from error
         if isinstance(error, InputError) or not while_restoring(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -115,7 +118,9 @@ class SaveRunConfig(SaveConfigCallback):
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         path = RunFolder(Path(trainer.default_root_dir)).config
-        write_text(path, self.parser.dump(self.config, skip_none=False))
+        config = self.config.clone()
+        config.ckpt_path = None  # a run that begins with this file is a new one
+        write_text(path, self.parser.dump(config, skip_none=False))
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.save_file(path, "run_config.yaml")  # wandb writes a config.yaml of its own
@@ -238,7 +243,7 @@ class CaptioningCLI(LightningCLI):
                 super().instantiate_classes()
             except InputError:
                 raise
-            except ValueError as error:
+            except (ValueError, RuntimeError) as error:
                 raise refusal(error) from error
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -263,7 +268,8 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        self.trainer_defaults = {"callbacks": [LogLines(), LogFacts(), StopOnDivergence(), Preemption(), *log_test]}
+        own = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), Preemption()]
+        self.trainer_defaults = {"callbacks": [*own, *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:
             trainer = super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)

@@ -259,6 +259,10 @@ class CaptionDataModule(pl.LightningDataModule):
             return None
         if not (self.random_crop or self.flip):
             return None
+        if self.random_crop and self.encoder.preprocessing.crop is None:
+            raise InputError(
+                "data.random_crop: this encoder sees the whole image, squashed; its crop: true cuts one out"
+            )
         return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
 
     def _flipped_features(self, split: str) -> FlippedFeatures:

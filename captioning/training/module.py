@@ -217,10 +217,13 @@ class CaptioningModule(EvaluatedModule):
         steps = self.trainer.estimated_stepping_batches
         if math.isinf(steps):
             raise InputError("model.scheduler: needs to know the end; give --trainer.max_epochs or --trainer.max_steps")
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": self.scheduler(optimizer, int(steps)), "interval": "step"},
-        }
+        try:
+            scheduler = self.scheduler(optimizer, int(steps))
+        except InputError:
+            raise
+        except (ValueError, TypeError) as error:
+            raise InputError(f"model.scheduler: {one_line(error)}") from error
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def configure_gradient_clipping(
         self,
@@ -243,7 +246,8 @@ class CaptioningModule(EvaluatedModule):
             norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val)
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            if gradient_clip_val:
+                torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         self.log("train/gradient_norm", norm)
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))
 

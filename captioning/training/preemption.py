@@ -18,7 +18,8 @@ STOPPED = 128 + signal.SIGTERM
 
 
 class Preemption(Callback):
-    """On SIGTERM, and on SIGUSR1 under SLURM, ends training after the batch in progress.
+    """On SIGTERM, and on SIGUSR1 under SLURM, ends training after the batch in progress, or with accumulated gradients
+    after the step that they are for: a checkpoint has none.
 
     The trainer then saves as after any exception (``last.save_on_exception``), and the run resumes at the next batch.
     It is enough that one process is asked: all of them compare notes after every batch. Lightning's own handlers do
@@ -47,7 +48,7 @@ class Preemption(Callback):
         if trainer.world_size > 1 and isinstance(trainer.strategy, ParallelStrategy):
             anyone = torch.tensor(float(asked), device=pl_module.device)
             asked = bool(trainer.strategy.reduce(anyone, reduce_op="sum"))
-        if asked:
+        if asked and not trainer.fit_loop.epoch_loop._should_accumulate():
             trainer._signal_connector.received_sigterm = True  # what the trainer looks at when a batch is done
 
 

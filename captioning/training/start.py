@@ -31,15 +31,24 @@ class Start(NamedTuple):
         return cls(str(path), found.captioner.state_dict(), found.vocabulary)
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
-        """Raises:
-        InputError: the weights are of another vocabulary or of another model.
+        """Give a captioner these weights; it counts its training batches from 0.
+
+        Raises:
+            InputError: the weights are of another vocabulary or of another model.
         """
         check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        weights = {name: tensor for name, tensor in self.weights.items() if not _counts(name)}
+        counters = {name: tensor for name, tensor in captioner.state_dict().items() if _counts(name)}
         try:
-            captioner.load_state_dict(self.weights)
+            captioner.load_state_dict(weights | counters)
         except RuntimeError as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
+
+
+def _counts(name: str) -> bool:
+    """Whether this is hard attention's number of training batches, by which it draws."""
+    return name.rpartition(".")[2] == "batches"
 
 
 def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:

@@ -31,10 +31,12 @@ def write_export(folder: Path, content: Mapping[str, Any], weights: Mapping[str,
         card: Markdown.
 
     Raises:
-        InputError: it cannot be written.
+        InputError: it cannot be written, or would write over another folder's README.
     """
     from safetensors.torch import save
 
+    if (folder / CARD).exists() and not is_export(folder):
+        raise InputError(f"--output {folder}: has a {CARD} of something else; give a folder of its own")
     with replacing(folder / WEIGHTS, "--output") as part:
         # Tied embeddings are one tensor under two names, and the format takes no tensor twice: so copies.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}

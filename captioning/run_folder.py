@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 from types import TracebackType
 
@@ -53,6 +54,11 @@ class RunFolder:
             return claim
         claim.release()
         return None
+
+
+def of_any_seed(path: str, seed: object) -> str:
+    """Return a path in which a part that ends in the seed, as a study's run folders do, has a star in its place."""
+    return re.sub(rf"(?<!\d){re.escape(str(seed))}(?=/|$)", "*", path)
 
 
 class Claim:

@@ -63,6 +63,9 @@ def main(argv: list[str] | None = None) -> None:
     import_modules(args.imports, [Path(), *([args.data.parent] if args.data else [])])
     if args.measurement is not None:
         refuse_inputs(args.measurement, [*args.checkpoint, *([args.data] if args.data else [])], "--measurement")
+    for each in args.checkpoint:
+        if Path(each).is_dir() or each.startswith("hf:"):
+            raise InputError(f"--checkpoint {each}: scores need what training saved, a FILE.ckpt")
     checkpoint, *others = args.checkpoint
     if others and args.inference is not None:
         raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")

@@ -39,6 +39,8 @@ def main(argv: list[str] | None = None) -> None:
     folder = Path(arguments.output)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
+    if not arguments.onnx and any((folder / name).exists() for name in ("encoder.onnx", "step.onnx")):
+        raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint)

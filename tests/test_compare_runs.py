@@ -97,6 +97,19 @@ def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tm
     assert "explorer-data" not in (tested_pair[0].parent / "comparison.html").read_text()
 
 
+def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair, tmp_path, capsys):
+    checkpoints, metrics = tested_pair[0] / "checkpoints", tested_pair[0] / "test_metrics.json"
+    content = json.loads(metrics.read_text())
+    metrics.write_text(json.dumps(content | {"search": content["search"] | {"checkpoint": "last.ckpt"}}))
+    assert read_run(tested_pair[0]).checkpoint.name == "best.ckpt"
+    script.main([*map(str, tested_pair), "--output", str(tmp_path / "x.html")])
+    out = capsys.readouterr().out
+    assert "soft was tested with last.ckpt, which is gone; the attention shown is best.ckpt's." in out
+    assert "Checkpoint of the test" in out
+    (checkpoints / "last.ckpt").write_bytes((checkpoints / "best.ckpt").read_bytes())
+    assert read_run(tested_pair[0]).checkpoint == checkpoints / "last.ckpt"
+
+
 def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
     runs = [read_run(folder) for folder in tested_pair]
     models, _ = load_models(runs)
@@ -307,6 +320,23 @@ def test_a_damaged_wandb_file_is_named(tmp_path):
     (folder / "run-abc.wandb").write_bytes(b"not a log")
     with pytest.raises(InputError, match=r"run-abc\.wandb: wandb cannot read it"):
         find_run(str(folder))
+
+
+def test_a_wandb_file_that_was_hardly_begun_does_not_keep_a_run_from_being_compared(tested_pair):
+    log = tested_pair[0] / "wandb/offline-run-1/run-abc.wandb"
+    log.parent.mkdir(parents=True)
+    log.write_bytes(b"")
+    run = find_run(str(tested_pair[0]))
+    assert run.captions and run.seconds is None and run.wandb is None
+    (tested_pair[0] / "wandb_run.json").write_text('{"id": "abc", "project": "shapes"}')
+    assert find_run(str(tested_pair[0])).wandb.run_id == "abc"
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_online(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/demo").mkdir(parents=True)
+    with pytest.raises(InputError, match="runs/demo/sofft: no such folder"):
+        find_run("runs/demo/sofft")
 
 
 @pytest.mark.parametrize("content", ["{", "[1]", '{"id": "abc"}'])

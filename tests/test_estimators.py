@@ -144,6 +144,8 @@ def test_self_critical_compares_with_the_most_probable_locations():
         (lambda: LeaveOneOut(1), "samples: LeaveOneOut compares at least 2 draws"),
         (lambda: MovingAverage(1.0), r"decay must be in \[0, 1\)"),
         (lambda: RewardToGo(-0.1), r"decay must be in \[0, 1\)"),
+        (lambda: RewardToGo(max_steps=0), "max_steps must be at least 1, got 0"),
+        (lambda: MovingAverage(initial=float("inf")), "initial must be finite, got inf"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(make, message):

@@ -146,6 +146,15 @@ def test_an_ensemble_that_cannot_be_is_refused(workdir, arguments, message):
         main(arguments)
 
 
+@pytest.mark.parametrize("name", ["exported", "hf:owner/name"])
+def test_scores_need_what_training_saved(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    Path("exported").mkdir()
+    with pytest.raises(SystemExit):
+        load_script("evaluate").main(["--checkpoint", name])
+    assert f"error: --checkpoint {name}: scores need what training saved, a FILE.ckpt" in capsys.readouterr().err
+
+
 @torch.inference_mode()
 def alphas_of(model, path: str, text: str) -> np.ndarray:
     """(T, L), one step of the decoder after the other."""

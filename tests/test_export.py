@@ -121,6 +121,26 @@ def test_a_damaged_folder_is_one_line(run, file, content, message):
         load(folder)
 
 
+def test_a_folder_of_something_else_keeps_its_readme(run, tmp_path, capsys):
+    folder = tmp_path / "exported"
+    folder.mkdir()
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(SystemExit):
+        export(run)
+    assert "exported: has a README.md of something else; give a folder of its own" in capsys.readouterr().err
+    assert [path.name for path in folder.iterdir()] == ["README.md"] and (folder / "README.md").read_text() == "mine"
+
+
+def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(run, capsys):
+    folder = export(run)
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    (folder / "step.onnx").touch()
+    with pytest.raises(SystemExit):
+        export(run)
+    assert "has an earlier model's ONNX graphs; give --onnx, too" in capsys.readouterr().err
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+
+
 def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])

@@ -340,6 +340,10 @@ RESULTS = {
         "test_captions.json",
         b'[{"image_id": 7, "caption": "a", "references": [3]}]',
     ),
+    Fault("a caption of a test without references", "its caption or references are no texts, or there is none"): (
+        "test_captions.json",
+        b'[{"image_id": 7, "caption": "a", "references": []}]',
+    ),
     Fault("a log-probability of a test that is a text", "its log_prob is no number"): (
         "test_captions.json",
         b'[{"image_id": 7, "caption": "a", "references": ["b"], "log_prob": "x"}]',

@@ -345,6 +345,13 @@ EXPORTS: dict[Fault, Callable[[Path], Any]] = {
     Fault("exported weights cut short", "model.safetensors: damaged ("): lambda folder: put(
         folder / "model.safetensors", (folder / "model.safetensors").read_bytes()[:-9]
     ),
+    Fault("an exported config whose settings are a list", "does not describe a model"): lambda folder: put(
+        folder / "config.json", json.loads((folder / "config.json").read_text()) | {"settings": ["x"]}
+    ),
+    Fault("an exported config whose search is a text", "beam_size must be a whole number, got 'x'"): lambda folder: put(
+        folder / "config.json",
+        json.loads((folder / "config.json").read_text()) | {"settings": {"model": {"search": {"beam_size": "x"}}}},
+    ),
     Fault("an exported config of another kind", "is not what scripts/export.py writes"): lambda folder: put(
         folder / "config.json", []
     ),

@@ -82,6 +82,24 @@ def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name):
     assert [group.runs for group in group_by_seed(later)] == [["b_2"], ["b_3"]]
 
 
+@pytest.mark.parametrize(
+    ("begins", "grouped"),
+    [
+        ([f"runs/first_{seed}/checkpoints/best.ckpt" for seed in (1, 2)], True),  # each seed's own first stage
+        (["runs/first_1/checkpoints/best.ckpt"] * 2, True),  # one for all
+        (["runs/first_1/checkpoints/best.ckpt", "runs/other_2/checkpoints/best.ckpt"], False),
+        (["runs/first_1/checkpoints/best.ckpt", "runs/first_12/checkpoints/best.ckpt"], False),
+        (["runs/first_1/checkpoints/best.ckpt", None], False),
+    ],
+)
+def test_second_stages_are_seeds_of_one_variant_where_their_first_stages_are(begins, grouped):
+    runs = [run(f"second_{seed}", seed) for seed in (1, 2)]
+    for each, begin in zip(runs, begins, strict=True):
+        each.settings["init_from"] = begin
+    groups = [group.runs for group in group_by_seed(runs)]
+    assert groups == ([["second_1", "second_2"]] if grouped else [["second_1"], ["second_2"]])
+
+
 def test_an_option_that_is_off_is_one_that_an_earlier_version_lacks():
     newer = run("b_2", 2)
     newer.settings["model"] |= {"tied": False, "dropped": 0.0, "vectors": None}

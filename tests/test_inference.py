@@ -300,6 +300,13 @@ def test_captions_to_decode_are_lists_of_words_one_for_each_image(captioner, ima
         captioner.force_decode(images[:2], [["a"]])
     with pytest.raises(InputError, match="a caption is a list of words, got 'a red circle'"):
         captioner.force_decode(images[:1], ["a red circle"])
+    with pytest.raises(InputError, match="batch_size must be at least 1, got 0"):
+        captioner.force_decode(images[:1], [["a"]], batch_size=0)
+
+
+def test_a_style_of_figures_that_there_is_not_is_named(captioner, images):
+    with pytest.raises(InputError, match="style must be one of color, paper, got 'colour'"):
+        captioner.caption(images[0]).figure("colour")
 
 
 def test_an_image_that_cannot_be_read_is_named(captioner, images, tmp_path):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
-    """Load the runs' best checkpoints, count parameters, and fill in settings that only the checkpoint has.
+    """Load the runs' checkpoints, count parameters, and fill in settings that only the checkpoint has.
 
     Returns:
         The models by run, and one sentence for each checkpoint that cannot be loaded.
@@ -106,6 +106,11 @@ def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) 
         found.append(
             f"{strange} of the {len(captions)} captions of {run.name} shown have words that its checkpoint does not "
             "know: another one was tested, and the attention shown is not that one's; test the run again."
+        )
+    tested = run.search.get("checkpoint")
+    if run.checkpoint is not None and tested not in (None, run.checkpoint.name):
+        found.append(
+            f"{run.name} was tested with {tested}, which is gone; the attention shown is {run.checkpoint.name}'s."
         )
     if run.search.get("inference") == "sample":
         found.append(

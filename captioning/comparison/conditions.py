@@ -47,6 +47,7 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         ),
         Row("Attention", [_attention(run) for run in runs]),
         Row("Split of the test", [plain_cell(run.search.get("split"), "{}") for run in runs]),
+        Row("Checkpoint of the test", [plain_cell(run.search.get("checkpoint"), "{}") for run in runs]),
         Row("Context in the test", [plain_cell(run.search.get("inference"), "{}") for run in runs]),
         Row(
             "Tokenizer, if not English",

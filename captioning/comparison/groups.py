@@ -17,8 +17,10 @@ from captioning.comparison.scored import CORRECTED, Scored
 from captioning.evaluation.resampling import Difference, Floats, Score, holm, share
 from captioning.evaluation.scores import TITLES, Family
 from captioning.evaluation.seeds import seed_differences
+from captioning.run_folder import of_any_seed
 
 _SEEDS = ("seed_everything", "data.seed")
+_BEGIN = "init_from"
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
 _SEPARATORS = "_-. /"
 _OWN_SCORES = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
@@ -33,11 +35,12 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         settings = settings_of(run)
         seed = next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
-        kept = {key: value for key, value in settings.items() if key not in _SEEDS}
+        kept = {key: value for key, value in settings.items() if key not in (*_SEEDS, _BEGIN)}
         for others, found in variants:
             other = next(iter(found.values()))
             known = run.settings and other.settings and seed
-            if known and seed not in found and _searched_alike(run, other) and _agree(kept, others):
+            alike = _searched_alike(run, other) and _begun_alike(run, other) and _agree(kept, others)
+            if known and seed not in found and alike:
                 found[seed] = run
                 break
         else:
@@ -57,6 +60,18 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 def _searched_alike(run: Run, other: Run) -> bool:
     unsaid = {"split", "checkpoint"} - (run.search.keys() & other.search.keys())  # by an earlier version
     one, two = ({name: value for name, value in each.search.items() if name not in unsaid} for each in (run, other))
+    return one == two
+
+
+def _begun_alike(run: Run, other: Run) -> bool:
+    """Whether both began with the same weights, or each with those of a first stage with its own seed."""
+    begins = [str(each.settings.get(_BEGIN) or "") for each in (run, other)]
+    if begins[0] == begins[1]:
+        return True
+    one, two = (
+        of_any_seed(begin, each.settings.get("seed_everything"))
+        for begin, each in zip(begins, (run, other), strict=True)
+    )
     return one == two
 
 

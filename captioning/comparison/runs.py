@@ -43,7 +43,7 @@ class Run:
         scores: of the test split, without their prefix ("bleu4": percent).
         search: decoding options of the test: beam_size, .., inference (how contexts were formed).
         captions: by image id; None if the run was not tested.
-        checkpoint: the best one.
+        checkpoint: the one that was tested, else the best.
         parameters: numbers of "encoder" and "decoder".
         seconds: wall-clock time of training.
         wandb: where wandb has the run.
@@ -101,6 +101,8 @@ def add_test(run: Run, folder: Path) -> None:
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
         run.scores, run.search = read_scores(scores)
+        tested = RunFolder(folder).checkpoints / Path(str(run.search.get("checkpoint"))).name
+        run.checkpoint = tested if tested.is_file() else run.checkpoint
     if captions.is_file():
         run.captions = read_captions(captions)
     elif run.checkpoint is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -71,7 +72,7 @@ def find_run(name: str) -> Run:
         run = read_run(path)
         _add_wandb(run, path)
         return run
-    if address := _ADDRESS.fullmatch(name):
+    if (address := _ADDRESS.fullmatch(name)) and not Path(path.parts[0]).is_dir():
         return _read_online("/".join(address.groups()), name)
     raise InputError(f"{name}: no such folder; give a run's folder, or ENTITY/PROJECT/RUN_ID of a run online")
 
@@ -82,7 +83,12 @@ def _add_wandb(run: Run, folder: Path) -> None:
     files = sorted(folder.glob(f"wandb/*run-*/run-{known.get('id', '*')}.wandb"))
     if not known and len({file.stem for file in files}) != 1:
         return  # none, or several of which any may be this run
-    parts = [_read_log(file) for file in files]
+    parts = []
+    for file in files:
+        with contextlib.suppress(InputError):  # of a process that was killed as it began
+            parts.append(_read_log(file))
+    if not known and not parts:
+        return
     place = known or parts[-1].place
     offline = tuple(file.parent for file in files if file.parent.name.startswith("offline-run-"))
     run.wandb = WandbPlace(place.get("entity") or "", place["project"], place["id"], offline)

@@ -152,9 +152,9 @@ def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
         if name in fields:
             fields[name] = [_noun_hit(hit) for hit in fields[name]]
     image = CaptionedImage(**fields)
-    texts = [image.caption, *image.references] if isinstance(image.references, list) else [None]
+    texts = [image.caption, *image.references] if isinstance(image.references, list) and image.references else [None]
     if type(image.image_id) is not int or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"image {image.image_id!r:.40}: its caption or references are no texts")
+        raise TypeError(f"image {image.image_id!r:.40}: its caption or references are no texts, or there is none")
     if image.log_prob is not None and not _is_number(image.log_prob):
         raise TypeError(f"image {image.image_id}: its log_prob is no number")
     return image

@@ -212,8 +212,10 @@ class ImageCaptioner(Generic[Model]):
             batch_size: images that go through the model together.
 
         Raises:
-            InputError: a file that is not an image, or captions that are not one for each image, of words.
+            InputError: a file that is not an image, captions that are not one for each image, of words, or batches of
+                none.
         """
+        check_whole(1, batch_size=batch_size)
         options = dataclasses.replace(self.options, inference=inference, seed=seed)
         if len(images) != len(captions):
             raise InputError(f"captions: there are {len(captions)} for {len(images)} images")

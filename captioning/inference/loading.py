@@ -82,7 +82,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         captioner.load_state_dict(weights)
         if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
             raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
-        settings = content.get("settings")
+        found = ImageCaptioner(captioner.to(target), vocabulary, content.get("settings"))
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:
@@ -93,7 +93,7 @@ def _load_one(path: str | os.PathLike[str], device: str | torch.device) -> Image
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return ImageCaptioner(captioner.to(target), vocabulary, settings)
+    return found
 
 
 def _check_sizes(decoder: dict[str, Any], weights: Mapping[str, Any]) -> None:

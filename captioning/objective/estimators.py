@@ -11,6 +11,7 @@ choice of R_t and b_t changes the variance alone. Names follow reinforcement lea
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from captioning.component import Component
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.objective.processes import summed
 
 
@@ -112,6 +113,7 @@ class MovingAverage(Estimator):
     ) -> None:
         super().__init__()
         _check_decay(decay)
+        check_range(-math.inf, initial=initial)
         self.decay = decay
         self.per_word = per_word
         self.all_rows = all_rows
@@ -141,6 +143,7 @@ class RewardToGo(Estimator):
     def __init__(self, decay: float = 0.9, *, max_steps: int = 50) -> None:
         super().__init__()
         _check_decay(decay)
+        check_range(1, max_steps=max_steps)
         self.decay = decay
         self.register_buffer("averages", torch.full((max_steps,), float("nan")))
 

@@ -9,8 +9,9 @@ Two passes: the first draws, word by word, the second is ordinary teacher forcin
 the same fast kernels. Mihaylova & Martins 2019 draw all words of the first pass at once, given the true words before
 them; a transformer is then as fast as before, but a word drawn after a drawn one is not what the model would say there.
 Here the distribution is exact, for every decoder: a recurrence takes its steps one by one anyway, so that the first
-pass costs no more than theirs, and the transformer has its cache. It is a search step: as the model is evaluated,
-without dropout, and without gradient.
+pass costs no more than theirs, and the transformer has its cache. It is a search step: the decoder as it is evaluated,
+without dropout, and without gradient. The annotations are those of the training step, with their dropout and the
+batch's statistics: the encoder works once.
 """
 
 from __future__ import annotations

@@ -170,7 +170,11 @@ class SequenceObjective:
 
 @contextmanager
 def _dropping_units(decoder: Decoder) -> Iterator[None]:
-    """Drop units of the decoder; statistics, and how locations are chosen, stay those of an evaluation."""
+    """Drop units of the decoder; statistics, and how locations are chosen, stay those of an evaluation.
+
+    So do the annotations and what was computed of them for all words: their dropout, and that of a layer that reads
+    them, have no effect.
+    """
     decoder.train()
     for attention in decoder.attentions():
         attention.eval()

@@ -15,6 +15,7 @@ from typing import Any
 from jsonargparse import Namespace
 
 from captioning.provenance import provenance
+from captioning.run_folder import of_any_seed
 from captioning.training.command_line import config_name
 
 
@@ -72,6 +73,8 @@ def variant_name(config: Any, args: Sequence[str]) -> str | None:
     for place in _OF_A_RUN:
         settings.pop(place, None)
     settings = settings.as_dict()
+    if settings.get("init_from"):
+        settings["init_from"] = of_any_seed(settings["init_from"], config.get("seed_everything"))
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     return f"{name}-{digest[:6]}"
 

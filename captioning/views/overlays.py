@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
+from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Painted, Style, map_colors, mask_greys, paint_color, paint_mask
 
@@ -79,7 +80,10 @@ def attention_figure(
 
     Raises:
         ValueError: the shapes contradict each other, or there are no heads to show.
+        InputError: a style that there is not.
     """
+    if style not in _STYLES:
+        raise InputError(f"style must be one of {', '.join(_STYLES)}, got {style!r}")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -22,6 +22,15 @@ def is_export(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
 
 
+def refuse_other_folder(folder: Path) -> None:
+    """Raises:
+    InputError: an export would write over the README of something else.
+    """
+    ours = all((folder / name).is_file() for name in (CONFIG, WEIGHTS, VOCABULARY))  # the last one other models lack
+    if (folder / CARD).exists() and not ours:
+        raise InputError(f"--output {folder}: has a {CARD} of something else; give a folder of its own")
+
+
 def write_export(folder: Path, content: Mapping[str, Any], weights: Mapping[str, Tensor], card: str) -> None:
     """Write a folder that ``read_export`` takes back.
 
@@ -35,8 +44,7 @@ def write_export(folder: Path, content: Mapping[str, Any], weights: Mapping[str,
     """
     from safetensors.torch import save
 
-    if (folder / CARD).exists() and not is_export(folder):
-        raise InputError(f"--output {folder}: has a {CARD} of something else; give a folder of its own")
+    refuse_other_folder(folder)
     with replacing(folder / WEIGHTS, "--output") as part:
         # Tied embeddings are one tensor under two names, and the format takes no tensor twice: so copies.
         tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}

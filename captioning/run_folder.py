@@ -56,9 +56,9 @@ class RunFolder:
         return None
 
 
-def of_any_seed(path: str, seed: object) -> str:
-    """Return a path in which a part that ends in the seed, as a study's run folders do, has a star in its place."""
-    return re.sub(rf"(?<!\d){re.escape(str(seed))}(?=/|$)", "*", path)
+def of_any_seed(checkpoint: str, seed: object) -> str:
+    """Return RUNS/NAME/checkpoints/x.ckpt with a star for the seed at the end of NAME, where a study's runs have it."""
+    return re.sub(rf"(?<!\d){re.escape(str(seed))}(?=/checkpoints/[^/]*$)", "*", checkpoint)
 
 
 class Claim:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     from captioning.component import import_modules
-    from captioning.exported import WEIGHTS
+    from captioning.exported import WEIGHTS, refuse_other_folder
     from captioning.inference import load
 
     folder = Path(arguments.output)
@@ -41,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"--output {folder}: is a file; give a folder")
     if not arguments.onnx and any((folder / name).exists() for name in ("encoder.onnx", "step.onnx")):
         raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
+    refuse_other_folder(folder)
     refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint)

@@ -246,7 +246,8 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     Path(first).unlink()
     resume = ["--ckpt_path", "runs/second/checkpoints/last.ckpt", "--trainer.max_epochs", "2"]
     main(["fit", *resume])  # from the run's own settings
-    assert yaml.safe_load(Path("runs/second/config.yaml").read_text())["ckpt_path"] is None  # for what begins with it
+    kept = yaml.safe_load(Path("runs/second/config.yaml").read_text())
+    assert kept["ckpt_path"] is None and kept["init_from"] == first  # for what begins with it
     main(["fit", "--config", "runs/second/config.yaml", *resume, "--trainer.max_epochs", "3"])
     assert torch.load("runs/second/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
     main(["test", "--ckpt_path", "runs/second/checkpoints/last.ckpt"])

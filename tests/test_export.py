@@ -124,11 +124,14 @@ def test_a_damaged_folder_is_one_line(run, file, content, message):
 def test_a_folder_of_something_else_keeps_its_readme(run, tmp_path, capsys):
     folder = tmp_path / "exported"
     folder.mkdir()
-    (folder / "README.md").write_text("mine")
-    with pytest.raises(SystemExit):
-        export(run)
-    assert "exported: has a README.md of something else; give a folder of its own" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["README.md"] and (folder / "README.md").read_text() == "mine"
+    others = ("README.md", "config.json", "model.safetensors")  # as a clone from a hub
+    for name in others:
+        (folder / name).write_text("mine")
+    for options in ([], ["--onnx"]):
+        with pytest.raises(SystemExit):
+            export(run, *options)
+        assert "exported: has a README.md of something else; give a folder of its own" in capsys.readouterr().err
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(others, "mine")
 
 
 def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(run, capsys):

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
+import torch
 import yaml
 from helpers import load_script
 from helpers_faults import Fault, ends, faults, proves, split_page, table
@@ -175,7 +177,7 @@ OPTIONS = {
     Fault("random crops where an encoder squashes", "data.random_crop: this encoder sees the whole image"): [
         *("--data.random_crop", "true"),
     ],
-    Fault("images of 8 pixels for VGG", "image_size must be at least 1, got 0"): [
+    Fault("images of 0 pixels for VGG", "image_size must be at least 1, got 0"): [
         *("--model.encoder", "captioning.encoders.TorchvisionEncoder"),
         *("--model.encoder.name", "vgg19", "--model.encoder.image_size", "0"),
     ],
@@ -202,6 +204,34 @@ OPTIONS = {
 def test_an_option_that_cannot_be_used_is_one_line_and_takes_no_name(workdir, capsys, fault, case):
     ends(capsys, fault, main, ["fit", "--config", "tiny.yaml", *case])
     assert not any(RunFolder(folder).is_trained() for folder in Path().glob("runs/*"))
+
+
+def constant(optimizer: torch.optim.Optimizer, steps: int) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0, steps)
+
+
+def test_a_schedule_may_be_a_function(workdir):
+    cli = main(["fit", "--config", "tiny.yaml", "--model.scheduler", f"{__name__}.constant"])
+    assert type(cli.trainer.lr_scheduler_configs[0].scheduler).__name__ == "ConstantLR"
+
+
+class Chains(pl.Callback):
+    """Of somebody's own module: one refusal in the words of what it reads, one in its own."""
+
+    def __init__(self, number: int) -> None:
+        try:
+            {}["a"]
+        except KeyError as error:
+            kind = InputError if number == 1 else ValueError
+            raise kind(f"{number}: choose another") from error
+
+
+@pytest.mark.parametrize(("number", "message"), [(1, "1: choose another"), (2, "Chains: 2: choose another")])
+def test_a_refusal_is_in_the_words_that_are_meant_for_the_user(workdir, number, message):
+    options = ["--trainer.callbacks+", f"{__name__}.Chains", "--trainer.callbacks.number", str(number)]
+    with pytest.raises(InputError) as refused:
+        main(["fit", "--config", "tiny.yaml", *options])
+    assert str(refused.value) == message
 
 
 @proves(

@@ -73,10 +73,17 @@ def test_what_is_no_other_seed_of_the_same_is_a_variant_of_its_own(other):
     assert [group.runs for group in group_by_seed([run("b_0", 1), other])] == [["b_0"], [other.name]]
 
 
-@pytest.mark.parametrize("name", ["split", "checkpoint"])
-def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name):
+def test_the_best_checkpoints_of_seeds_may_be_of_different_epochs():
+    runs = [run("b_1", 1), run("b_2", 2)]
+    for each, name in zip(runs, ("best-epoch=3.ckpt", "best-epoch=12.ckpt"), strict=True):
+        each.search["checkpoint"] = name
+    assert [group.runs for group in group_by_seed(runs)] == [["b_1", "b_2"]]
+
+
+@pytest.mark.parametrize(("name", "values"), [("split", ("test", "val")), ("checkpoint", ("best.ckpt", "last.ckpt"))])
+def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name, values):
     earlier, *later = (run(f"b_{seed}", seed) for seed in (1, 2, 3))
-    for each, value in zip(later, ("test", "val"), strict=True):
+    for each, value in zip(later, values, strict=True):
         each.search[name] = value
     assert [group.runs for group in group_by_seed([earlier, later[0]])] == [["b_1", "b_2"]]
     assert [group.runs for group in group_by_seed(later)] == [["b_2"], ["b_3"]]
@@ -86,6 +93,7 @@ def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name):
     ("begins", "grouped"),
     [
         ([f"runs/first_{seed}/checkpoints/best.ckpt" for seed in (1, 2)], True),  # each seed's own first stage
+        ([f"/data2/stage1/first_{seed}/checkpoints/best.ckpt" for seed in (1, 2)], True),
         (["runs/first_1/checkpoints/best.ckpt"] * 2, True),  # one for all
         (["runs/first_1/checkpoints/best.ckpt", "runs/other_2/checkpoints/best.ckpt"], False),
         (["runs/first_1/checkpoints/best.ckpt", "runs/first_12/checkpoints/best.ckpt"], False),

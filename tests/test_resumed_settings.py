@@ -10,7 +10,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from captioning.data.shapes import ShapesSource
@@ -90,9 +90,39 @@ def test_with_the_same_settings_a_resumed_run_is_that_which_was_never_stopped(sh
     options = {"optimizer": adam(RATE, 0.1), "schedule": SCHEDULES["cosine"]}
     _, whole = fit(shapes, tmp_path / "whole", **options)
     fit(shapes, tmp_path, Diary(4), **options)
-    _, resumed = fit(shapes, tmp_path, **options, ckpt_path=tmp_path / "last.ckpt")
+    diary = Diary()
+    _, resumed = fit(shapes, tmp_path, diary, **options, ckpt_path=tmp_path / "last.ckpt")
+    assert len(diary.rates) == 2 * STEPS - 4
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a count among a group's numbers, as optimizers without a schedule do."""
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            group["k"] = group.get("k", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_counts_among_its_numbers_goes_on(shapes, tmp_path):
+    def counting(parameters):
+        optimizer = Counting(parameters, lr=RATE)
+        for group in optimizer.param_groups:
+            group["k"] = 0
+        return optimizer
+
+    fit(shapes, tmp_path, Diary(4), optimizer=counting)
+    trainer, _ = fit(shapes, tmp_path, optimizer=counting, ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.optimizers[0].param_groups[0]["k"] == 2 * STEPS
+
+
+def test_a_schedule_that_is_new_in_a_resumed_run_begins_with_the_rate(shapes, tmp_path, capsys):
+    diary = Diary()
+    fit(shapes, tmp_path, Diary(4), optimizer=adam(RATE))
+    fit(shapes, tmp_path, diary, optimizer=adam(RATE), schedule=SCHEDULES["cosine"], ckpt_path=tmp_path / "last.ckpt")
+    assert diary.rates[0] == RATE and diary.rates == sorted(diary.rates, reverse=True)
 
 
 def test_a_run_that_stopped_early_stays_stopped_unless_it_is_given_more_patience(shapes, tmp_path):
@@ -116,12 +146,22 @@ def test_an_encoder_stays_frozen_in_a_run_that_resumes_inside_an_epoch(shapes, t
     assert resumed.frozen == [True] * (STEPS - 4) + [False] * STEPS
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 4, STEPS])
-def test_a_run_that_accumulates_gradients_stops_after_a_step_of_theirs(shapes, tmp_path, stop_after):
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize(("stop_after", "stopped"), [(1, 3), (2, 3), (4, 6), (STEPS, STEPS)])
+def test_a_run_that_accumulates_gradients_stops_after_a_step_of_theirs(
+    shapes, tmp_path, stop_after, stopped, scheduled
+):
     """A checkpoint has no gradients: those of a window that was half done would be lost."""
-    options = {"optimizer": adam(RATE), "accumulate_grad_batches": 3}
-    _, whole = fit(shapes, tmp_path / "whole", **options)
-    fit(shapes, tmp_path, Diary(stop_after), **options)
-    _, resumed = fit(shapes, tmp_path, **options, ckpt_path=tmp_path / "last.ckpt")
+
+    def run(folder: Path, diary: Diary, **resume: Any) -> Any:
+        callbacks = [GradientAccumulationScheduler({0: 3})] if scheduled else []
+        options = {} if scheduled else {"accumulate_grad_batches": 3}
+        return fit(shapes, folder, *callbacks, diary, optimizer=adam(RATE), **options, **resume)
+
+    _, whole = run(tmp_path / "whole", Diary())
+    run(tmp_path, Diary(stop_after))
+    rest = Diary()
+    _, resumed = run(tmp_path, rest, ckpt_path=tmp_path / "last.ckpt")
+    assert len(rest.rates) == 2 * STEPS - stopped
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)

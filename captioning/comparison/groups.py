@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -60,6 +61,9 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
 def _searched_alike(run: Run, other: Run) -> bool:
     unsaid = {"split", "checkpoint"} - (run.search.keys() & other.search.keys())  # by an earlier version
     one, two = ({name: value for name, value in each.search.items() if name not in unsaid} for each in (run, other))
+    for search in (one, two):
+        if "checkpoint" in search:
+            search["checkpoint"] = re.sub(r"\d+", "", search["checkpoint"])  # best-epoch=3.ckpt, each seed has another
     return one == two
 
 

@@ -60,7 +60,7 @@ def refuse_impossible(config: Any) -> None:
 
 def _refuse_other_schedules(scheduler: Any) -> None:
     """The number of steps of the run stands behind the optimizer, where some of PyTorch's take another number."""
-    package, _, name = str((scheduler or {}).get("class_path")).rpartition(".")
+    package, _, name = str(getattr(scheduler, "class_path", None)).rpartition(".")
     if package != "torch.optim.lr_scheduler":
         return
     first, *_ = list(inspect.signature(getattr(torch.optim.lr_scheduler, name)).parameters)[1:]
@@ -119,16 +119,24 @@ def while_restoring(error: BaseException) -> bool:
     return any("checkpoint_connector" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
+_PARSER = "jsonargparse"
+
+
+def _is_of_jsonargparse(error: BaseException) -> bool:
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and _PARSER in frames[-1][0].f_code.co_filename
+
+
 def refusal(error: Exception) -> InputError:
     """Return in one line what a class of the configuration says of its arguments; jsonargparse tells it at length."""
     first: BaseException = error
-    while first.__cause__ is not None:
+    while first.__cause__ is not None and not isinstance(first, InputError) and _is_of_jsonargparse(first):
         first = first.__cause__
     if isinstance(first, InputError):
         return first
     constructed: list[str] = []
     for frame, _ in traceback.walk_tb(first.__traceback__):
-        if "jsonargparse" in frame.f_code.co_filename:
+        if _PARSER in frame.f_code.co_filename:
             constructed = []  # it constructs what stands inside first
         elif frame.f_code.co_name == "__init__" and "self" in frame.f_locals:
             constructed.append(type(frame.f_locals["self"]).__name__)

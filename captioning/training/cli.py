@@ -119,6 +119,8 @@ class SaveRunConfig(SaveConfigCallback):
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         path = RunFolder(Path(trainer.default_root_dir)).config
         config = self.config.clone()
+        if config.ckpt_path is not None and path.is_file():
+            config.init_from = read_config(path).get("init_from")  # a resumed second stage stays one
         config.ckpt_path = None  # a run that begins with this file is a new one
         write_text(path, self.parser.dump(config, skip_none=False))
         for logger in trainer.loggers:

@@ -5,53 +5,91 @@ from __future__ import annotations
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, EarlyStopping
+from pytorch_lightning.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 from pytorch_lightning.utilities import rank_zero_info
+
+RATE = "learning rate"
+Numbers = dict[str, Any]
 
 
 class ResumedSettings(Callback):
     """Lets the configuration win over a checkpoint, which restores these with the optimizer and early stopping:
 
-    - the optimizer's numbers: learning rates, which a schedule scales, weight decay, betas and the like;
-    - the patience. A run that had stopped early, and would again, ends before its first step.
+    - the numbers that the optimizer was made with: learning rates, which a schedule scales, weight decay, betas and the
+      like. What training itself has changed goes on, as do numbers that are configured as before;
+    - the patience. A run that had run out of it ends before its first step.
+
+    And lets gradients be accumulated as scheduled in a run that resumes inside an epoch, which skips what begins one.
     """
 
+    def __init__(self) -> None:
+        self._before: list[list[Numbers]] = []
+        self._configured: list[list[Numbers]] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"optimizers": self._configured}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = state_dict["optimizers"]
+
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        self._patience = [(each, each.patience) for each in callbacks if isinstance(each, EarlyStopping)]
+        self._patience = [(each, each.patience) for each in _callbacks(trainer, EarlyStopping)]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The optimizers are there, and their checkpoint is not yet read."""
-        self._groups = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        """The optimizers are there, and their state is not yet restored."""
+        self._configured = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        for optimizer, configured in zip(trainer.optimizers, self._groups, strict=True):
-            for group, numbers in zip(optimizer.param_groups, configured, strict=True):
-                _configure(group, numbers)
-        for config in trainer.lr_scheduler_configs:
-            if hasattr(config.scheduler, "base_lrs"):
-                config.scheduler.base_lrs = [group["initial_lr"] for group in config.scheduler.optimizer.param_groups]
+        for optimizer, before, configured in zip(trainer.optimizers, self._before, self._configured, strict=False):
+            schedules = [
+                each.scheduler for each in trainer.lr_scheduler_configs if each.scheduler.optimizer is optimizer
+            ]
+            for place, (was, now) in enumerate(zip(before, configured, strict=False)):
+                changed = {name: value for name, value in now.items() if was.get(name) != value}
+                _configure(optimizer.param_groups[place], changed, was.get(RATE))
+                for schedule in schedules if RATE in changed else ():
+                    schedule.base_lrs[place] = changed[RATE]
         for stopping, patience in self._patience:
             stopping.patience = patience
-            if stopping.stopped_epoch and stopping.wait_count >= patience:
-                rank_zero_info(f"stopped early, {stopping.wait_count} validations without a better {stopping.monitor}")
+            if stopping.wait_count >= max(1, patience) and trainer.fit_loop._can_stop_early:
+                rank_zero_info(
+                    f"stopped early, {stopping.wait_count} validations without a better {stopping.monitor}; to go on, "
+                    "give more --early_stopping.patience"
+                )
                 trainer.should_stop = True
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        for schedule in _callbacks(trainer, GradientAccumulationScheduler):
+            trainer.accumulate_grad_batches = schedule.get_accumulate_grad_batches(trainer.current_epoch)
 
-def _numbers(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params" and _is_number(value)}
+
+def _callbacks(trainer: pl.Trainer, kind: type) -> list[Any]:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [each for each in callbacks if isinstance(each, kind)]
+
+
+def _numbers(group: dict[str, Any]) -> Numbers:
+    """Return the numbers of a group; of its rate that which it has where no schedule scales it."""
+    numbers = {name: value for name, value in group.items() if name not in ("lr", "initial_lr") and _is_number(value)}
+    return numbers | {RATE: group.get("initial_lr", group["lr"])}
 
 
 def _is_number(value: Any) -> bool:
-    numbers = value if isinstance(value, tuple) else (value,)
+    numbers = value if isinstance(value, tuple) and value else (value,)
     return all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers)
 
 
-def _configure(group: dict[str, Any], numbers: dict[str, Any]) -> None:
-    """Set a group's numbers; a rate that a schedule has scaled is scaled as far."""
-    rate = "initial_lr" if "initial_lr" in numbers else "lr"
-    before = group.get(rate)
-    if rate in numbers and before != numbers[rate]:
-        rank_zero_info(f"model.optimizer: the learning rate is {numbers[rate]} from here on; it was {before}")
-        group["lr"] = group["lr"] * numbers[rate] / before if before else numbers[rate]
-    group.update({name: value for name, value in numbers.items() if name != "lr"})
+def _configure(group: dict[str, Any], changed: Numbers, rate: float | None) -> None:
+    """Set what has changed of a group; a rate that a schedule has scaled is scaled as far.
+
+    Args:
+        rate: before the change.
+    """
+    if RATE in changed:
+        rank_zero_info(f"model.optimizer: the learning rate is {changed[RATE]} from here on; it was {rate}")
+        group["lr"] = group["lr"] * changed[RATE] / rate if rate else changed[RATE]
+        if "initial_lr" in group:
+            group["initial_lr"] = changed[RATE]
+    group.update({name: value for name, value in changed.items() if name != RATE})

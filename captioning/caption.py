@@ -108,10 +108,12 @@ class Caption(Alternative):
             heads: also show where each head of multi-head attention looked.
 
         Raises:
-            InputError: the image's file is gone, or attention has no heads.
+            InputError: the image's file is gone, attention has no heads, or there is no such style.
         """
-        from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
+        from captioning.views.overlays import STYLES, WHOLE, attention_figure  # imports matplotlib
 
+        if style not in STYLES:
+            raise InputError(f"style must be one of {', '.join(STYLES)}, got {style!r}")
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()

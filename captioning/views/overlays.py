@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.views.maps import Painted, Style, map_colors, mask_greys, paint_color, paint_mask
 
@@ -42,7 +41,7 @@ class _Style(NamedTuple):
     colors: Callable[[], NDArray[np.float32]]  # of the value scale, (256, 3)
 
 
-_STYLES: dict[Style, _Style] = {
+STYLES: dict[Style, _Style] = {
     "color": _Style(paint_color, map_colors),
     "paper": _Style(paint_mask, mask_greys),
 }
@@ -80,10 +79,7 @@ def attention_figure(
 
     Raises:
         ValueError: the shapes contradict each other, or there are no heads to show.
-        InputError: a style that there is not.
     """
-    if style not in _STYLES:
-        raise InputError(f"style must be one of {', '.join(_STYLES)}, got {style!r}")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -113,7 +109,7 @@ def attention_figure(
         _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
         for number, name in enumerate(maps):
             place = left, layout.panel_top(top, number), layout.panel_width, layout.panel_height
-            painted = _STYLES[style].paint(background, maps[name][step], scaled, chosen=chosen[step] is not None)
+            painted = STYLES[style].paint(background, maps[name][step], scaled, chosen=chosen[step] is not None)
             _picture(axes, painted.pixels, place)
             if (location := chosen[step]) is not None:
                 _outline(axes, place, _in_panel(cells, location))
@@ -124,7 +120,7 @@ def attention_figure(
             _text(axes, left + place[2] / 2, below, numbers, size=8, fit=place[2], color="0.35")
             if len(maps) > 1 and layout.is_first(step):
                 _text(axes, left - _SIDE / 2, place[1] + place[3] / 2, name, size=8, color="0.35", rotation=90)
-    _draw_scale(axes, layout, _STYLES[style].colors())
+    _draw_scale(axes, layout, STYLES[style].colors())
     return figure
 
 

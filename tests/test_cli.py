@@ -56,7 +56,7 @@ def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(
 @pytest.mark.parametrize(
     ("options", "best"),
     [
-        (["--checkpoint.monitor", "train/nll"], 2),  # mode max: the first is the worst
+        (["--checkpoint.monitor", "val/cider_d", "--checkpoint.mode", "min"], 2),  # the first is the worst
         (["--model.search.max_length", "2"], 6),  # two words match no 4-gram: BLEU-4 stays 0, and the NLL decides
     ],
 )

@@ -535,6 +535,15 @@ def test_a_matrix_cell_shows_its_word_and_marks_its_location(visit):
     assert panel(page, "soft").locator(".frame.marked").is_hidden()
 
 
+def test_a_location_is_marked_in_panels_of_the_same_grid_alone(visit):
+    soft, hard = run_pair()
+    turned = run_captions("turned", "some dogs", alphas=peaked([2, 6]), grid_size=GRID[::-1])
+    page = visit(explorer_page([explored(soft, turned, hard, view=grey())]))
+    point_at(page, panel(page, "soft").locator(".matrix"), 6.5 / CELLS, 2.5 / 4)
+    for run, marked in (("soft", True), ("turned", False), ("hard", True)):
+        assert panel(page, run).locator(".frame.marked").is_visible() == marked, run
+
+
 def test_the_matrix_can_be_walked_with_arrow_keys(visit):
     page = visit()
     panel(page, "soft").locator(".matrix").focus()

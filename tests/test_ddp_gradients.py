@@ -25,6 +25,7 @@ from captioning.encoders import ConvEncoder
 from captioning.model import Captioner
 from captioning.objective import (
     ArcticReduction,
+    ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -32,6 +33,7 @@ from captioning.objective import (
     RewardToGo,
     SelfCritical,
 )
+from captioning.output import MarginalOutput, Output, VariationalOutput
 from captioning.training.batch_norm import BatchNormSync
 
 V = 11
@@ -43,6 +45,7 @@ class Case(NamedTuple):
     options: dict[str, Any] = {}  # noqa: RUF012 - never written to
     standardized: bool = False
     transformer: bool = False
+    output: Callable[..., Output] | None = None
 
 
 def hard(score: AdditiveScore) -> HardAttention:
@@ -67,6 +70,9 @@ CASES = {
     "leave one out": Case(hard, {"estimator": LeaveOneOut(2)}),
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
     "self-critical": Case(hard, {"estimator": SelfCritical()}),
+    "expected context": Case(hard, {"estimator": ExpectedContext()}),
+    "marginal": Case(SoftAttention, {"rows_per_caption": 2, "r_drop": 0.5}, output=MarginalOutput),
+    "variational": Case(SoftAttention, output=VariationalOutput),
 }
 
 
@@ -78,14 +84,19 @@ class Step(nn.Module):
         torch.manual_seed(2)
         attention = case.attention(AdditiveScore(10))
         decoder: Decoder = AttentionDecoder(
-            attention, embedding_dim=9, hidden_dim=14, dropout=0.0, standardize_annotations=case.standardized
+            attention,
+            embedding_dim=9,
+            hidden_dim=14,
+            dropout=0.0,
+            standardize_annotations=case.standardized,
+            output=case.output and case.output(block=(2, 2)),
         )
         if case.transformer:
             decoder = TransformerDecoder(
                 attention, dim=8, layers=2, heads=2, dropout=0.0, standardize_annotations=case.standardized
             )
         self.captioner = Captioner(ConvEncoder((6, 7), (4, 2), image_size=24), decoder, vocabulary_size=V)
-        self.objective = Objective(attention, **case.options)
+        self.objective = Objective(attention, decoder.words, **case.options)
         self.double()  # so that rounding cannot hide a difference
 
     def forward(self, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -116,11 +127,13 @@ def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tens
     """
 
     def draw(alphas: Tensor) -> Tensor:
-        rows, locations = (torch.arange(size) for size in alphas.shape[1:])
+        locations = torch.arange(alphas.shape[-1])
+        rows = torch.arange(alphas.shape[1] if alphas.dim() == 3 else 1)
         return (alphas / (1 + (7 * (rows % samples).unsqueeze(1) + 3 * locations) % 5)).argmax(dim=-1)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("captioning.attention.stochastic.draw", draw)
+        patch.setattr("captioning.output.variational.draw", draw)
         patch.setattr(Tensor, "exponential_", lambda self: self.fill_(1.0))
         for _ in range(2):
             step.zero_grad()

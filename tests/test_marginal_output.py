@@ -112,12 +112,9 @@ def components(output, a, alpha, mask, n):
     exists = np.ones(L, bool) if mask is None else mask[n].numpy()
     parts, weights = a, alpha
     if output.block is not None:
-        groups: dict[tuple[int, int], list[int]] = {}
-        for i in range(L):
-            groups.setdefault((i // GRID[1] // output.block[0], i % GRID[1] // output.block[1]), []).append(i)
-        means = [[i for i in group if exists[i]] for _, group in sorted(groups.items())]
+        means = [[i for i in group if exists[i]] for group in blocks(output)]
         parts = np.array([a[group].mean(axis=0) if group else np.zeros(D) for group in means])
-        weights = np.array([alpha[group].sum() for _, group in sorted(groups.items())])
+        weights = np.array([alpha[group].sum() for group in blocks(output)])
     if output.top_k is not None and output.top_k < len(weights):
         order = np.argsort(-weights)
         top, rest = order[: output.top_k], order[output.top_k :]
@@ -126,6 +123,25 @@ def components(output, a, alpha, mask, n):
         mean = weights[rest] @ parts[rest] / weights[rest].sum()
         parts, weights = np.array([*parts[top], mean]), np.array([*weights[top], weights[rest].sum()])
     return parts, weights
+
+
+def blocks(output) -> list[list[int]]:
+    """The locations of every block, row by row; of every location alone without blocks."""
+    rows, columns = output.block or (1, 1)
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i in range(L):
+        groups.setdefault((i // GRID[1] // rows, i % GRID[1] // columns), []).append(i)
+    return [group for _, group in sorted(groups.items())]
+
+
+def members(output, alpha) -> list[list[int]]:
+    """The locations of one step's components, in the order of ``components``."""
+    groups = blocks(output)
+    if output.top_k is None or output.top_k >= len(groups):
+        return groups
+    order = np.argsort([-alpha[group].sum() for group in groups])
+    rest = [i for place in order[output.top_k :] for i in groups[place]]
+    return [*(groups[place] for place in order[: output.top_k]), *([rest] if output.rest else [])]
 
 
 OUTPUTS = {
@@ -240,9 +256,8 @@ def test_blocks_of_one_cell_are_exact():
 
 
 def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
-    """Eq. 10 summed over every path of locations, and by draws: what hard attention maximises is a lower bound."""
+    """Eq. 10 summed over every path of locations: what hard attention maximises is a lower bound."""
     captioner, batch = make_captioner(std=1.0), make_batch()
-    rng = np.random.default_rng(0)
     with torch.no_grad():
         output = captioner(batch)
         marginal = losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
@@ -259,10 +274,6 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
         assert np.logaddexp.reduce(log_path + log_caption) == pytest.approx(marginal[n], abs=1e-5)
         bound = float(np.exp(log_path) @ log_caption)
         assert bound < marginal[n] - 0.05
-        drawn = rng.choice(len(paths), size=20_000, p=np.exp(log_path) / np.exp(log_path).sum())
-        error = log_caption[drawn].std() / math.sqrt(len(drawn))
-        assert log_caption[drawn].mean() == pytest.approx(bound, abs=4 * error)
-        assert log_caption[drawn].mean() < marginal[n]
 
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
@@ -277,14 +288,14 @@ def test_posterior_is_bayes_rule(options):
     assert not posterior[(~batch.annotation_mask).unsqueeze(1).expand_as(posterior)].any()
     captioner.train()
     assert captioner(batch).trace.posterior is None
-    if options:
-        return
     captioner.eval()
     with torch.no_grad():
         for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch, output)):
             for t, word in enumerate([*WORDS[n], END]):
                 joint = np.exp(log_w[t, 1:] + log_p[t, 1:, word])
-                np.testing.assert_allclose(posterior[n, t].numpy(), joint / joint.sum(), atol=1e-5)
+                groups = members(output, found.trace.alphas[n, t].numpy())
+                of_components = [posterior[n, t, group].sum() for group in groups]
+                np.testing.assert_allclose(of_components, joint / joint.sum(), atol=1e-5)
 
 
 def test_posterior_keeps_the_prior_within_a_component():

@@ -19,7 +19,7 @@ from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import Captioner
-from captioning.objective import LeaveOneOut, Objective, ScheduledSampling
+from captioning.objective import ExpectedContext, LeaveOneOut, Objective, ScheduledSampling, SelfCritical
 from captioning.objective.scheduled_sampling import WordSampler, mixed
 from captioning.output import MarginalOutput
 from captioning.vocabulary import END, PAD, START, UNK
@@ -132,18 +132,20 @@ def test_the_loss_is_that_of_a_loop_over_the_words_that_were_fed(samples):
         torch.testing.assert_close(found[name], gradient, atol=1e-6, rtol=1e-4)
 
 
-def test_estimators_see_the_same_words_in_all_their_passes():
+@pytest.mark.parametrize(("estimator", "passes"), [(LeaveOneOut(2), 1), (SelfCritical(), 2), (ExpectedContext(), 2)])
+def test_estimators_see_the_same_words_in_all_their_passes(estimator, passes):
     captioner = make_captioner("hard")
     batch = make_batch([[4, 5, 6], [6, 4]], [0, 1])
-    objective = Objective(
-        captioner.decoder.attention, estimator=LeaveOneOut(2), scheduled_sampling=ScheduledSampling(1.0)
-    )
+    objective = Objective(captioner.decoder.attention, estimator=estimator, scheduled_sampling=ScheduledSampling(1.0))
     seen = []
     captioner.decoder.register_forward_pre_hook(lambda _, given: seen.append(given[3:]))
     loss, _, output = objective(captioner, batch)
     loss.backward()
-    assert len(output.mask) == 2 * len(batch.captions)
-    assert [(len(inputs), rows) for inputs, rows in seen] == [(len(batch.captions), 2)]  # for both rows
+    assert len(output.mask) == estimator.samples * len(batch.captions)
+    assert len(seen) == passes
+    for inputs, rows in seen:
+        assert (len(inputs), rows) == (len(batch.captions), estimator.samples)
+        assert torch.equal(inputs, seen[0][0]) and not torch.equal(inputs, batch.captions[:, :-1])
 
 
 @pytest.mark.parametrize("ramp", ["linear", "inverse_sigmoid"])

@@ -15,7 +15,7 @@ try:
     import wandb
     import wandb_workspaces.reports.v2 as wr
 except ImportError as error:
-    raise InputError("a W&B report needs wandb-workspaces: pip install 'captioning[reports]'") from error
+    raise InputError("a W&B report needs wandb-workspaces: pip install -e '.[reports]'") from error
 
 PAGE_KEY = "comparison"  # under which the page is logged
 

@@ -86,7 +86,7 @@ def _timm() -> Any:
             import timm
     except ImportError as error:
         raise InputError(
-            "TimmEncoder needs the package timm: pip install 'captioning[timm]', or choose a TorchvisionEncoder"
+            "TimmEncoder needs the package timm: pip install -e '.[timm]', or choose a TorchvisionEncoder"
         ) from error
     return timm
 

@@ -212,7 +212,7 @@ def _toolkit() -> Path:
     """Return the folder of pycocoevalcap."""
     found = importlib.util.find_spec("pycocoevalcap")
     if found is None or not found.submodule_search_locations:
-        raise JavaError("pycocoevalcap is not installed: pip install 'captioning[metrics]'")
+        raise JavaError("pycocoevalcap is not installed: pip install -e '.[metrics]'")
     return Path(next(iter(found.submodule_search_locations)))
 
 

@@ -64,6 +64,13 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     assert not list(tested_pair[0].parent.glob("*.part"))
 
 
+def test_one_run_stands_beside_the_paper(tested_pair, tmp_path, capsys):
+    script.main([str(tested_pair[0]), "--paper", "coco", "--samples", "9", "--output", str(tmp_path / "x.html")])
+    out = capsys.readouterr().out
+    assert "25.0" in out and "24.3" in out  # hard's and soft's BLEU-4 in Table 1
+    assert "explorer-data" not in (tmp_path / "x.html").read_text()  # nothing that two runs could disagree on
+
+
 def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
     for folder in tested_pair:
         settings = yaml.safe_load((folder / "config.yaml").read_text())

@@ -115,7 +115,7 @@ def options_named() -> set[tuple[str, str]]:
     return set(re.findall(r"--(model|data|trainer)\.(\w+)", texts))
 
 
-def test_every_option_that_a_page_names_is_one():
+def test_every_option_of_the_first_level_that_a_page_names_is_one():
     import pytorch_lightning as pl
 
     from captioning.training.datamodule import CaptionDataModule

@@ -91,6 +91,14 @@ def test_every_shipped_study_is_read(path):
     assert study.name == path.stem and len(study.seeds) >= 3 and study.references
 
 
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_the_page_of_results_has_every_variant_or_says_that_it_is_not_measured(path):
+    study = read_study(path, ROOT / "configs")
+    page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    block = page.partition(f"<!-- study {study.name} -->")[2].partition("<!-- end -->")[0]
+    assert [variant.label for variant in study.variants.values() if variant.label not in block] == []
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -11,6 +11,7 @@ from captioning.views.page import render
 
 # Okabe and Ito's colours, distinguishable for colour-blind readers; further runs start over with a dashed line.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+_NO_RUN = "#767676"
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
@@ -24,6 +25,8 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
     """
     colors = {run: color_of(number) for number, run in enumerate(comparison.runs)}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
+    others = (name for table in comparison.tables for name in comparison.columns(table) if name not in colors)
+    colors |= dict.fromkeys(others, _NO_RUN)  # the paper
     dashed = comparison.runs[len(COLORS) :]
     return render(
         "comparison/page.html",

@@ -566,7 +566,7 @@ def test_without_the_library_the_option_says_what_to_install(tested_pair, monkey
     monkeypatch.delitem(sys.modules, "captioning.comparison.wandb_report", raising=False)
     with pytest.raises(SystemExit):
         script.main([*map(str, tested_pair), "--report"])
-    assert "pip install 'captioning[reports]'" in capsys.readouterr().err
+    assert "pip install -e '.[reports]'" in capsys.readouterr().err
 
 
 def test_every_score_may_be_the_metric():

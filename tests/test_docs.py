@@ -75,7 +75,7 @@ class Fetched(HTMLParser):
             self.found.append(address)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install 'captioning[docs]'")
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install -e '.[docs]'")
 def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(tmp_path):
     """With --strict a dead link, a heading that is not there and a page outside the navigation are errors."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]

@@ -619,7 +619,7 @@ def test_timm_mistakes_are_named():
 
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
-    with pytest.raises(InputError, match=r"pip install 'captioning\[timm\]'"):
+    with pytest.raises(InputError, match=r"pip install -e '\.\[timm\]'"):
         TimmEncoder("mobilenetv1_100", weights=None)
 
 

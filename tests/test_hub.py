@@ -147,5 +147,5 @@ def test_of_something_else_nothing_but_its_configuration_is_fetched(hub, config)
 
 def test_without_the_library_the_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r'hf:owner/mine: needs huggingface_hub; run pip install "captioning\[hub\]"'):
+    with pytest.raises(InputError, match=r"hf:owner/mine: needs huggingface_hub; pip install -e '\.\[hub\]'"):
         load("hf:owner/mine")

@@ -308,7 +308,7 @@ def test_without_the_package_the_command_that_installs_it_is_named(fake, monkeyp
     monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
     monkeypatch.setattr(java.shutil, "which", lambda name: "/bin/java")
     monkeypatch.setattr(java.importlib.util, "find_spec", lambda name: None)
-    assert missing_meteor() == missing_spice() == "pycocoevalcap is not installed: pip install 'captioning[metrics]'"
+    assert missing_meteor() == missing_spice() == "pycocoevalcap is not installed: pip install -e '.[metrics]'"
 
 
 @pytest.mark.parametrize("score", [meteor_counts, spice])

@@ -150,5 +150,5 @@ def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypat
     from captioning.inference import onnx_graphs
 
     monkeypatch.setattr(onnx_graphs.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r'needs onnx and onnxscript; run pip install "captioning\[onnx\]"'):
+    with pytest.raises(InputError, match=r"needs onnx and onnxscript; pip install -e '\.\[onnx\]'"):
         onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")), tmp_path / "out")

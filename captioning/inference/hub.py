@@ -40,7 +40,7 @@ def download(name: str) -> Path:
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError
     except ImportError as error:
-        raise InputError(f'{name}: needs huggingface_hub; run pip install "captioning[hub]"') from error
+        raise InputError(f"{name}: needs huggingface_hub; pip install -e '.[hub]'") from error
 
     def fetch(file: str, revision: str | None) -> Path:
         return Path(hf_hub_download(found["repository"], file, revision=revision))

@@ -42,7 +42,7 @@ def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
         InputError: onnx is not installed, the model cannot be a graph, or a file cannot be written.
     """
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
-        raise InputError(f'--onnx: needs {" and ".join(missing)}; run pip install "captioning[onnx]"')
+        raise InputError(f"--onnx: needs {' and '.join(missing)}; pip install -e '.[onnx]'")
     model = _exportable(captioner.captioner)
     images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # more than one, or their number becomes a constant
     device = captioner.device

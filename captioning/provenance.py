@@ -22,10 +22,12 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     machine: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
+    ours = bool(_git("ls-files", "--error-unmatch", Path(__file__).name))  # not one that an environment lies in
+    changes = ours and _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")
     return {
         "command": command,
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")),
+        "commit": _git("rev-parse", "--short", "HEAD") if ours else "",
+        "uncommitted_changes": bool(changes),
         "seed": seed,
         "machine": machine,
         "software": {"python": platform.python_version(), "torch": str(torch.__version__)},

@@ -181,6 +181,9 @@ OPTIONS = {
         *("--model.encoder", "captioning.encoders.TorchvisionEncoder"),
         *("--model.encoder.name", "vgg19", "--model.encoder.image_size", "0"),
     ],
+    Fault("cached features with weights in bfloat16", "--trainer.precision bf16-true: changes the encoder"): [
+        *("--trainer.precision", "bf16-true", "--data.features", "features"),
+    ],
     Fault("a misspelt monitor", "--checkpoint.monitor val/blue4: no validation logs that; near: val/bleu4"): [
         "--checkpoint.monitor",
         "val/blue4",

@@ -84,3 +84,8 @@ def test_gradients_and_autocast_are_pytorchs(called):
     with torch.no_grad():
         layer(x)
     assert called
+
+
+def test_an_input_of_another_width_is_refused_as_by_pytorch():
+    with torch.no_grad(), pytest.raises(RuntimeError):
+        linear(torch.ones(1, 8), torch.ones(3, 4), None)

@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -199,3 +200,17 @@ def test_fewer_threads_than_asked_for_do_all_of_the_work(limit):
     name, value = limit.split("=")
     environment = {key: found for key, found in os.environ.items() if key != "OMP_NUM_THREADS"} | {name: value}
     subprocess.run([sys.executable, "-c", FEWER_THREADS], env=environment, check=True)
+
+
+def test_openmp_is_found_in_a_folder_whose_name_has_blanks(monkeypatch):
+    found = native._openmp.__wrapped__()
+    if found is None or not Path("/proc/self/maps").is_file():
+        pytest.skip("PyTorch's OpenMP runtime is not found here")
+    maps = Path("/proc/self/maps").read_text()
+    asked = []
+    load = native.ctypes.CDLL
+    blank = maps.replace("/libgomp", "/a b/libgomp").replace("/libomp", "/a b/libomp")
+    monkeypatch.setattr(Path, "read_text", lambda path: blank)
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda path: asked.append(path) or load(path.replace("/a b/", "/")))
+    assert native._openmp.__wrapped__() == found
+    assert asked and all(path.startswith("/") and "/a b/" in path for path in asked)

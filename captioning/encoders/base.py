@@ -300,7 +300,8 @@ class Encoder(Component):
 
     def _weights_version(self) -> Any:
         """What differs once the weights were changed in this process."""
-        return tuple((tensor.data_ptr(), tensor._version) for tensor in (*self.parameters(), *self.buffers()))
+        tensors = (*self.parameters(), *self.buffers())
+        return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
     def _weights_digest(self) -> str:
         version = self._weights_version()

@@ -84,7 +84,7 @@ def _first_centres(annotations: Annotations, cells: CellGrid, device: torch.devi
         chosen = annotations(images)[torch.arange(len(row)), row * cells.grid_size[1] + column]  # (probes, D)
         channels = torch.randn(chosen.shape, generator=generator).to(chosen)
         (gradient,) = torch.autograd.grad((chosen * channels).sum(), images)
-        mass = gradient.double().square().sum(dim=1).cpu()  # (probes, height, width)
+        mass = gradient.cpu().double().square().sum(dim=1)  # (probes, height, width)
         mass /= mass.sum(dim=(1, 2), keepdim=True)
         for axis, place in enumerate((row, column)):
             pixels = torch.arange(cells.size[axis], dtype=torch.float64) + 0.5
@@ -145,7 +145,7 @@ def _middle(count: int, wanted: int) -> list[int]:
 
 def _centroid(field: Tensor) -> list[float]:
     """(y, x) of a gradient (1, 3, height, width); not finite where there is none."""
-    strength = field[0].double().abs().sum(dim=0)
+    strength = field[0].cpu().double().abs().sum(dim=0)
     mass = torch.where(strength > _FAINT * strength.max(), strength.square(), 0)
     shares = (mass / mass.sum()).cpu().numpy()
     return [float(shares.sum(axis=1 - axis) @ (np.arange(shares.shape[axis]) + 0.5)) for axis in (0, 1)]

@@ -16,7 +16,7 @@ def usable(projected: Tensor) -> bool:
 def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return e (B, R, L)."""
     (B, L, A), R = projected.shape, query.shape[1]
-    logits, scratch = torch.empty(B, R, L), _scratch(1, R, A)
+    logits, scratch = torch.empty(B, R, L, dtype=torch.float32), _scratch(1, R, A)
     arguments = (projected, query.float(), weight, logits, scratch)
     native.call("additive_forward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return logits
@@ -25,7 +25,11 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v for the gradient of e, of one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight, scratch = torch.empty(B, R, A), torch.zeros(native.threads(), A), _scratch(1, R, A)
+    for_query, for_weight = (
+        torch.empty(B, R, A, dtype=torch.float32),
+        torch.zeros(native.threads(), A, dtype=torch.float32),
+    )
+    scratch = _scratch(1, R, A)
     arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
     native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return for_query.to(query.dtype), for_weight.sum(dim=0)
@@ -45,4 +49,4 @@ def backward_projected(
 
 def _scratch(T: int, R: int, A: int) -> Tensor:
     """Return memory for each thread, as ``Scratch`` in ``native/additive.c`` lays it out."""
-    return torch.empty(native.threads(), (5 + (T + 2) * R) * (-(-A // 64) * 64))
+    return torch.empty(native.threads(), (5 + (T + 2) * R) * (-(-A // 64) * 64), dtype=torch.float32)

@@ -113,7 +113,7 @@ def _works(device: torch.device) -> bool:
 def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return e (B, R, L)."""
     (B, L, A), R = projected.shape, query.shape[1]
-    logits = torch.empty(B, R, L, device=projected.device)
+    logits = torch.empty(B, R, L, dtype=torch.float32, device=projected.device)
     locations, units = 16, min(256, triton.next_power_of_2(A))
     programs = B * R * triton.cdiv(L, locations)
     _launch(_forward, programs, projected, query, weight, logits, R, L, A, locations, units)
@@ -123,7 +123,7 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of q and v for the gradient of e, of one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight = torch.empty_like(query), torch.empty(B * R, A, device=projected.device)
+    for_query, for_weight = torch.empty_like(query), torch.empty(B * R, A, dtype=torch.float32, device=projected.device)
     locations, units = 32, min(64, triton.next_power_of_2(A))
     arguments = (projected, query, weight, gradient, for_query, for_weight, R, L, A, locations, units)
     _launch(_backward, B * R * triton.cdiv(A, units), *arguments)

@@ -36,9 +36,10 @@ def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> T
 class _StepNLL(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, label_smoothing: float) -> Tensor:
-        logits, targets, smoothing = logits.contiguous(), targets.contiguous(), torch.tensor([label_smoothing])
+        logits, targets = logits.contiguous(), targets.contiguous()
+        smoothing = torch.tensor([label_smoothing], dtype=torch.float32)
         M, V = logits.shape
-        nll, lse = torch.empty(M), torch.empty(M)
+        nll, lse = (torch.empty(M, dtype=torch.float32) for _ in range(2))
         native.call("cross_entropy_forward", logits.dtype, logits, targets, smoothing, nll, lse, M, V)
         ctx.save_for_backward(logits, targets, smoothing, lse)
         return nll

@@ -21,7 +21,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return nn.functional.linear(x, weight, bias)
     M, K = weight.shape
     N = x.numel() // K
-    y = torch.empty(*x.shape[:-1], M)
+    y = torch.empty(*x.shape[:-1], M, dtype=torch.float32)
     native.call("linear_forward", x.dtype, x.contiguous(), weight, bias, y, N, M, K)
     return y
 
@@ -30,6 +30,7 @@ def _is_few(x: Tensor, weight: Tensor) -> bool:
     """Return whether x has so few rows that the kernel is faster, and it can take them. It knows no gradient."""
     return (
         not torch.is_grad_enabled()
+        and x.shape[-1] == weight.shape[1]
         and 0 < x.numel() <= FEW * weight.shape[1]
         and x.dtype is weight.dtype is torch.float32
         and weight.is_cpu

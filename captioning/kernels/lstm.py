@@ -39,8 +39,8 @@ class _LSTMCell(torch.autograd.Function):
             embedded = embedded.contiguous()
         hidden, context, c = hidden.contiguous(), context.contiguous(), c.contiguous()
         N, H = c.shape
-        activations = torch.empty(N, 4 * H)
-        h, c_new = torch.empty(N, H, dtype=hidden.dtype), torch.empty(N, H)
+        activations = torch.empty(N, 4 * H, dtype=torch.float32)
+        h, c_new = torch.empty(N, H, dtype=hidden.dtype), torch.empty(N, H, dtype=torch.float32)
         arguments = (embedded, hidden, context, c, activations, h, c_new)
         native.call("lstm_forward", hidden.dtype, *arguments, N, H, embedded.stride(0))
         ctx.save_for_backward(activations, c, c_new)
@@ -51,7 +51,7 @@ class _LSTMCell(torch.autograd.Function):
     def backward(ctx: Any, for_h: Tensor, for_c_new: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         activations, c, c_new = ctx.saved_tensors
         N, H = c.shape
-        for_gates, for_c = torch.empty(N, 4 * H, dtype=for_h.dtype), torch.empty(N, H)
+        for_gates, for_c = torch.empty(N, 4 * H, dtype=for_h.dtype), torch.empty(N, H, dtype=torch.float32)
         arguments = (activations, c, c_new, for_h.contiguous(), for_c_new.contiguous(), for_gates, for_c)
         native.call("lstm_backward", for_h.dtype, *arguments, N, H)
         return for_gates, for_gates, for_gates, for_c

@@ -30,7 +30,7 @@ def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         the logarithm of what each row was divided by, and its sum, (..,).
     """
     if _usable(x, out):
-        shift, sums = (torch.empty(x.shape[:-1]) for _ in range(2))
+        shift, sums = (torch.empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
         native.call("mixture_exponentials", x.dtype, x, out, shift, sums, *_rows(x))
         return shift, sums
     values = x.to(precise(x, out))
@@ -52,7 +52,7 @@ def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Ten
         (..,) each row's smallest mixed + nowhere.
     """
     if _usable(s, mixed) and out.dtype == torch.float32:
-        least = torch.empty(shift.shape)
+        least = torch.empty(shift.shape, dtype=torch.float32)
         shift, nowhere = shift.contiguous(), nowhere.contiguous()
         native.call("mixture_log_probs", s.dtype, s, mixed, nowhere, shift, out, least, *_rows(s))
         return least
@@ -64,7 +64,11 @@ def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Ten
 def ratios(q: Tensor, mixed: Tensor, nowhere: Tensor) -> tuple[Tensor, Tensor]:
     """Return q / (mixed + nowhere) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
     if _usable(mixed) and q.dtype == torch.float32 and q.is_contiguous():
-        out, sums, nowhere = torch.empty_like(mixed), torch.empty(mixed.shape[:-1]), nowhere.contiguous()
+        out, sums, nowhere = (
+            torch.empty_like(mixed),
+            torch.empty(mixed.shape[:-1], dtype=torch.float32),
+            nowhere.contiguous(),
+        )
         native.call("mixture_ratios", mixed.dtype, q, mixed, nowhere, out, sums, *_rows(mixed))
         return out, sums
     found = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)

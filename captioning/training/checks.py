@@ -44,6 +44,12 @@ def refuse_impossible(config: Any) -> None:
         raise InputError("--trainer.overfit_batches: give --data.limit_images N to train on few images")
     if trainer.get("reload_dataloaders_every_n_epochs"):
         raise InputError("--trainer.reload_dataloaders_every_n_epochs: would begin each epoch anew; leave it out")
+    precision = str(trainer.get("precision"))
+    if config.data.get("features") and precision in ("bf16-true", "16-true", "64-true"):
+        raise InputError(
+            f"--trainer.precision {precision}: changes the encoder, whose weights cached features are checked against; "
+            "give bf16-mixed, 16-mixed or 32-true"
+        )
     _refuse_other_schedules(config.model.get("scheduler"))
     checkpoint = config.checkpoint
     if checkpoint.save_top_k not in (0, 1) and "{" not in (checkpoint.filename or "{"):

@@ -309,6 +309,14 @@ def test_a_writer_that_has_written_nothing_leaves_nothing(tmp_path):
     write(tmp_path / "new", dtype="uint8")
 
 
+def test_two_writers_of_different_features_that_begin_together_do_not_mix(tmp_path):
+    first, second = writer(tmp_path), writer(tmp_path, fingerprint=FINGERPRINT | {"grid_size": [9, 9]})
+    first.write(annotations())
+    with pytest.raises(InputError, match="another"):
+        second.write(annotations() + 1)
+    assert torch.equal(FeatureCache(tmp_path, "train", FINGERPRINT).gather(range(N)), annotations().half())
+
+
 def shares_of(folder: Path, n: int, **changes) -> list[FeatureWriter]:
     return [writer(folder, share=(i, n), **changes) for i in range(n)]
 

@@ -83,6 +83,7 @@ class FeatureWriter:
         self.done = self.total - len(self.rows)
         self._written = 0  # of self.rows, those that were given to write()
         self._shard = torch.empty(0)
+        self._begun = False
         self._clear(missing)
         self._check_space()
 
@@ -137,10 +138,12 @@ class FeatureWriter:
 
     def _save(self, shard: int) -> None:
         """Write the numbers first, then the record that says that they are complete."""
-        if not self.manifest.path.exists():
-            self.manifest.write(self._paths)
+        if not self._begun:
+            if not self.manifest.path.exists():
+                self.manifest.write(self._paths)
             if self._agreed() != self.manifest:  # of a process that began at the same time
                 raise InputError(f"{self.manifest.path}: another process has begun other features")
+            self._begun = True
         scale = None
         numbers: NDArray[Any] = self._shard.numpy()
         if self.dtype == "uint8":

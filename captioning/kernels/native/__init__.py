@@ -85,7 +85,8 @@ def _openmp() -> tuple[int, ...] | None:
     package = Path(torch.__file__).parent
     own = (package / "lib", package.parent / "torch.libs")
     try:
-        loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+        fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
+        loaded = {line[5] for line in fields if len(line) == 6}  # a path may have blanks
     except OSError:
         loaded = {str(path) for path in own[0].glob("lib*omp*")}
     for path in sorted(loaded, key=lambda path: (Path(path).parent not in own, path)):  # other packages bring some, too

@@ -134,9 +134,12 @@ def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None,
             raise
         # The hub's client raises many kinds of errors for one thing: the file could not be had.
         where = timm.models.get_pretrained_cfg(name)
+        place = where and (where.hf_hub_id or where.url)
+        if not place:
+            raise InputError(f"{name} has no published weights; give a file with --{OPTION} PATH, or null") from error
         raise InputError(
             f"could not download the weights of {name} ({type(error).__name__}); fetch model.safetensors of "
-            f"{where.hf_hub_id or where.url} by hand and give it with --{OPTION} PATH"
+            f"{place} by hand and give it with --{OPTION} PATH"
         ) from error
 
 
@@ -170,7 +173,7 @@ def _preprocessing(
     published = network.pretrained_cfg
     side = image_size or published["input_size"][-1]
     return Preprocessing(
-        resize=(resize or int(side / published["crop_pct"])) if crop else side,
+        resize=(resize or max(side, int(side / published["crop_pct"]))) if crop else side,
         crop=side if crop else None,
         mean=mean or published["mean"],
         std=std or published["std"],

@@ -617,6 +617,12 @@ def test_timm_mistakes_are_named():
         TimmEncoder("mobilenetv1_100", weights=None, model_args={"pad_tipe": "same"})
 
 
+def test_a_network_without_published_weights_is_named():
+    pytest.importorskip("timm")
+    with pytest.raises(InputError, match=r"lcnet_035 has no published weights; give a file with --.*weights PATH"):
+        TimmEncoder("lcnet_035")
+
+
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "timm", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[timm\]'"):

@@ -226,7 +226,14 @@ def _missing_splits(study: Study) -> list[str]:
 
 def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[str]) -> None:
     """Make the study's part of a page and the file of its tests."""
-    from captioning.comparison.study_report import add_speed, compare_variants, insert, markdown, read_measurements
+    from captioning.comparison.study_report import (
+        add_speed,
+        compare_variants,
+        insert,
+        markdown,
+        mean_curves,
+        read_measurements,
+    )
     from captioning.files import write_json
     from captioning.provenance import provenance
 
@@ -238,9 +245,10 @@ def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[
     measured = read_measurements(study, measurements)
     comparison = measurements / f"{study.name}_comparison.json"
     tests, notices = compare_variants(study, measured, runs, comparison)
-    insert(page, study.name, markdown(study, measured, tests, command))
-    if tests:
-        content = {"metric": "bleu4", "tests": [test.to_dict() for test in tests]}
+    curves = mean_curves(study, measured, runs, comparison)
+    insert(page, study.name, markdown(study, measured, tests, curves, command))
+    if tests or curves:
+        content = {"metric": "bleu4", "tests": [test.to_dict() for test in tests], "curves": curves}
         write_json(comparison, content | provenance(command=command, seed=0))
         print(f"tests    {comparison}")
     print(f"page     {page}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -418,6 +419,19 @@ def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores
     path.write_text(json.dumps(content))
     main("--report", "results.md")
     assert "difference from" not in Path("results.md").read_text()
+
+
+def test_the_curves_of_training_are_means_over_seeds_and_stay_without_the_runs(measured):
+    for seed in (1, 2, 3):
+        rows = "".join(f"{step},{step + seed}\n" for step in (9, 19, 29))
+        Path(f"runs/tiny_soft_{seed}/metrics/version_0/metrics.csv").write_text("step,val/bleu4\n" + rows)
+    main("--report", "results.md")
+    page = Path("results.md").read_text()
+    assert table(page, "BLEU-4 of the validations in training")["soft \\| attention"] == ["11.00", "21.00", "31.00"]
+    assert json.loads(Path("measured/tiny_comparison.json").read_text())["curves"] == {"soft": [11.0, 21.0, 31.0]}
+    shutil.rmtree("runs")
+    main("--report", "results.md")
+    assert Path("results.md").read_text() == page
 
 
 def test_captions_that_are_not_the_scored_ones_are_not_tested(measured, capsys):

@@ -32,6 +32,7 @@ _COLUMNS = {  # title -> (score, decimals); those that no run has are left out
     "pointing": ("pointing_accuracy", 1),
     "posterior pointing": ("posterior_pointing_accuracy", 1),
 }
+_CURVE = "val/bleu4"
 _ROUNDING = 0.01  # by how much scores may differ that are the same
 
 
@@ -187,6 +188,25 @@ def _bleu4(counts: Floats) -> Floats:
     return np.asarray(bleu_from_counts(counts)[..., 3])
 
 
+def mean_curves(study: Study, measured: Measured, runs: Path, earlier: Path) -> dict[str, list[float]]:
+    """Return BLEU-4 of every validation in training, the mean over a variant's seeds.
+
+    Args:
+        runs: the folder of the runs; of a variant without one of its folders the curve is taken from ``earlier``.
+    """
+    known = read_json(earlier).get("curves", {}) if earlier.is_file() else {}
+    found = {}
+    for variant, of_seed in measured.runs.items():
+        folders = [runs / study.run_name(variant, seed) for seed in of_seed]
+        if all(_is_measured(folder, of_seed[seed]) for seed, folder in zip(of_seed, folders, strict=True)):
+            curves = [[value for _, value in read_run(folder).curves.get(_CURVE, [])] for folder in folders]
+            if len(set(map(len, curves))) == 1 and curves[0]:
+                found[variant] = [round(statistics.fmean(values), 4) for values in zip(*curves, strict=True)]
+        elif variant in known:
+            found[variant] = known[variant]
+    return found
+
+
 def _earlier(path: Path) -> list[VariantTest]:
     if not path.is_file():
         return []
@@ -201,7 +221,13 @@ def _earlier(path: Path) -> list[VariantTest]:
         raise InputError(f"{path}: not what a study writes; delete it") from error
 
 
-def markdown(study: Study, measured: Measured, tests: Sequence[VariantTest], command: str) -> str:
+def markdown(
+    study: Study,
+    measured: Measured,
+    tests: Sequence[VariantTest],
+    curves: Mapping[str, Sequence[float]],
+    command: str,
+) -> str:
     """Return the study's tables, and what is not measured yet."""
     variants = [variant for name, variant in study.variants.items() if name in measured.runs]
     parts = [f"Made by `{command}`."]
@@ -250,6 +276,11 @@ def markdown(study: Study, measured: Measured, tests: Sequence[VariantTest], com
         ]
         parts.append(_table(["BLEU-4 by evaluation", "as above", *evaluations], rows))
         parts.append(f"Files `{study.runs}_VARIANT_SEED_EVALUATION.json`.")
+    if rows := [[v.label, *(f"{value:.2f}" for value in curves[v.name])] for v in variants if v.name in curves]:
+        most = max(map(len, rows))
+        header = ["BLEU-4 of the validations in training, mean over seeds", *map(str, range(1, most))]
+        parts.append(_table(header, [[*row, *[""] * (most - len(row))] for row in rows]))
+        parts.append(f"From the runs' own logs, kept in `{study.name}_comparison.json`.")
     if missing := _missing(study, measured):
         parts.append(f"Not yet measured: {'; '.join(missing)}.")
     return "\n\n".join(parts)

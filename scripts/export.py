@@ -35,11 +35,12 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.component import import_modules
     from captioning.exported import WEIGHTS, refuse_other_folder
     from captioning.inference import load
+    from captioning.inference.onnx_graphs import ENCODER, STEP
 
     folder = Path(arguments.output)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--output {folder}: is a file; give a folder")
-    if not arguments.onnx and any((folder / name).exists() for name in ("encoder.onnx", "step.onnx")):
+    if not arguments.onnx and any((folder / name).exists() for name in (ENCODER, STEP)):
         raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(folder)
     refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")

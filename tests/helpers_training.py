@@ -8,6 +8,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.data.shapes import ShapesSource
@@ -66,6 +67,11 @@ def make_trainer(folder: Path, **options) -> pl.Trainer:
         "log_every_n_steps": 1,
     }
     return pl.Trainer(default_root_dir=folder, **defaults | options)
+
+
+def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
+    """What writes FOLDER/last.ckpt, as the command line's does: after an exception, too."""
+    return ModelCheckpoint(folder, "last", **{"save_on_exception": True, "enable_version_counter": False} | options)
 
 
 def make_data(source: ShapesSource, **options) -> CaptionDataModule:

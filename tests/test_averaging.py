@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from helpers_runs import tiny_config
-from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
+from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, HardAttention
@@ -85,10 +85,6 @@ def assert_close(found: Weights, expected: Weights) -> None:
 def assert_equal(found: Weights, expected: Weights) -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name, equal_nan=True)
-
-
-def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, "last", enable_version_counter=False, **options)
 
 
 def test_validations_and_checkpoints_use_the_average_and_training_does_not_notice(shapes, tmp_path):

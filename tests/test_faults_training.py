@@ -17,8 +17,7 @@ import torch
 import yaml
 from helpers_faults import Fault, faults, proves
 from helpers_runs import tiny_config
-from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
-from pytorch_lightning.callbacks import ModelCheckpoint
+from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 
 from captioning.data.shapes import ShapesSource
 from captioning.training.divergence import Diverged, StopOnDivergence, all_finite
@@ -32,10 +31,6 @@ STEPS = 7  # of an epoch
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
     return make_shapes(tmp_path_factory.mktemp("data"), train=10, val=4, test=3)
-
-
-def last_checkpoint(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, "last", save_on_exception=True, enable_version_counter=False)
 
 
 class Poison(pl.Callback):

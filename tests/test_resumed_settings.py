@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
-from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
-from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler, ModelCheckpoint
+from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
+from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from captioning.data.shapes import ShapesSource
@@ -31,10 +31,6 @@ SCHEDULES = {
 @pytest.fixture(scope="module")
 def shapes(tmp_path_factory) -> ShapesSource:
     return make_shapes(tmp_path_factory.mktemp("data"), train=10, val=2, test=2)
-
-
-def last(folder: Path) -> ModelCheckpoint:
-    return ModelCheckpoint(folder, "last", save_on_exception=True, enable_version_counter=False)
 
 
 class Diary(pl.Callback):
@@ -59,7 +55,7 @@ def fit(shapes, folder: Path, *callbacks: pl.Callback, optimizer: Any, schedule:
     module = make_module(scheduler=schedule)
     module.optimizer = optimizer
     resume = {name: options.pop(name) for name in ("ckpt_path",) if name in options}
-    callbacks = (ResumedSettings(), *callbacks, Preemption(), last(folder))
+    callbacks = (ResumedSettings(), *callbacks, Preemption(), last_checkpoint(folder))
     options = {"max_epochs": 2, "enable_checkpointing": True} | options
     trainer = make_trainer(folder, callbacks=list(callbacks), **options)
     try:

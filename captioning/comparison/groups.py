@@ -69,14 +69,9 @@ def _searched_alike(run: Run, other: Run) -> bool:
 
 def _begun_alike(run: Run, other: Run) -> bool:
     """Whether both began with the same weights, or each with those of a first stage with its own seed."""
-    begins = [str(each.settings.get(_BEGIN) or "") for each in (run, other)]
-    if begins[0] == begins[1]:
-        return True
-    one, two = (
-        of_any_seed(begin, each.settings.get("seed_everything"))
-        for begin, each in zip(begins, (run, other), strict=True)
-    )
-    return one == two
+    one, two = (str(each.settings.get(_BEGIN) or "") for each in (run, other))
+    seeds = (each.settings.get("seed_everything") for each in (run, other))
+    return one == two or of_any_seed(one, next(seeds)) == of_any_seed(two, next(seeds))
 
 
 def _agree(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.inference import load
 from captioning.model import Captioner
 from captioning.tokenizers import Tokenizer
@@ -42,7 +42,7 @@ class Start(NamedTuple):
         try:
             captioner.load_state_dict(weights | counters)
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -214,3 +215,10 @@ def test_openmp_is_found_in_a_folder_whose_name_has_blanks(monkeypatch):
     monkeypatch.setattr(native.ctypes, "CDLL", lambda path: asked.append(path) or load(path.replace("/a b/", "/")))
     assert native._openmp.__wrapped__() == found
     assert asked and all(path.startswith("/") and "/a b/" in path for path in asked)
+
+
+def test_memory_that_kernels_write_has_a_type_of_its_own():
+    """The default may be another (Lightning's bf16-true), and what is written beyond a buffer's end need not show."""
+    files = Path(native.__file__).parent.parent.glob("*.py")
+    calls = [call for file in files for call in re.findall(r"torch\.(?:empty|zeros|tensor)\([^\n]*", file.read_text())]
+    assert len(calls) > 10 and [call for call in calls if "dtype=" not in call] == []

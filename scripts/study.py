@@ -31,7 +31,7 @@ from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
-    from captioning.comparison.study import Study
+    from captioning.comparison.study import Study, Variant
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|(train|val|test): |written to"
@@ -100,15 +100,14 @@ class Job:
         return RunFolder(self.runs / self.name)
 
     @property
-    def first(self) -> Job | None:
-        """The run whose best checkpoint this one begins with."""
-        before = self.study.variants[self.variant].after
-        return None if before is None else replace(self, variant=before)
+    def before(self) -> list[Job]:
+        """The runs whose best checkpoints this one begins with, or is the mean of."""
+        return [replace(self, variant=variant) for variant in self.study.variants[self.variant].begins_with]
 
     @property
     def stage(self) -> int:
-        """How many runs come before."""
-        return 0 if self.first is None else 1 + self.first.stage
+        """How many runs come before, one after the other."""
+        return max((1 + job.stage for job in self.before), default=0)
 
     def measurement(self, evaluation: str = "") -> Path:
         return self.measurements / f"{self.study.run_name(self.variant, self.seed, evaluation)}.json"
@@ -117,22 +116,29 @@ class Job:
         """Yield the commands that are left to do, each when the ones before it are done."""
         variant = self.study.variants[self.variant]
         if not self.measurement().is_file():
-            last = self.folder.checkpoint("last")
-            command = ["-m", "captioning", "fit", "--config", str(variant.config), "--seed_everything", str(self.seed)]
-            command += [*self.study.fit, *variant.fit, "--runs", str(self.runs), "--name", self.name]
-            command += ["--trainer.logger=false"]
-            if self.first is not None:
-                command += ["--init_from", str(self.first.folder.checkpoint("best"))]
-            if last.is_file():  # a run that is trained to its end ends at once
-                yield Command("train on from its last checkpoint", [*command, "--ckpt_path", str(last)])
-            else:
-                yield Command("train", command)
+            yield self._average() if variant.config is None else self._fit(variant, variant.config)
             yield Command("score", self._evaluate("", []))
         for evaluation, options in variant.evaluations.items():
             if not self.measurement(evaluation).is_file():
                 # The captions in the run's folder stay those of the study's own evaluation.
                 results = ["--results", str(self.folder.path / evaluation)]
                 yield Command(f"score {evaluation}", self._evaluate(evaluation, [*options, *results]))
+
+    def _average(self) -> Command:
+        checkpoints = [str(job.folder.checkpoint("best")) for job in self.before]
+        command = [str(_relative("scripts/average_checkpoints.py")), *checkpoints]
+        return Command("average", [*command, "--output", str(self.folder.checkpoint("best"))])
+
+    def _fit(self, variant: Variant, config: Path) -> Command:
+        command = ["-m", "captioning", "fit", "--config", str(config), "--seed_everything", str(self.seed)]
+        command += [*self.study.fit, *variant.fit, "--runs", str(self.runs), "--name", self.name]
+        command += ["--trainer.logger=false"]
+        for first in self.before:
+            command += ["--init_from", str(first.folder.checkpoint("best"))]
+        last = self.folder.checkpoint("last")
+        if last.is_file():  # a run that is trained to its end ends at once
+            return Command("train on from its last checkpoint", [*command, "--ckpt_path", str(last)])
+        return Command("train", command)
 
     def _evaluate(self, evaluation: str, options: list[str]) -> list[str]:
         command = [str(_relative("scripts/evaluate.py")), "--checkpoint", str(self.folder.checkpoint("best"))]
@@ -169,10 +175,12 @@ def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
 
     def finish(job: Job) -> None:
         folder = job.folder
-        if folder.checkpoints.exists() and not job.measurement().is_file() and not folder.checkpoint("last").is_file():
+        trains = study.variants[job.variant].config is not None and not job.measurement().is_file()
+        if trains and folder.checkpoints.exists() and not folder.checkpoint("last").is_file():
             raise InputError(f"{folder.path}: has no last checkpoint to go on from; delete it to train the run anew")
-        if job.first is not None and not (job.measurement().is_file() or job.first.measurement().is_file()):
-            raise InputError(f"{job.name}: begins with {job.first.name}, which is not trained and scored")
+        for first in job.before:
+            if not (job.measurement().is_file() or first.measurement().is_file()):
+                raise InputError(f"{job.name}: begins with {first.name}, which is not trained and scored")
         for command in job.left():
             best = folder.checkpoint("best")
             if command.what.startswith("score") and job.measurement().is_file() and not best.is_file():
@@ -205,6 +213,8 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
         words = [*study.fit, *variant.fit]
         options = tuple(word for word in words if word.startswith("--data.source"))
         overlays = [Path(word.partition("=")[2]) for word in words if word.startswith("--config=")]
+        if variant.config is None:
+            continue
         where = (variant.config, *overlays)
         if (where, options) not in prepared:
             prepared.add((where, options))

@@ -116,6 +116,12 @@ def test_the_page_of_results_has_every_variant_or_says_that_it_is_not_measured(p
         ({"seeds": [1, 2, 1]}, r"seeds: \[1, 2, 1\] has one twice"),
         ({"variants": {"a": {"config": "shapes_soft", "after": "b"}}}, "variants.a.after: 'b' is no variant above it"),
         ({"variants": {"a": {"config": "shapes_soft", "after": ["a"]}}}, r"after: \['a'\] is no variant above it"),
+        ({"variants": {"a": {"average": ["b", "c"]}}}, "variants.a.average: 'b' is no variant above it"),
+        (
+            {"variants": VARIANTS | {"a": {"average": ["soft"]}}},
+            "a.average: must be at least two variants, got",
+        ),
+        ({"variants": VARIANTS | {"a": {"average": ["soft", "none"], "fit": []}}}, "variants.a: 'fit' is no key"),
         ({"fit": "--a=1"}, "fit: must be a list of words"),
         ({"evaluate": [3]}, "evaluate: must be a list of words"),
         ({"features": {"config": "shapes_soft"}}, "features: splits is missing"),
@@ -169,6 +175,10 @@ def ran(place, monkeypatch) -> list[list[str]]:
             checkpoints = Path("runs", name, "checkpoints")
             checkpoints.mkdir(parents=True, exist_ok=True)
             (checkpoints / "best.ckpt").touch()
+        elif arguments[0].endswith("average_checkpoints.py"):
+            output = Path(arguments[-1])
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.touch()
         else:
             path = Path(arguments[arguments.index("--measurement") + 1])
             path.parent.mkdir(exist_ok=True)
@@ -226,6 +236,27 @@ def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_o
     fits = [command[0] for command in ran if "fit" in command]
     assert {*fits[:4]} == {"tiny_none_1", "tiny_none_2", "tiny_soft_1", "tiny_soft_2"}
     assert fits[4:] == ["tiny_again_1", "tiny_third_1"]
+
+
+def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(ran, capsys):
+    content = yaml.safe_load(Path("tiny.yaml").read_text())
+    variants = {name: {"config": "shapes_soft"} for name in ("none", "soft")}
+    variants["mean"] = {"average": ["none", "soft"], "evaluations": {"beam5": ["--beam_size=5"]}}
+    write(content | {"references": [], "variants": variants})
+    with pytest.raises(SystemExit):
+        main("--seeds", "1", "2")
+    error = capsys.readouterr().err
+    assert "2 of 6 runs failed" in error and "tiny_mean_2: begins with tiny_none_2" in error
+    of_the_mean = [command[1:] for command in ran if command[0] == "tiny_mean_1"]
+    scripts = ["average_checkpoints.py", "evaluate.py", "evaluate.py"]
+    assert [Path(command[0]).name for command in of_the_mean] == scripts
+    none, soft, mean = (f"runs/tiny_{variant}_1/checkpoints/best.ckpt" for variant in ("none", "soft", "mean"))
+    assert of_the_mean[0][1:] == [none, soft, "--output", mean]
+    assert of_the_mean[1][2] == mean and "--beam_size=5" in of_the_mean[2]
+    ran.clear()
+    Path("measured/tiny_mean_1.json").unlink()
+    main("--only", "mean", "--seeds", "1")
+    assert [Path(command[1]).name for command in ran] == ["average_checkpoints.py", "evaluate.py"]
 
 
 def test_a_second_stage_does_not_begin_with_a_first_that_is_half_trained(ran, capsys):

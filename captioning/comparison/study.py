@@ -9,6 +9,7 @@ Keys:
         label: how tables call it (default: the name).
         fit: further options of ``captioning fit``, each --name=value.
         after: a variant above it, whose best checkpoint of the same seed a second stage begins with (--init_from).
+        average: variants above it, whose best checkpoints of the same seed are averaged; without config, fit and after.
         evaluations: by name, options of scripts/evaluate.py for one more score, NAME_VARIANT_SEED_EVALUATION.json.
     fit: options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
     evaluate: options of scripts/evaluate.py for all.
@@ -34,14 +35,20 @@ _NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 
 @dataclass(frozen=True)
 class Variant:
-    """Options of commands are lists of words; evaluations are by name."""
+    """Options of commands are lists of words; evaluations are by name. Without a config it is an average."""
 
     name: str
     label: str
-    config: Path
+    config: Path | None
     fit: list[str]
     after: str | None
+    average: list[str]
     evaluations: dict[str, list[str]]
+
+    @property
+    def begins_with(self) -> list[str]:
+        """The variants whose checkpoints it needs."""
+        return self.average if self.after is None else [self.after]
 
 
 @dataclass(frozen=True)
@@ -128,22 +135,31 @@ class _Reader:
         variants: dict[str, Variant] = {}
         for name, value in content.items():
             variant = self._variant(self._name(name, "variants"), value)
-            if variant.after is not None and variant.after not in list(variants):  # a list: it may be of any type
-                raise self._error(f"variants.{name}.after", f"{variant.after!r} is no variant above it")
+            key = "average" if variant.average else "after"
+            for before in variant.begins_with:
+                if before not in list(variants):  # a list: it may be of any type
+                    raise self._error(f"variants.{name}.{key}", f"{before!r} is no variant above it")
             variants[name] = variant
         return variants
 
     def _variant(self, name: str, value: Any) -> Variant:
         place = f"variants.{name}"
         content = self._mapping(value, place)
-        self._check_keys(content, place, {"label", "config", "fit", "after", "evaluations"}, needed=("config",))
+        keys, needed = {"label", "config", "fit", "after", "evaluations"}, "config"
+        if "average" in content:
+            keys, needed = {"label", "average", "evaluations"}, "average"
+        self._check_keys(content, place, keys, needed=(needed,))
+        average = self._words(content.get("average", []), f"{place}.average")
+        if "average" in content and len(average) < 2:
+            raise self._error(f"{place}.average", f"must be at least two variants, got {average}")
         evaluations = self._mapping(content.get("evaluations", {}), f"{place}.evaluations")
         return Variant(
             name=name,
             label=str(content.get("label", name)),
-            config=self._config(content["config"], f"{place}.config"),
+            config=self._config(content["config"], f"{place}.config") if "config" in content else None,
             fit=self._words(content.get("fit", []), f"{place}.fit"),
             after=content.get("after"),
+            average=average,
             evaluations={
                 self._name(other, f"{place}.evaluations"): self._words(options, f"{place}.evaluations.{other}")
                 for other, options in evaluations.items()

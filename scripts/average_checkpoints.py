@@ -1,0 +1,49 @@
+#!/usr/bin/env python
+"""Write a checkpoint whose weights are the mean of several, such as those of a first and a second stage.
+
+What a second stage gains on a small data set it partly loses again by learning the training images by heart; half-way
+back to where it began it has kept most of the gain (docs/self-critical.md). Checkpoints of runs that began with random
+weights of their own have no such mean: caption with them together, as an ensemble.
+
+The result captions, is scored and exported like any checkpoint, and a further run can begin with it (--init_from).
+
+examples:
+  python scripts/average_checkpoints.py runs/soft/checkpoints/best.ckpt runs/self_critical/checkpoints/best.ckpt \\
+      --output runs/averaged/checkpoints/best.ckpt
+  python scripts/average_checkpoints.py first.ckpt second.ckpt --shares 0.3 0.7 --output averaged.ckpt
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from captioning.errors import exits_on_input_error
+from captioning.files import refuse_inputs, replacing
+from captioning.terminal import add_import_option, script_parser
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    parser = script_parser(__doc__)
+    parser.add_argument("checkpoints", nargs="+", type=Path, metavar="FILE.ckpt", help="two or more")
+    parser.add_argument("--shares", nargs="+", type=float, metavar="SHARE", help="of each in the mean (default: equal)")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.ckpt", help="the checkpoint to write")
+    add_import_option(parser)
+    arguments = parser.parse_args(argv)
+
+    import torch
+
+    from captioning.component import import_modules
+    from captioning.inference.averaging import average_checkpoints
+
+    refuse_inputs(arguments.output, arguments.checkpoints, "--output")
+    import_modules(arguments.imports, [Path()])
+    checkpoint = average_checkpoints(arguments.checkpoints, arguments.shares)
+    with replacing(arguments.output, "--output") as part:
+        torch.save(checkpoint, part)
+    shares = ", ".join(f"{each['share']:.3g} of {each['checkpoint']}" for each in checkpoint["captioning"]["averaged"])
+    print(f"written to {arguments.output}: {shares}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""A checkpoint that is the mean of others: its weights by hand, what it is good for, and what has no mean."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import load_script, save_image
+from helpers_runs import WORDS, edit_checkpoint, save_checkpoint
+from torch import Tensor
+
+from captioning.attention import HardAttention
+from captioning.inference import load
+from captioning.output import MarginalOutput
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def make(name: str, shift: float = 0.0, *, batches: int = 0, **options) -> Path:
+    """A checkpoint whose parameters are ``shift`` times their own size away from those of another."""
+    path = save_checkpoint(Path(name), **options)
+
+    def edit(content: dict) -> None:
+        state = content["state_dict"]
+        for key, tensor in state.items():
+            if key.endswith("batches"):
+                tensor.fill_(batches)
+            elif tensor.is_floating_point() and "running" not in key:
+                state[key] = tensor * (1 + shift)
+
+    edit_checkpoint(path, edit)
+    return path
+
+
+def main(*argv: object) -> None:
+    load_script("average_checkpoints").main([str(word) for word in argv])
+
+
+def weights(path: str | Path) -> dict[str, Tensor]:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": HardAttention}, {"tied": True}, {"output": MarginalOutput(rank=3)}]
+)
+def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
+    paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
+    before = [weights(path) for path in paths]
+    main(*paths, "--shares", 1, 3, "--output", "new/mean.ckpt")
+    assert "written to new/mean.ckpt: 0.25 of a.ckpt, 0.75 of b.ckpt" in capsys.readouterr().out
+    found = weights("new/mean.ckpt")
+    assert found.keys() == before[0].keys()
+    for name, tensor in found.items():
+        first, last = (state[name] for state in before)
+        expected = 0.25 * first + 0.75 * last if last.is_floating_point() else last
+        torch.testing.assert_close(tensor, expected)
+        assert tensor.dtype == last.dtype
+    for path, state in zip(paths, before, strict=True):
+        assert all(torch.equal(tensor, state[name]) for name, tensor in weights(path).items())
+
+
+def test_the_mean_of_three_is_equal_by_default_and_of_the_same_it_is_that():
+    paths = [make("a.ckpt"), make("b.ckpt", 0.3), make("c.ckpt", 0.6)]
+    main(*paths, "--output", "mean.ckpt")
+    for name, tensor in weights("mean.ckpt").items():
+        torch.testing.assert_close(tensor, weights("b.ckpt")[name])
+    main(paths[0], paths[0], "--output", "same.ckpt")
+    assert all(torch.equal(tensor, weights("a.ckpt")[name]) for name, tensor in weights("same.ckpt").items())
+
+
+def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
+    image = save_image(tmp_path / "photo.png", seed=3)
+    main(make("a.ckpt"), make("b.ckpt", 0.2), "--output", "mean.ckpt")
+    content = torch.load("mean.ckpt", weights_only=True)
+    assert "optimizer_states" not in content
+    assert content["captioning"]["averaged"] == [
+        {"checkpoint": "a.ckpt", "share": 0.5},
+        {"checkpoint": "b.ckpt", "share": 0.5},
+    ]
+    assert set(load("mean.ckpt").caption(image).words) <= set(WORDS)
+    main("mean.ckpt", "a.ckpt", "--output", "again.ckpt")  # of a mean, too, there is a mean
+    name = next(name for name in weights("a.ckpt") if name.endswith("output.bias") or "gates" in name)
+    torch.testing.assert_close(weights("again.ckpt")[name], weights("a.ckpt")[name] * 1.05)
+
+
+def test_dropout_may_differ():
+    def edit(content: dict) -> None:
+        content["captioning"]["decoder"]["init_args"]["dropout"] = 0.9
+
+    edit_checkpoint(make("a.ckpt"), edit)
+    main("a.ckpt", make("b.ckpt", 0.2), "--output", "mean.ckpt")
+    recipe = torch.load("mean.ckpt", weights_only=True)["captioning"]["decoder"]
+    assert recipe["init_args"]["dropout"] != 0.9
+
+
+def no_words(content: dict) -> None:
+    content["captioning"]["vocabulary"] = ["one", *content["captioning"]["vocabulary"][1:]]
+
+
+def other_view(content: dict) -> None:
+    content["captioning"]["preprocessing"]["mean"] = [0.0, 0.0, 0.0]
+
+
+def other_statistics(content: dict) -> None:
+    content["state_dict"]["captioner.encoder.network.stage1.1.running_var"] += 1
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (no_words, "a.ckpt: its vocabulary is not that of b.ckpt; only one model's weights have a mean"),
+        (other_view, "a.ckpt: its preprocessing is not that of b.ckpt"),
+        (lambda content: content.pop("captioning"), "a.ckpt: not a checkpoint of this project"),
+        (
+            other_statistics,
+            "stage1.1.running_var is not that of b.ckpt; statistics have no mean",
+        ),
+        (None, "a.ckpt: its decoder is not that of b.ckpt"),
+    ],
+)
+def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys):
+    edit_checkpoint(make("a.ckpt", gated=edit is not None), edit or (lambda content: None))
+    refused("a.ckpt", make("b.ckpt"), message=message, capsys=capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["a.ckpt"], "a mean needs at least two checkpoints"),
+        (["a.ckpt", "b.ckpt", "--shares", "1"], "1 shares were given of 2 checkpoints; give each one"),
+        (["a.ckpt", "b.ckpt", "--shares", "0", "0"], "at least 0 and not all 0, got 0.0, 0.0"),
+        (["a.ckpt", "b.ckpt", "--shares", "2", "nan"], "at least 0 and not all 0, got 2.0, nan"),
+        (["a.ckpt", "b.ckpt", "--shares", "2", "inf"], "at least 0 and not all 0, got 2.0, inf"),
+        (["a.ckpt", "gone.ckpt"], "gone.ckpt: the checkpoint cannot be read"),
+    ],
+)
+def test_options_that_cannot_be_used_are_one_line(argv, message, capsys):
+    make("a.ckpt"), make("b.ckpt")
+    refused(*argv, message=message, capsys=capsys)
+
+
+def test_a_mean_replaces_no_part_of_it(capsys):
+    make("a.ckpt"), make("b.ckpt", 0.2)
+    with pytest.raises(SystemExit):
+        main("a.ckpt", "b.ckpt", "--output", "a.ckpt")
+    assert "--output a.ckpt: would replace a.ckpt, which is an input" in capsys.readouterr().err
+
+
+def refused(*argv: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(*argv, "--output", "mean.ckpt")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and message in line
+    assert not Path("mean.ckpt").exists()

@@ -13,6 +13,7 @@ from captioning.attention.annotation_layer import grid_positions
 from captioning.data.batch import pad_captions
 from captioning.decoder import AttentionDecoder
 from captioning.errors import InputError
+from captioning.kernels.dropout import Dropout
 
 B, GRID, D, DIM, HEADS, F, H, V = 3, (2, 5), 7, 12, 3, 9, 10, 13
 L = GRID[0] * GRID[1]
@@ -99,6 +100,19 @@ def test_a_stack_begins_with_different_weights_in_each_layer():
     layer.build(D, GRID)
     first, second = layer.layers.layers
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
+
+
+def test_hidden_units_and_what_a_layer_adds_are_dropped_and_nothing_else():
+    layer, annotations = make_layer().train(), torch.randn(B, L, D)
+    dropped = layer(annotations)
+    assert not torch.allclose(dropped, layer(annotations))
+    expected = layer.eval()(annotations)
+    assert not torch.allclose(dropped, expected)
+    places = [module for module in layer.train().modules() if isinstance(module, Dropout)]
+    assert len(places) == 3 * 2 and {module.p for module in places} == {0.1}
+    for module in places:
+        module.p = 0.0
+    torch.testing.assert_close(layer(annotations), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(("options", "message"), [

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captioning.attention.base import check_locations
 from captioning.component import Component, check_size
 from captioning.errors import InputError, check_range
+from captioning.kernels.dropout import Dropout
 
 
 class AnnotationLayer(Component):
@@ -48,7 +49,8 @@ class AnnotationAttention(AnnotationLayer):
         heads: of every layer.
         layers: how many.
         feedforward_dim: width of the perceptron's hidden layer; None for 2 d.
-        dropout: probability of dropping attention weights, hidden units and what a layer adds.
+        dropout: probability of dropping hidden units and what a layer adds (Vaswani et al. 2017, Sec. 5.4). Weights of
+            the self-attention are not dropped: with them, PyTorch's fused kernel could not be used.
 
     Raises:
         InputError: d cannot be divided so.
@@ -89,6 +91,9 @@ class AnnotationAttention(AnnotationLayer):
             batch_first=True,
             norm_first=True,
         )
+        layer.self_attn.dropout = 0.0
+        for name in ("dropout", "dropout1", "dropout2"):
+            setattr(layer, name, Dropout(self.dropout))
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
         for parameter in self.layers.parameters():  # the layers are copies of one, whose weights would begin alike
             if parameter.dim() > 1:

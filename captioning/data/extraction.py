@@ -121,7 +121,7 @@ class _Images:
 
     def __getitem__(self, row: int) -> Tensor | InputError:
         try:
-            return self.transform(self.preprocessing.load(self.index.image_path(row)))
+            return self.transform(self.index.image(row, self.preprocessing))
         except InputError as error:
             return error  # raised in the main process: through a worker it would arrive with a traceback
 

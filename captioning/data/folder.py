@@ -74,7 +74,7 @@ class FolderSource(CaptionSource):
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
             raise InputError(_empty(self.captions, split, len(entries), any_named))
-        return CaptionIndex.build(self.root, chosen, origin=self.captions)
+        return CaptionIndex.build(self.root, chosen, origin=self.captions, upright=True)
 
 
 def _captions_file(root: Path) -> Path:

@@ -32,8 +32,8 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     """Read an image file as 8-bit RGB.
 
     Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order;
-    ``upright`` applies it. Transparency is laid on white, 16-bit values are scaled (not clipped) to 8, CMYK and
-    palettes are converted, and of an animation the first frame is taken.
+    ``upright`` applies it, where ``CaptionIndex.upright`` says so. Transparency is laid on white, 16-bit values are
+    scaled (not clipped) to 8, CMYK and palettes are converted, and of an animation the first frame is taken.
 
     Args:
         path: anything Pillow reads.

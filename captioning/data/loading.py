@@ -120,7 +120,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
 
     def _image(self, row: int, place: tuple[int, int]) -> Tensor:
         """Return the input (3, height, width) of an image for the batch at ``place``."""
-        image = self.preprocessing.load(self.index.image_path(row))
+        image = self.index.image(row, self.preprocessing)
         if self.transform is None:
             return self.preprocessing(image)
         stream = np.random.SeedSequence((self.seed, *place, row)).generate_state(1, np.uint64)

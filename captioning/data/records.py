@@ -24,7 +24,10 @@ from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from captioning.data.objects import ObjectLookup
+    from captioning.data.transforms import Preprocessing
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +133,7 @@ class CaptionIndex:
         caption_image: (M,) int32, the row of the image that a caption describes.
         origin: the file that the captions were read from, for messages.
         left_out: captions without a word, and images without captions, that the file has and the index has not.
+        upright: photographs are turned as their cameras marked them. False where masks lie on the pixels as stored.
     """
 
     root: Path
@@ -141,9 +145,12 @@ class CaptionIndex:
     caption_image: Tensor
     origin: str = ""
     left_out: tuple[int, int] = (0, 0)
+    upright: bool = False
 
     @classmethod
-    def build(cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "") -> CaptionIndex:
+    def build(
+        cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", upright: bool = False
+    ) -> CaptionIndex:
         """Pack the entries of a reader.
 
         A caption without a word is left out, and so is an image without captions, which can neither be trained on nor
@@ -151,6 +158,7 @@ class CaptionIndex:
 
         Args:
             origin: the file that the entries come from, for messages.
+            upright: turn photographs as their cameras marked them.
 
         Raises:
             InputError: an image id appears twice or is out of range, a caption is too long or no text, or none is left.
@@ -165,7 +173,7 @@ class CaptionIndex:
         check_texts(itertools.chain(captions, paths), str(origin) or str(root))
         index = cls.pack(root, image_ids, paths, counts, captions, origin=origin)
         index.warn_left_out()
-        return index
+        return dataclasses.replace(index, upright=upright)
 
     @classmethod
     def pack(
@@ -241,6 +249,14 @@ class CaptionIndex:
     def image_path(self, i: int) -> Path:
         """Return the file of image row ``i``."""
         return self.root / self.paths[i]
+
+    def image(self, i: int, preprocessing: Preprocessing) -> Image:
+        """Read the file of image row ``i``, for this preprocessing.
+
+        Raises:
+            InputError: it cannot be read.
+        """
+        return preprocessing.load(self.image_path(i), turn_upright=self.upright)
 
     def references(self, i: int) -> list[str]:
         """Return the captions of image row ``i``."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import MAX_PIXELS, load_image, rgb
+from captioning.data.images import MAX_PIXELS, load_image, rgb, upright
 from captioning.errors import InputError
 
 Bool = NDArray[np.bool_]
@@ -88,13 +88,18 @@ class Preprocessing:
         except TypeError as error:
             raise InputError(f"preprocessing: {error}") from error
 
-    def load(self, path: str | Path) -> Image.Image:
+    def load(self, path: str | Path, *, turn_upright: bool = False) -> Image.Image:
         """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``).
+
+        Args:
+            turn_upright: turn a photograph as its camera marked it.
 
         Raises:
             InputError: it cannot be read, or is too narrow to be resized.
         """
         image = load_image(path, minimum_side=self.resize)
+        if turn_upright:
+            image = upright(image)
         try:
             self._scaled(image.size)
         except InputError as error:

@@ -237,8 +237,8 @@ class ImageCaptioner(Generic[Model]):
     def view(self, source: ImageSource, *, download: bool = False) -> Image.Image:
         """Return the pixels the (first) model sees of an image, given as ``caption`` takes it.
 
-        A photograph that its camera marked as rotated is turned upright. Differs from training, which keeps the
-        stored pixel order because COCO's masks are in it; hardly any of COCO's images are marked.
+        A photograph that its camera marked as rotated is turned upright. So is one of a folder in training; COCO's are
+        trained on as they are stored, because their masks lie so, but hardly any of them are marked.
 
         Raises:
             InputError: it is not an image.

@@ -283,13 +283,12 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
-        path = self.evaluated.image_path(row)
-        return self.encoder.preprocessing.load(path) if path.is_file() else None
+        there = self.evaluated.image_path(row).is_file()
+        return self.evaluated.image(row, self.encoder.preprocessing) if there else None
 
     def load(self, rows: Tensor, preprocessing: Preprocessing) -> Tensor:
         """Return images (B, 3, height, width) of the evaluated split, for an encoder with this preprocessing."""
-        paths = [self.evaluated.image_path(row) for row in rows.tolist()]
-        return torch.stack([preprocessing(preprocessing.load(path)) for path in paths])
+        return torch.stack([preprocessing(self.evaluated.image(row, preprocessing)) for row in rows.tolist()])
 
     def transfer_batch_to_device(self, batch: CaptionBatch, device: torch.device, dataloader_idx: int) -> CaptionBatch:
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""

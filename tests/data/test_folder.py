@@ -1,9 +1,17 @@
+import dataclasses
 import json
 
 import pytest
+import torch
+from helpers import random_view
+from PIL import Image
 
+from captioning.data.extraction import _Images
 from captioning.data.folder import FolderSource, hashed_split
+from captioning.data.loading import CaptionDataset
+from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
+from captioning.vocabulary import Vocabulary
 
 ROWS = [
     {"image": "a/1.jpg", "caption": "A cat, asleep."},
@@ -145,3 +153,19 @@ def test_a_missing_file_is_named(tmp_path):
 def test_another_kind_of_file_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"captions\.txt: captions must be a \.jsonl or \.csv file"):
         FolderSource(str(tmp_path), captions="captions.txt")
+
+
+def test_photographs_are_turned_as_their_cameras_marked_them_and_stay_as_stored_where_masks_lie_so(tmp_path):
+    seen, exif = random_view(24, 40), Image.Exif()
+    exif[0x0112] = 6  # stored lying on its left side: to be turned by 90 degrees clockwise
+    stored = seen.transpose(Image.Transpose.ROTATE_90)
+    stored.save(tmp_path / "2.png", exif=exif)
+    source = jsonl(tmp_path, [{"image": "2.png", "caption": "two dogs", "split": "train"}])
+    preprocessing = Preprocessing(20, 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    index = source.index("train")
+    for rows, view in ((index, seen), (index.take(1), seen), (dataclasses.replace(index, upright=False), stored)):
+        (found,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
+        assert torch.equal(found, preprocessing(view))
+        assert torch.equal(_Images(rows, preprocessing, mirrored=False)[0], found)
+    mirrored = _Images(index, preprocessing, mirrored=True)[0]
+    assert torch.equal(mirrored, preprocessing.normalise(preprocessing.view(seen)).flip(-1))

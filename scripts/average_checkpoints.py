@@ -41,7 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     checkpoint = average_checkpoints(arguments.checkpoints, arguments.shares)
     with replacing(arguments.output, "--output") as part:
         torch.save(checkpoint, part)
-    shares = ", ".join(f"{each['share']:.3g} of {each['checkpoint']}" for each in checkpoint["captioning"]["averaged"])
+    averaged = checkpoint["captioning"]["settings"]["averaged"]
+    shares = ", ".join(f"{each['share']:.3g} of {each['checkpoint']}" for each in averaged)
     print(f"written to {arguments.output}: {shares}")
 
 

@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
     if others and args.inference is not None:
         raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")
     captioner = load(checkpoint)
-    if not captioner.settings:
+    if "model" not in captioner.settings:
         raise InputError(f"{checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
     settings = evaluation_settings(captioner.settings, checkpoint)
     attention = captioner.captioner.decoder.attention
@@ -135,7 +135,8 @@ def main(argv: list[str] | None = None) -> None:
             **provenance(command=shown, seed=settings.get("seed_everything")),
             "settings": {"model": model}
             | {"data": cli.config_dump["data"] | {"vocabulary_file": trained["data"]["vocabulary_file"]}}
-            | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]},
+            | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
+            | {name: trained[name] for name in ("averaged",) if name in trained},
         }
         write_json(args.measurement, content)
         print(f"written to {args.measurement}")

@@ -133,9 +133,16 @@ def _training(settings: dict[str, Any]) -> str:
         "label smoothing": model.get("label_smoothing"),
         "attention penalty": model.get("attention_penalty"),
         "seed": settings.get("seed_everything"),
+        "mean of the weights of": _averaged(settings.get("averaged")),
     }
     rows = [(name, str(value)) for name, value in shown.items() if value is not None]
     return _table(("setting", "value"), rows) + "\n\nAll settings are in `config.json`."
+
+
+def _averaged(checkpoints: Any) -> str | None:
+    """Return what scripts/average_checkpoints.py noted."""
+    found = checkpoints if isinstance(checkpoints, list) else []
+    return ", ".join(str(each.get("checkpoint")) for each in found if isinstance(each, dict)) or None
 
 
 def _class(config: Any) -> str | None:

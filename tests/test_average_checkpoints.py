@@ -78,7 +78,7 @@ def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
     main(make("a.ckpt"), make("b.ckpt", 0.2), "--output", "mean.ckpt")
     content = torch.load("mean.ckpt", weights_only=True)
     assert "optimizer_states" not in content
-    assert content["captioning"]["averaged"] == [
+    assert content["captioning"]["settings"]["averaged"] == [
         {"checkpoint": "a.ckpt", "share": 0.5},
         {"checkpoint": "b.ckpt", "share": 0.5},
     ]
@@ -98,6 +98,16 @@ def test_dropout_may_differ():
     assert recipe["init_args"]["dropout"] != 0.9
 
 
+def test_what_an_earlier_version_did_not_write_makes_no_other_model():
+    def edit(content: dict) -> None:
+        for name in ("tie_embeddings", "annotation_layer", "recurrent_dropout"):
+            del content["captioning"]["decoder"]["init_args"][name]
+
+    edit_checkpoint(make("a.ckpt"), edit)
+    main("a.ckpt", make("b.ckpt", 0.2), "--output", "mean.ckpt")
+    assert Path("mean.ckpt").is_file()
+
+
 def no_words(content: dict) -> None:
     content["captioning"]["vocabulary"] = ["one", *content["captioning"]["vocabulary"][1:]]
 
@@ -114,7 +124,7 @@ def other_statistics(content: dict) -> None:
     ("edit", "message"),
     [
         (no_words, "a.ckpt: its vocabulary is not that of b.ckpt; only one model's weights have a mean"),
-        (other_view, "a.ckpt: its preprocessing is not that of b.ckpt"),
+        (other_view, "a.ckpt: its encoder is not that of b.ckpt"),
         (lambda content: content.pop("captioning"), "a.ckpt: not a checkpoint of this project"),
         (
             other_statistics,

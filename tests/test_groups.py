@@ -89,6 +89,34 @@ def test_what_an_earlier_version_did_not_write_of_a_test_makes_no_variant(name, 
     assert [group.runs for group in group_by_seed(later)] == [["b_2"], ["b_3"]]
 
 
+def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
+    runs = [run(f"mean_{seed}", seed) for seed in (1, 2)]
+    for each, seed in zip(runs, (1, 2), strict=True):
+        parts = [{"checkpoint": f"runs/{name}_{seed}/checkpoints/best.ckpt", "share": 0.5} for name in ("a", "b")]
+        each.settings["averaged"] = parts
+    last = run("b_3", 3)
+    assert [group.runs for group in group_by_seed([*runs, last])] == [["mean_1", "mean_2"], ["b_3"]]
+    runs[1].settings["averaged"][0]["share"] = 0.4
+    assert [group.runs for group in group_by_seed(runs)] == [["mean_1"], ["mean_2"]]
+
+
+@pytest.mark.parametrize(
+    ("settings", "grouped"),
+    [
+        ({"data": {"test_split": "val"}}, True),  # the split of a test is compared by itself
+        ({"data": {"feature_shares": 1}}, True),
+        ({"model": {"decoder": {"output": {"rest": True}}}}, True),  # as an earlier version did it
+        ({"model": {"decoder": {"output": {"rest": False}}}}, False),
+        ({"data": {"flip": 0.5}}, False),
+    ],
+)
+def test_what_an_earlier_version_did_without_saying_so_makes_no_variant(settings, grouped):
+    runs = [run("b_1", 1), run("b_2", 2)]
+    for part, options in settings.items():
+        runs[1].settings[part] |= options
+    assert [group.runs for group in group_by_seed(runs)] == ([["b_1", "b_2"]] if grouped else [["b_1"], ["b_2"]])
+
+
 @pytest.mark.parametrize(
     ("begins", "grouped"),
     [

@@ -63,6 +63,48 @@ def test_a_true_difference_is_found_and_its_interval_holds_it():
     assert held >= 90 and found_it >= 90
 
 
+@pytest.mark.parametrize(
+    ("pairs", "sources"),
+    [
+        (3, {"variant": 0, "gain": 0, "noise": 5}),
+        (3, {"variant": 2, "gain": 1, "noise": 3}),
+        (3, {"variant": 0, "gain": 1, "noise": 0.5}),
+        (5, {"variant": 2, "gain": 0.1, "noise": 4}),
+    ],
+)
+def test_intervals_of_pairs_hold_the_truth_whatever_the_first_runs_are_worth(pairs, sources):
+    """Second stages: each has its first stage's quality, and a gain that varies; of seeds 2 points apart."""
+    draw = np.random.default_rng(12)
+    trials, held, widths = 300, 0, []
+    for trial in range(trials):
+        hardness, own = draw.normal(50, 10, 60), draw.normal(0, sources["variant"], 60)
+        first = hardness + draw.normal(0, 2, (pairs, 1))
+        second = first + own + draw.normal(0, sources["gain"], (pairs, 1))
+        runs = [counts_of(values + draw.normal(0, sources["noise"], (pairs, 60))) for values in (first, second)]
+        (found,) = seed_differences(*runs, share, paired=True, resamples=150, seed=trial)
+        held += not found.excludes_zero
+        (unpaired,) = seed_differences(*runs, share, resamples=150, seed=trial)
+        widths.append([test.interval.high - test.interval.low for test in (found, unpaired)])
+        assert found.interval.value == pytest.approx(unpaired.interval.value)
+    assert 0.90 <= held / trials <= 0.995
+    paired, apart = np.median(widths, axis=0)
+    assert paired < 0.8 * apart
+
+
+def test_pairs_that_differ_alike_on_every_image_are_compared_by_the_paired_t_test():
+    """Worked by hand: differences 2, 3, 4, so the mean is 3, SE^2 = 1/3 and 2 degrees of freedom."""
+    first, second = np.array([10.0, 20, 30]), np.array([12.0, 23, 34])
+    images = np.ones((1, 7))
+    runs = [counts_of(values[:, None] * images) for values in (first, second)]
+    (found,) = seed_differences(*runs, share, paired=True)
+    half = 4.302653 * math.sqrt(1 / 3)
+    assert (found.interval.low, found.interval.value, found.interval.high) == pytest.approx((3 - half, 3, 3 + half))
+    assert found.p_value == pytest.approx(t_p_value(3 * math.sqrt(3), 2))
+    for some, others in ((runs[0][:2], runs[1][:2]), (runs[0], runs[1][:2])):
+        with pytest.raises(ValueError, match="3 pairs or more"):
+            seed_differences(some, others, share, paired=True)
+
+
 def test_seeds_that_change_every_image_alike_are_compared_by_welchs_t_test():
     """Worked by hand: means 11 and 14, variances 1 and 4, so SE^2 = 5/3 and 50/17 degrees of freedom."""
     first, second = np.array([10.0, 11, 12]), np.array([12.0, 14, 16])

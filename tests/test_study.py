@@ -437,6 +437,28 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     assert rows["no attention"][0].startswith(f"{expected[1].interval.value:+.2f} (")
 
 
+def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
+    for seed in (1, 2, 3):
+        measure("again", seed, 0.52)
+        measure("mean", seed, 0.55)
+    again, mean = {"config": "shapes_soft", "after": "soft"}, {"average": ["hard", "again"]}
+    write(STUDY | {"references": ["soft"], "variants": VARIANTS | {"again": again, "mean": mean}})
+    main("--report", "results.md")
+    tests = json.loads(Path("measured/tiny_comparison.json").read_text())["tests"]
+    assert {test["variant"]: test["paired"] for test in tests} == {"hard": False, "again": True, "mean": True}
+    score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
+    (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True, resamples=RESAMPLES)
+    assert (tests[2]["low"], tests[2]["high"]) == pytest.approx((expected.interval.low, expected.interval.high))
+    page = Path("results.md").read_text()
+    rows = table(page, "BLEU-4, difference from")
+    assert rows["mean"][0].endswith(", *paired*") and not rows["hard"][0].endswith("*paired*")
+    assert "*Paired*: runs that go on from the reference's of the same seed" in page
+    main("--report", "results.md")
+    shutil.rmtree("runs")
+    main("--report", "results.md")  # from the file of before
+    assert table(Path("results.md").read_text(), "BLEU-4, difference from") == rows
+
+
 def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores_are(measured, capsys):
     main("--report", "results.md")
     before = table(Path("results.md").read_text(), "BLEU-4, difference from")["hard"]

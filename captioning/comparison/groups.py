@@ -23,6 +23,7 @@ from captioning.run_folder import of_any_seed
 _SEEDS = ("seed_everything", "data.seed")
 _BEGIN = "init_from"
 _OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+_ON = {"model.decoder.output.rest": True}  # options that earlier versions lack and that are not off by default
 _SEPARATORS = "_-. /"
 _OWN_SCORES = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
 
@@ -36,7 +37,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     for run in runs:
         settings = settings_of(run)
         seed = next((str(settings[key]) for key in _SEEDS if settings.get(key) is not None), "")
-        kept = {key: value for key, value in settings.items() if key not in (*_SEEDS, _BEGIN)}
+        kept = {key: value for key, value in settings.items() if key not in _SEEDS and not _is_beginning(key)}
         for others, found in variants:
             other = next(iter(found.values()))
             known = run.settings and other.settings and seed
@@ -68,18 +69,28 @@ def _searched_alike(run: Run, other: Run) -> bool:
 
 
 def _begun_alike(run: Run, other: Run) -> bool:
-    """Whether both began with the same weights, or each with those of a first stage with its own seed."""
-    one, two = (str(each.settings.get(_BEGIN) or "") for each in (run, other))
-    seeds = (each.settings.get("seed_everything") for each in (run, other))
-    return one == two or of_any_seed(one, next(seeds)) == of_any_seed(two, next(seeds))
+    """Whether both began with the same weights, or each with those of runs with its own seed."""
+    named, of_their_seed = [], []
+    for each in (run, other):
+        settings, seed = settings_of(each), each.settings.get("seed_everything")
+        named.append({key: str(settings[key] or "") for key in sorted(settings) if _is_beginning(key)})
+        named[-1].setdefault(_BEGIN, "")
+        of_their_seed.append({key: of_any_seed(checkpoint, seed) for key, checkpoint in named[-1].items()})
+    return named[0] == named[1] or of_their_seed[0] == of_their_seed[1]
+
+
+def _is_beginning(key: str) -> bool:
+    """Whether a setting names a checkpoint that a run began with, or that it is a mean of."""
+    return key == _BEGIN or (key.startswith("averaged.") and key.endswith(".checkpoint"))
 
 
 def _agree(some: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Whether settings are the same; one that is off may be missing: earlier versions lack the newest options."""
-    either = {**some, **others}
-    return all(
-        some[key] == others[key] if key in some and key in others else value in _OFF for key, value in either.items()
-    )
+    for key, value in {**some, **others}.items():
+        default = value == _ON[key] if key in _ON else value in _OFF
+        if not (some[key] == others[key] if key in some and key in others else default):
+            return False
+    return True
 
 
 def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:

@@ -71,6 +71,11 @@ class Study:
     features: Features | None
     references: list[str]
 
+    def goes_on_from(self, variant: str, other: str) -> bool:
+        """Whether a variant's runs begin with those of another, or are means with them, at whatever remove."""
+        before = self.variants[variant].begins_with
+        return other in before or any(self.goes_on_from(first, other) for first in before)
+
     def run_name(self, variant: str, seed: int, evaluation: str = "") -> str:
         """Return the name of a run, or of one of its further evaluations."""
         return f"{self.runs}_{variant}_{seed}" + (f"_{evaluation}" if evaluation else "")

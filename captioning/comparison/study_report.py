@@ -18,7 +18,7 @@ from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
 from captioning.evaluation.resampling import Difference, Floats, Interval, holm
-from captioning.evaluation.seeds import seed_differences
+from captioning.evaluation.seeds import LEAST_PAIRS, seed_differences
 from captioning.files import read_json, write_json, write_text
 
 _RESAMPLES = 10_000
@@ -63,6 +63,8 @@ class VariantTest:
     reference_seeds: list[int]
     images: int
     difference: Difference
+    paired: bool = False
+    """Every run of the variant goes on from the reference's run of the same seed."""
 
     def to_dict(self) -> dict[str, Any]:
         found = dataclasses.asdict(self)
@@ -143,8 +145,13 @@ def compare_variants(
                 continue  # the other way round, this pair is tested already
             seeds = (list(measured.runs[variant]), list(measured.runs[reference]))
             if variant in counts and reference in counts:
-                (found,) = seed_differences(counts[reference], counts[variant], _bleu4, resamples=_RESAMPLES)
-                tests.append(VariantTest(variant, reference, *seeds, images, found))
+                paired = (
+                    study.goes_on_from(variant, reference) and seeds[0] == seeds[1] and len(seeds[0]) >= LEAST_PAIRS
+                )
+                (found,) = seed_differences(
+                    counts[reference], counts[variant], _bleu4, paired=paired, resamples=_RESAMPLES
+                )
+                tests.append(VariantTest(variant, reference, *seeds, images, found, paired))
             elif (before := known.get((variant, reference))) is not None:
                 means = [statistics.fmean(measured.values(name, "bleu4")) for name in (variant, reference)]
                 unchanged = abs(before.difference.interval.value - (means[0] - means[1])) < _ROUNDING
@@ -253,6 +260,7 @@ def markdown(
             "per second: the median of what the runs logged, with what else the machine did at the time."
         )
     references = [name for name in study.references if any(test.reference == name for test in tests)]
+    paired = any(test.paired for test in tests)
     if references:
         rows = [
             [variant.label, *(_difference(tests, variant.name, reference) for reference in references)]
@@ -265,6 +273,7 @@ def markdown(
             f"method and its source); the p-values are corrected for the {len(tests)} tests of this table (Holm), the "
             f"intervals are not. Bold: interval and test agree that there is a difference. File "
             f"`{study.name}_comparison.json`."
+            + (" *Paired*: runs that go on from the reference's of the same seed, each compared with it." * paired)
         )
     evaluations = list(dict.fromkeys(name for found in measured.evaluations.values() for name in found))
     if evaluations:
@@ -324,7 +333,9 @@ def _difference(tests: Sequence[VariantTest], variant: str, reference: str) -> s
             found = test.difference
             change = f"{found.interval.value:+.2f}"
             change = f"**{change}**" if found.clear else change
-            return f"{change} ({range_text(found.interval, signed=True)}), {p_text(found.corrected)}"
+            return f"{change} ({range_text(found.interval, signed=True)}), {p_text(found.corrected)}" + (
+                ", *paired*" * test.paired
+            )
     return ""
 
 

@@ -11,9 +11,10 @@ import torch
 
 from captioning.checkpoint import read_checkpoint
 from captioning.errors import InputError
+from captioning.inference.captioner import ImageCaptioner
 from captioning.inference.loading import load
+from captioning.model import Captioner
 
-_PARTS = ("encoder", "decoder", "preprocessing", "vocabulary", "tokenizer")
 _KEPT = ("captioning", "state_dict", "pytorch-lightning_version", "epoch", "global_step")  # nothing of training
 
 
@@ -36,18 +37,19 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     if len(paths) < 2:
         raise InputError("a mean needs at least two checkpoints")
     shares = _normalised([1.0] * len(paths) if shares is None else shares, len(paths))
-    result = read_checkpoint(paths[-1])
-    content, captioner = result["captioning"], load(paths[-1]).captioner
+    result, last = read_checkpoint(paths[-1]), load(paths[-1])
+    captioner, identity = last.captioner, _identity(last)
     parameters = dict(captioner.named_parameters())
     saved = captioner.state_dict()
     learnt = {name for name, _ in captioner.named_parameters(remove_duplicate=False)}  # tied weights have two names
     statistics = {name: saved[name] for name in saved.keys() - learnt if saved[name].is_floating_point()}
     means = {name: torch.zeros_like(parameter, dtype=torch.double) for name, parameter in parameters.items()}
     for path, share in zip(paths, shares, strict=True):
-        other, weights = read_checkpoint(path)["captioning"], load(path).captioner.state_dict()
-        for part in _PARTS:
-            if _without_dropout(other.get(part)) != _without_dropout(content.get(part)):
+        other = load(path)
+        for part, found in _identity(other).items():
+            if found != identity[part]:
                 raise InputError(f"{path}: its {part} is not that of {paths[-1]}; only one model's weights have a mean")
+        weights = other.captioner.state_dict()
         for name, buffer in sorted(statistics.items()):
             if not torch.equal(weights[name], buffer):
                 raise InputError(f"{path}: its {name} is not that of {paths[-1]}; statistics have no mean")
@@ -58,8 +60,16 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     averaged = [{"checkpoint": str(path), "share": share} for path, share in zip(paths, shares, strict=True)]
     result = {name: result[name] for name in _KEPT if name in result}
     result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
-    result["captioning"] = content | {"averaged": averaged}
+    result["captioning"] |= {"settings": (result["captioning"].get("settings") or {}) | {"averaged": averaged}}
     return result
+
+
+def _identity(found: ImageCaptioner[Captioner]) -> dict[str, Any]:
+    """Return what two models have in common whose weights have a mean, by the part that an error names."""
+    encoder = found.encoder.identity()
+    del encoder["weights"]
+    decoder = _without_dropout(found.captioner.decoder.to_config())
+    return {"encoder": encoder, "decoder": decoder, "vocabulary": found.vocabulary}
 
 
 def _normalised(shares: Sequence[float], count: int) -> list[float]:

@@ -187,7 +187,7 @@ def _coco(options: argparse.Namespace) -> None:
         wanted = [] if _listing(root / "annotations").keys() >= set(kinds) else [COCO[year, "annotations"]]
         for split in ("train", "val"):
             archive = COCO[year, split]
-            if len(_listing(root / f"{split}{year}")) < archive.images:
+            if sum(name.endswith(".jpg") for name in _listing(root / f"{split}{year}")) < archive.images:
                 wanted.append(archive)
         _get(wanted, root, options)
         if options.karpathy:

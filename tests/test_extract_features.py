@@ -171,6 +171,8 @@ def test_what_was_written_is_verified(config, tmp_path, capsys):
     out = run(config, tmp_path)
     script.main(["--output", str(out), "--verify"])
     assert "val: 1 of 1 shards are here and were read" in capsys.readouterr().out
+    (out / "dataset.json").write_text('{"format": 7}')  # of the data set, beside the features
+    script.main(["--output", str(out), "--verify"])
     content = bytearray((out / "val/00000.npy").read_bytes())
     content[-1] ^= 8
     (out / "val/00000.npy").write_bytes(content)

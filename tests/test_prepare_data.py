@@ -149,6 +149,7 @@ def test_only_what_is_missing_is_fetched_again(coco, server, tmp_path):
     coco(tmp_path)
     server.requests.clear()
     (tmp_path / "val2017/4.jpg").unlink()
+    (tmp_path / "val2017/.DS_Store").touch()  # not an image, and not counted as one
     kept = (tmp_path / "val2017/5.jpg").stat().st_mtime_ns
     coco(tmp_path)
     assert [path for path, _ in server.requests] == ["/zips/val2017.zip"]
@@ -272,6 +273,17 @@ def test_another_length_than_published_is_refused_before_the_download(fetch, ser
     with pytest.raises(InputError, match=rf"has {len(PAYLOAD)} bytes, published were 5"):
         fetch(5)
     assert not (tmp_path / "big.bin.part").exists()
+
+
+def test_an_encrypted_archive_is_refused_in_one_line(tmp_path):
+    content = bytearray(zipped({"images/1.jpg": b"x"}))
+    for signature, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):  # the flags, beside the file and in the list
+        content[content.index(signature) + place] |= 1
+    (tmp_path / "mine.zip").write_bytes(content)
+    with pytest.raises(InputError, match=r"mine.zip: damaged \(.*encrypted"):
+        download.unpack(tmp_path / "mine.zip", tmp_path, lambda name: True)
+    with pytest.raises(InputError, match=r"mine.zip: not a whole zip file \(.*encrypted"):
+        download.verify(tmp_path / "mine.zip")
 
 
 def test_a_wrong_checksum_is_refused_and_the_download_thrown_away(coco, script, server, tmp_path, capsys):

@@ -60,7 +60,7 @@ class CocoSource(CaptionSource):
         self.test_captions = test_captions
         self.test_images = test_images or f"test{year}"
         self.allow_outside = allow_outside
-        self._objects: dict[str, CocoObjects] = {}
+        self._objects: dict[Path, CocoObjects] = {}
 
     def prepare(self) -> None:
         """Check that the captions of every split are there.
@@ -109,9 +109,9 @@ class CocoSource(CaptionSource):
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
-        if path.name not in self._objects:
-            self._objects[path.name] = CocoObjects(path)
-        return self._objects[path.name]
+        if path not in self._objects:
+            self._objects[path] = CocoObjects(path)
+        return self._objects[path]
 
     def _files(self, split: str) -> tuple[Path, str]:
         """Return the captions file and the image folder relative to the root."""

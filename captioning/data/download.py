@@ -176,7 +176,7 @@ def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> No
     try:
         with zipfile.ZipFile(path) as file:
             bad = file.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
         raise InputError(f"{path}: not a whole zip file ({error}); download it again") from error
     if bad is not None:
         raise InputError(f"{path}: {bad} in it is damaged; download it again")
@@ -208,7 +208,7 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
                         shutil.copyfileobj(source, file, CHUNK)
                 done += member.size
                 progress.update(done)
-        except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as error:
             raise InputError(f"{path}: damaged ({error}); download it again") from error
 
 

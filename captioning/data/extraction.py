@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioning.data.features import FeatureWriter, features_size, flipped_fingerprint, flipped_split
+from captioning.data.features import FeatureWriter, features_size, flipped_split, view_fingerprint
 from captioning.data.loading import ignore_interrupts
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
@@ -74,7 +74,7 @@ def extract_features(
             output,
             name,
             paths=list(indices[split].paths),
-            fingerprint=flipped_fingerprint(fingerprint) if mirrored else fingerprint,
+            fingerprint=view_fingerprint(fingerprint, upright=indices[split].upright, flipped=mirrored),
             shape=shape,
             dtype=dtype,
             share=share,

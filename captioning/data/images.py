@@ -14,7 +14,8 @@ from PIL import Image
 from captioning.errors import InputError, one_line
 
 MAX_PIXELS = 100_000_000
-"""An image is not decoded, nor resized, to more: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if need be."""
+"""An image is not decoded, nor resized, to more: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if need be; of
+more than 178 million pixels, Pillow opens none."""
 
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = {
@@ -62,6 +63,8 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
         raise
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
+    except Image.DecompressionBombError as error:  # before it could be decoded at 1/8
+        raise InputError(f"{path}: has more pixels than Pillow opens ({one_line(error)}); save it smaller") from error
     except Exception as error:  # which one Pillow raises on a damaged file is up to the format
         raise InputError(
             f"{path}: cannot be read as an image ({one_line(error)}); replace the file or drop it"
@@ -83,7 +86,12 @@ def rgb(image: Image.Image) -> Image.Image:
 def upright(image: Image.Image) -> Image.Image:
     """Return the image as its camera marked it to be seen; one whose EXIF cannot be read as it is."""
     transpose = _UPRIGHT.get(_orientation(image))
-    return image if transpose is None else image.transpose(transpose)
+    if transpose is None:
+        return image
+    turned = image.transpose(transpose)
+    turned.info.pop("exif", None)  # or it would be turned again
+    turned.getexif().pop(_ORIENTATION, None)
+    return turned
 
 
 @contextmanager

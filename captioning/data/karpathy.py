@@ -93,5 +93,7 @@ def _entries(
 
 def _words(sentence: dict[str, Any], tokenizer: Tokenizer) -> str:
     if isinstance(tokenizer, PennTreebank):
+        if not isinstance(sentence["tokens"], list):
+            raise TypeError  # a text would be taken letter by letter
         return " ".join(sentence["tokens"])
     return " ".join(tokenizer.tokenize(sentence["raw"]))

@@ -118,11 +118,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
         """
         sizes = [self._units] if self._share_of is None else np.bincount(self._share_of, minlength=self.shares).tolist()
         steps = -(-max(sizes) // self._per_step)
-        if min(sizes) < steps:
+        if min(sizes) < steps * (1 if self._share_of is None else self._together):
             share, unit = sizes.index(min(sizes)), "captions" if self.group == "length" else "images"
             raise InputError(
-                f"share {share} of {self.shares} has {min(sizes)} {unit} for {steps} batches an epoch; divide the "
-                "images into fewer shares"
+                f"share {share} of {self.shares} has {min(sizes)} {unit} for {steps} batches an epoch of each of its "
+                f"{self._together} processes; divide the images into fewer shares, or take larger batches"
             )
         return steps
 

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -96,22 +97,34 @@ class ShapesSource(CaptionSource):
 
     def index(self, split: str) -> CaptionIndex:
         check_split(split)
-        captions = self._read("captions", split)
-        by_image: dict[int, list[str]] = {image["id"]: [] for image in captions["images"]}
-        for annotation in captions["annotations"]:
-            by_image[annotation["image_id"]].append(annotation["caption"])
-        origin = self._annotations("captions", split)
-        entries = []
-        for image in captions["images"]:
-            name = image_name(image["file_name"], allow_outside=False, where=f"{origin}: image {image['id']}")
-            entries.append(ImageEntry(image["id"], f"{split}/{name}", by_image[image["id"]]))
-        return CaptionIndex.build(self.root, entries, origin=origin)
+        captions, origin = self._read("captions", split), self._annotations("captions", split)
+        with self._of_its_layout(origin):
+            by_image: dict[int, list[str]] = {image["id"]: [] for image in captions["images"]}
+            for annotation in captions["annotations"]:
+                by_image[annotation["image_id"]].append(annotation["caption"])
+            entries = []
+            for image in captions["images"]:
+                name = image_name(image["file_name"], allow_outside=False, where=f"{origin}: image {image['id']}")
+                entries.append(ImageEntry(image["id"], f"{split}/{name}", by_image[image["id"]]))
+            return CaptionIndex.build(self.root, entries, origin=origin)
 
     def objects(self, split: str) -> ObjectLookup:
         check_split(split)
         if split not in self._lookups:
-            self._lookups[split] = _InstanceLookup(self._read("instances", split))
+            instances = self._read("instances", split)
+            with self._of_its_layout(self._annotations("instances", split)):
+                self._lookups[split] = _InstanceLookup(instances)
         return self._lookups[split]
+
+    @contextlib.contextmanager
+    def _of_its_layout(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except (KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {one_line(error)}"
+            raise InputError(
+                f"{path}: not as it was generated ({reason}); delete {self.root} to regenerate it"
+            ) from error
 
     def _header(self) -> dict[str, Any]:
         return {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureCache, FlippedFeatures, flipped_fingerprint, flipped_split
+from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
 from captioning.data.loading import CaptionDataset, CaptionLoader, ignore_interrupts, processors
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.vocabulary import Vocabulary
@@ -166,7 +166,14 @@ class CaptionDataModule(pl.LightningDataModule):
             index = self.source.index(split)
             if self.limit_images is not None:
                 index = index.take(self.limit_images)
-            index.share_memory()
+            if self._workers:  # so that the workers get no copies
+                try:
+                    index.share_memory()
+                except RuntimeError as error:
+                    raise InputError(
+                        f"{index.origin}: no room in shared memory ({one_line(error, 120)}); give a container more "
+                        "(docker: --shm-size or --ipc=host), or set data.num_workers to 0"
+                    ) from error
             self._indices[split] = index
         return self._indices[split]
 
@@ -220,7 +227,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.features is not None:
             if not self.encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
-            features = FeatureCache(self.features, split, self.encoder.fingerprint())
+            features = self._cache(split)
             if self.flip and not by_image:
                 flipped = self._flipped_features(split)
         else:
@@ -238,15 +245,19 @@ class CaptionDataModule(pl.LightningDataModule):
             pinned=torch.cuda.is_available(),
         )
 
+    @property
+    def _workers(self) -> int:
+        """Processes that load images."""
+        if self.num_workers is not None:
+            return self.num_workers
+        return 0 if self.features is not None else min(8, processors())
+
     def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
-        workers = self.num_workers
-        if workers is None:
-            workers = 0 if dataset.features is not None else min(8, processors())
         return {
             "batch_size": None,  # the sampler's items are whole batches
-            "num_workers": workers,
+            "num_workers": self._workers,
             "pin_memory": dataset.pinned,
-            "persistent_workers": workers > 0,
+            "persistent_workers": self._workers > 0,
             "worker_init_fn": ignore_interrupts,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
@@ -271,10 +282,16 @@ class CaptionDataModule(pl.LightningDataModule):
         """
         assert self.features is not None
         try:
-            cache = FeatureCache(self.features, flipped_split(split), flipped_fingerprint(self.encoder.fingerprint()))
+            cache = self._cache(split, flipped=True)
         except InputError as error:
             raise InputError(f"data.flip: {error}; extract with --flipped") from error
         return FlippedFeatures(cache, probability=self.flip, seed=self.seed, images=len(self.index(split)))
+
+    def _cache(self, split: str, *, flipped: bool = False) -> FeatureCache:
+        assert self.features is not None
+        upright = self.index(split).upright
+        fingerprint = view_fingerprint(self.encoder.fingerprint(), upright=upright, flipped=flipped)
+        return FeatureCache(self.features, flipped_split(split) if flipped else split, fingerprint)
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""

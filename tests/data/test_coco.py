@@ -243,6 +243,17 @@ def test_objects_of_a_category_come_as_one_with_what_else_names_them(root):
     assert own.synonyms == {"my own things"} and not own.decoys
 
 
+def test_the_objects_of_a_test_file_of_ones_own_are_not_those_of_the_validation_file(root):
+    write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=CATEGORIES)
+    folder = root / "held_out"
+    (folder / "annotations").mkdir(parents=True)
+    other = [{**OBJECTS[0], "image_id": 25}]
+    write(folder, "captions_val2017.json", images=IMAGES, annotations=CAPTIONS)
+    write(folder, "instances_val2017.json", images=IMAGES, annotations=other, categories=CATEGORIES)
+    source = CocoSource(str(root), test_captions="held_out/annotations/captions_val2017.json")
+    assert [[len(source.objects(split)(number)) for number in (9, 25)] for split in ("val", "test")] == [[2, 0], [0, 1]]
+
+
 def test_there_are_no_objects_without_an_instances_file(root):
     assert CocoSource(str(root)).objects("train") is None
 

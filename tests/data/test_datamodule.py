@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import time
 from types import SimpleNamespace
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.extraction import extract_features
-from captioning.data.features import FeatureCache, FeatureWriter, flipped_fingerprint
+from captioning.data.features import FeatureCache, FeatureWriter, view_fingerprint
 from captioning.data.loading import CaptionDataset
+from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatchSampler
 from captioning.data.shapes import ShapesSource
 from captioning.decoder import AttentionDecoder
@@ -226,7 +228,7 @@ def sides_of(loader, plain: Tensor, mirrored: Tensor) -> list[dict[int, bool]]:
 def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(shapes, encoder, both_sides):
     fingerprint = encoder.fingerprint()
     plain = FeatureCache(both_sides, "train", fingerprint).gather(range(6))
-    mirrored = FeatureCache(both_sides, "train_flipped", flipped_fingerprint(fingerprint)).gather(range(6))
+    mirrored = FeatureCache(both_sides, "train_flipped", view_fingerprint(fingerprint, flipped=True)).gather(range(6))
     images = [encoder.preprocessing(encoder.preprocessing.load(shapes.index("train").image_path(i))) for i in range(6)]
     with torch.no_grad():
         expected = encoder(torch.stack(images).flip(3))
@@ -298,6 +300,23 @@ def test_features_of_mirrored_images_are_asked_for(shapes, encoder, features, bo
         make_data(shapes, encoder, features=str(both_sides), flip=1.5).train_dataloader()
     with pytest.raises(InputError, match=r"features of another encoder \(flipped True there"):
         FeatureCache(both_sides, "train_flipped", encoder.fingerprint())
+
+
+def test_features_of_photographs_as_they_are_stored_are_not_those_of_upright_ones(shapes, encoder, features):
+    data = make_data(shapes, encoder, features=str(features))
+    data._indices["train"] = dataclasses.replace(data.index("train"), upright=True)
+    with pytest.raises(InputError, match=r"features of another encoder \(upright None there, True here\)"):
+        data.train_dataloader()
+
+
+def test_an_index_that_shared_memory_has_no_room_for_is_one_line(shapes, encoder, features, monkeypatch):
+    def full(self):
+        raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
+
+    monkeypatch.setattr(CaptionIndex, "share_memory", full)
+    make_data(shapes, encoder, features=str(features)).train_dataloader()  # without workers there is nobody to share with
+    with pytest.raises(InputError, match=r"no room in shared memory \(unable.*--shm-size or --ipc=host\), or set data.num"):
+        make_data(shapes, encoder, num_workers=2)
 
 
 def test_flip_is_a_probability(shapes, encoder):

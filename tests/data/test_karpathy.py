@@ -78,6 +78,10 @@ def test_a_file_in_another_layout_is_named(tmp_path, text):
             {"split": "train", "imgid": 17, "filename": "a.jpg", "sentences": [{"raw": "A dog"}]},
             "image 17 has a sentence without tokens",
         ),
+        (
+            {"split": "train", "imgid": 17, "filename": "a.jpg", "sentences": [{"tokens": "a dog"}]},
+            "image 17 has a sentence without tokens",
+        ),
     ],
 )
 def test_a_broken_image_is_named(tmp_path, entry, message):

@@ -295,6 +295,24 @@ def test_a_run_with_shares_goes_on_at_its_place_and_with_no_other_number_of_shar
     assert list(resumed) == list(sampler(data))[2:]
 
 
+@pytest.mark.parametrize("group", ["length", "image"])
+@pytest.mark.parametrize("world_size", [2, 8])
+@pytest.mark.parametrize("batch_size", [1, 2, 5, 8])
+def test_shares_of_small_batches_give_every_caption_once_or_are_refused(shared, group, world_size, batch_size):
+    data, image_share = shared
+    options = {"group": group, "world_size": world_size, "batch_size": batch_size}
+    try:
+        ranks = by_share(data, image_share, **options)
+    except InputError:
+        assert batch_size <= 5
+        with pytest.raises(InputError, match="or take larger batches"):
+            by_share(data, image_share, **options)
+        return
+    drawn = list(chain.from_iterable(chain.from_iterable(ranks)))
+    assert set(drawn) == set(range(len(data[0])))
+    assert len(drawn) - len(data[0]) <= (world_size - 1) * (1 if group == "length" else 5)
+
+
 @pytest.mark.parametrize(
     ("image_share", "changes", "message"),
     [

@@ -291,6 +291,21 @@ def test_a_broken_file_is_named(source, tmp_path):
         broken.objects("val")
 
 
+@pytest.mark.parametrize(
+    "content", ["[]", '{"images": [{}], "annotations": []}', '{"images": 3}', '{"annotations": [{}]}']
+)
+def test_a_file_of_another_layout_is_named(tmp_path, content):
+    broken = make(tmp_path / "broken")
+    (broken.root / "annotations").mkdir(parents=True)
+    for kind in ("captions", "instances"):
+        (broken.root / "annotations" / f"{kind}_val.json").write_text(content)
+    for read in (broken.index, broken.objects):
+        with pytest.raises(
+            InputError, match=r"_val\.json: not as it was generated \(.*; delete .*broken to regenerate"
+        ):
+            read("val")
+
+
 @pytest.mark.parametrize("options", [{"train": 0}, {"val": 10**6}, {"image_size": 20}, {"seed": -1}])
 def test_impossible_arguments_are_refused_by_name(tmp_path, options):
     with pytest.raises(InputError, match=next(iter(options))):

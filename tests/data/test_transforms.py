@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data.images import load_image
+from captioning.data.images import load_image, upright
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 
@@ -187,6 +187,24 @@ def test_an_exif_rotation_is_not_applied(tmp_path):
     exif[0x0112] = 6  # "rotate by 90 degrees to show"
     picture(12, 8).save(tmp_path / "rotated.jpg", exif=exif)
     assert load_image(tmp_path / "rotated.jpg").size == (12, 8)
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
+def test_a_photograph_is_turned_upright_once(tmp_path, kind):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    picture(12, 8).save(tmp_path / f"rotated.{kind}", exif=exif)
+    preprocessing = Preprocessing(8, 8, MEAN, STD)
+    turned = preprocessing.load(tmp_path / f"rotated.{kind}", turn_upright=True)
+    assert turned.size == upright(turned).size == (8, 12)
+    assert upright(load_image(tmp_path / f"rotated.{kind}")).getexif().get(0x0112) is None
+
+
+def test_an_image_of_more_pixels_than_pillow_opens_is_one_line(tmp_path, monkeypatch):
+    picture(64, 64).save(tmp_path / "vast.jpg")
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(InputError, match=r"vast.jpg: has more pixels than Pillow opens \(.*\); save it smaller"):
+        load_image(tmp_path / "vast.jpg", minimum_side=8)
 
 
 def test_large_jpegs_are_decoded_at_a_reduced_size_that_still_suffices(tmp_path):

@@ -16,8 +16,8 @@ the encoder's by fp16 rounding (a relative 2**-11), and 8-bit ones by at most ha
 
 from captioning.data.features.checksums import verify
 from captioning.data.features.codes import DTYPES
-from captioning.data.features.flipped import FlippedFeatures, flipped_fingerprint, flipped_split
-from captioning.data.features.layout import features_size, is_extracted
+from captioning.data.features.flipped import FlippedFeatures, flipped_split
+from captioning.data.features.layout import features_size, is_extracted, view_fingerprint
 from captioning.data.features.reading import FeatureCache
 from captioning.data.features.writing import FeatureWriter
 
@@ -27,8 +27,8 @@ __all__ = [
     "FeatureWriter",
     "FlippedFeatures",
     "features_size",
-    "flipped_fingerprint",
     "flipped_split",
     "is_extracted",
     "verify",
+    "view_fingerprint",
 ]

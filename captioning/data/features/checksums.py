@@ -28,7 +28,7 @@ def verify(directory: Path) -> None:
     Raises:
         InputError: a shard is damaged, or the folder holds no features.
     """
-    splits = sorted(path.stem for path in directory.glob("*.json") if not path.name.endswith(".images.json"))
+    splits = sorted(path.name.removesuffix(".images.json") for path in directory.glob("*.images.json"))
     manifests = [manifest for split in splits if (manifest := Manifest.read(directory, split))]
     if not manifests:
         raise InputError(f"--output {directory}: holds no features")

@@ -17,11 +17,6 @@ def flipped_split(split: str) -> str:
     return f"{split}_flipped"
 
 
-def flipped_fingerprint(fingerprint: dict[str, Any]) -> dict[str, Any]:
-    """Return what the features of mirrored images were made with, so that none are taken for the others."""
-    return {**fingerprint, "flipped": True}
-
-
 class FlippedFeatures:
     """The mirrored side of a split, and which images of an epoch are seen from there.
 

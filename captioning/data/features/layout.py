@@ -180,6 +180,17 @@ def share_of(shards: NDArray[np.int64], shares: int) -> NDArray[np.int64]:
     return shards % shares
 
 
+def view_fingerprint(fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False) -> dict[str, Any]:
+    """Return what features were made with: an encoder, and how it was shown the images.
+
+    Args:
+        fingerprint: of the encoder.
+        upright: photographs were turned as their cameras marked them (``CaptionIndex.upright``).
+        flipped: the images were mirrored.
+    """
+    return fingerprint | ({"upright": True} if upright else {}) | ({"flipped": True} if flipped else {})
+
+
 def refuse_other_encoder(file: Path, made_with: dict[str, Any], expected: dict[str, Any]) -> None:
     """Raise an InputError naming each entry in which the two fingerprints differ."""
     differences = [

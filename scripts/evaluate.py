@@ -50,6 +50,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     if args.references is not None:
         raise InputError("--references goes with --captions")
+    if args.tokenizer is not None:
+        raise InputError("--tokenizer goes with --captions; a checkpoint has its own")
 
     import yaml
 

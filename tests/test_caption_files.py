@@ -164,6 +164,7 @@ def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkey
     [
         (["--captions", "results.json"], "--captions needs --references"),
         (["--checkpoint", "x.ckpt", "--references", "refs.json"], "--references goes with --captions"),
+        (["--checkpoint", "x.ckpt", "--tokenizer", "Characters"], "--tokenizer goes with --captions; a checkpoint has"),
         (
             ["--captions", "results.json", "--references", "refs.json", "--beam_size", "3"],
             "--beam_size goes with --checkpoint",

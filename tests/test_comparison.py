@@ -463,7 +463,7 @@ def test_a_metric_that_cannot_be_computed_is_refused_with_the_reason(monkeypatch
 
 def test_the_papers_scores_stand_beside_a_single_run():
     mine = {"bleu1_no_penalty": 68.0, "bleu1": 60.0, "bleu4_no_penalty": 20.5, "meteor": 19.0}
-    runs = [run_of("mine", scores=mine)]
+    runs = [run_of("mine", scores=mine, search={"split": "test"})]
     found = compare(runs, resamples=20)
     compare_with_paper(found, runs, "flickr8k")
     table = found.tables[0]
@@ -474,6 +474,10 @@ def test_the_papers_scores_stand_beside_a_single_run():
     assert shown["BLEU-2"][2] == ("", "")
     assert shown["METEOR"] == [("18.93", ""), ("20.30", ""), ("19.00", "+0.07 and -1.30")]
     assert "Not scored on the test split" not in table.note
+    earlier = [run_of("earlier", scores=mine)]  # an earlier version's test, of any split
+    found = compare(earlier, resamples=20)
+    compare_with_paper(found, earlier, "flickr8k")
+    assert found.tables[0].note.startswith("Not scored on the test split: earlier (split unknown).")
     # BLEU with the penalty is not what the paper reports, and other images are not its test.
     runs = [run_of("other", scores={"bleu4": 24.0}, search={"split": "val"})]
     found = compare(runs, resamples=20)

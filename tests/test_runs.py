@@ -50,6 +50,14 @@ def test_an_untested_run_names_the_command_that_tests_it(tmp_path):
     assert read_run(without).how_to_test == f"python scripts/evaluate.py --checkpoint {without}/checkpoints/best.ckpt"
 
 
+def test_a_run_whose_test_captioned_nothing_is_an_untested_one(tmp_path):
+    folder = make_run(tmp_path / "a", settings={"data": {}})
+    (folder / "checkpoints/best.ckpt").touch()
+    (folder / "test_captions.json").write_text("[]")
+    run = read_run(folder)
+    assert run.captions is None and run.how_to_test.startswith("captioning test --ckpt_path")
+
+
 def test_what_is_no_run_is_refused_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: not a run; it has none of config.yaml"):

@@ -402,7 +402,7 @@ def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, ca
     ]
     evaluated = table(page, "BLEU-4 by evaluation")
     assert list(evaluated) == ["BLEU-4 by evaluation", "---", "hard"]
-    assert evaluated["hard"] == [scores["hard"][4], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f})"]
+    assert evaluated["hard"] == [scores["hard"][4], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
     assert "Not yet measured: hard (argmax, seed 3); no attention." in page
     training = json.loads(Path("measured/tiny_soft_1.json").read_text())["training"]
     assert training == {"captions_per_second": 301.0, "seconds_per_step": round(64 / 301, 4)}
@@ -482,6 +482,13 @@ def test_the_curves_of_training_are_means_over_seeds_and_stay_without_the_runs(m
     page = Path("results.md").read_text()
     assert table(page, "BLEU-4 of the validations in training")["soft \\| attention"] == ["11.00", "21.00", "31.00"]
     assert json.loads(Path("measured/tiny_comparison.json").read_text())["curves"] == {"soft": [11.0, 21.0, 31.0]}
+    (short := Path("runs/tiny_soft_3/metrics/version_0/metrics.csv")).write_text("step,val/bleu4\n9,12\n19,22\n")
+    main("--report", "results.md")  # one seed stopped early: as far as all went
+    page = Path("results.md").read_text()
+    assert table(page, "BLEU-4 of the validations in training")["soft \\| attention"] == ["11.00", "21.00"]
+    short.write_text("step,val/bleu4\n")
+    main("--report", "results.md")  # one that lost its log: the curve of before
+    assert Path("results.md").read_text() == page
     shutil.rmtree("runs")
     main("--report", "results.md")
     assert Path("results.md").read_text() == page

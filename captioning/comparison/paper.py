@@ -35,6 +35,8 @@ def compare_with_paper(result: Comparison, runs: Sequence[Run], data: str) -> No
         "Percent, BLEU without brevity penalty as in the paper, whose tokens and test images may be others. "
         "Below: the difference from its soft and from its hard attention."
     )
-    if other := [f"{run.name} ({split})" for run in runs if (split := run.search.get("split", "test")) != "test"]:
+    if other := [
+        f"{run.name} ({split})" for run in runs if (split := run.search.get("split", "split unknown")) != "test"
+    ]:
         note = f"Not scored on the test split: {', '.join(other)}. {note}"
     result.tables.insert(0, Table(f"The paper's Table 1, {data}", rows, note, columns))

@@ -104,8 +104,8 @@ def add_test(run: Run, folder: Path) -> None:
         tested = RunFolder(folder).checkpoints / Path(str(run.search.get("checkpoint"))).name
         run.checkpoint = tested if tested.is_file() else run.checkpoint
     if captions.is_file():
-        run.captions = read_captions(captions)
-    elif run.checkpoint is not None:
+        run.captions = read_captions(captions) or None
+    if run.captions is None and run.checkpoint is not None:
         # Without its config.yaml only the evaluation script finds the settings, in the checkpoint.
         script = "captioning test --ckpt_path" if RunFolder(folder).config.is_file() else _EVALUATE
         run.how_to_test = f"{script} {run.checkpoint}"

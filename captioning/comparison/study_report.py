@@ -205,10 +205,12 @@ def mean_curves(study: Study, measured: Measured, runs: Path, earlier: Path) -> 
     found = {}
     for variant, of_seed in measured.runs.items():
         folders = [runs / study.run_name(variant, seed) for seed in of_seed]
+        curves: list[list[float]] = []
         if all(_is_measured(folder, of_seed[seed]) for seed, folder in zip(of_seed, folders, strict=True)):
             curves = [[value for _, value in read_run(folder).curves.get(_CURVE, [])] for folder in folders]
-            if len(set(map(len, curves))) == 1 and curves[0]:
-                found[variant] = [round(statistics.fmean(values), 4) for values in zip(*curves, strict=True)]
+        if curves and all(curves):
+            # Of seeds that stopped at different epochs, as far as all of them went.
+            found[variant] = [round(statistics.fmean(values), 4) for values in zip(*curves, strict=False)]
         elif variant in known:
             found[variant] = known[variant]
     return found
@@ -277,12 +279,16 @@ def markdown(
         )
     evaluations = list(dict.fromkeys(name for found in measured.evaluations.values() for name in found))
     if evaluations:
-        rows = [
-            [variant.label, _spread(measured.values(variant.name, "bleu4"), 2)]
-            + [_bleu4_of(measured.evaluations[variant.name].get(name, {})) for name in evaluations]
-            for variant in variants
-            if variant.name in measured.evaluations
-        ]
+        rows = []
+        for variant in variants:
+            runs = measured.runs[variant.name]
+            found = measured.evaluations.get(variant.name, {})
+            cells = [_bleu4_of(found.get(name, {})) for name in evaluations]
+            for cell, name in enumerate(evaluations):  # a mean over fewer seeds than beside it says so
+                if (seeds := list(found.get(name, {}))) and seeds != list(runs):
+                    cells[cell] += f", seed {', '.join(map(str, seeds))}"
+            if found:
+                rows.append([variant.label, _bleu4_of(runs), *cells])
         parts.append(_table(["BLEU-4 by evaluation", "as above", *evaluations], rows))
         parts.append(f"Files `{study.runs}_VARIANT_SEED_EVALUATION.json`.")
     if rows := [[v.label, *(f"{value:.2f}" for value in curves[v.name])] for v in variants if v.name in curves]:

@@ -314,8 +314,12 @@ def test_an_index_that_shared_memory_has_no_room_for_is_one_line(shapes, encoder
         raise RuntimeError("unable to allocate shared memory(shm) for file </torch_1>: No space left on device (28)")
 
     monkeypatch.setattr(CaptionIndex, "share_memory", full)
-    make_data(shapes, encoder, features=str(features)).train_dataloader()  # without workers there is nobody to share with
-    with pytest.raises(InputError, match=r"no room in shared memory \(unable.*--shm-size or --ipc=host\), or set data.num"):
+    make_data(
+        shapes, encoder, features=str(features)
+    ).train_dataloader()  # without workers there is nobody to share with
+    with pytest.raises(
+        InputError, match=r"no room in shared memory \(unable.*--shm-size or --ipc=host\), or set data.num"
+    ):
         make_data(shapes, encoder, num_workers=2)
 
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Write a checkpoint whose weights are the mean of several, such as those of a first and a second stage.
 
-What a second stage gains on a small data set it partly loses again by learning the training images by heart; half-way
-back to where it began it has kept most of the gain (docs/self-critical.md). Checkpoints of runs that began with random
+A second stage learns a small data set's images by heart while it gains; half-way back to where it began, the model is
+better than before and after (docs/self-critical.md). Checkpoints of runs that began with random
 weights of their own have no such mean: caption with them together, as an ensemble.
 
 The result captions, is scored and exported like any checkpoint, and a further run can begin with it (--init_from).

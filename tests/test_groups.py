@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -185,6 +187,30 @@ def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_teste
     verdict = study.verdicts["study_hard"]
     assert re.match(r"study_hard scores BLEU-4 [\d.]+ \(mean of 3 seeds\), [\d.]+ higher than study_soft \(", verdict)
     assert verdict.endswith(", over images and seeds.") and "a clear difference" in verdict
+
+
+@pytest.mark.parametrize("how", ["init_from", "averaged"])
+def test_second_stages_are_compared_each_with_its_first(how):
+    """Beginnings 20 points apart, of which each wins 10: a pair's difference is better known than the means'."""
+    skills = {1: 0.4, 2: 0.5, 3: 0.6}
+    first = [
+        run(f"first_{seed}", seed, skill=s, images=60, folder=Path(f"x/first_{seed}")) for seed, s in skills.items()
+    ]
+    second = [run(f"second_{seed}", seed, skill=s + 0.1, rate=0.3, images=60) for seed, s in skills.items()]
+    for each, seed in zip(second, skills, strict=True):
+        checkpoint = f"/elsewhere/first_{seed}/checkpoints/best.ckpt"
+        each.settings[how] = checkpoint if how == "init_from" else [{"checkpoint": checkpoint, "share": 0.5}] * 2
+    found = compare([*first, *second[::-1]], resamples=200)
+    (expected, *_) = seed_differences(
+        np.stack(words(first)), np.stack(words(second)), bleu_from_counts, paired=True, resamples=200
+    )
+    assert found.group_tests["second"]["bleu1"].interval == expected.interval
+    assert "Paired, each run with the one of first that it goes on from: second." in found.tables[0].note
+    apart = compare([*first, *(dataclasses.replace(run, settings=HARD[i].settings) for i, run in enumerate(second))],
+                    resamples=200)  # fmt: skip
+    width = {name: each.group_tests["second"]["bleu1"].interval for name, each in (("paired", found), ("apart", apart))}
+    assert width["paired"].high - width["paired"].low < width["apart"].high - width["apart"].low
+    assert "Paired" not in apart.tables[0].note
 
 
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from captioning.comparison.runs import Run
 from captioning.comparison.scored import CORRECTED, Scored
 from captioning.evaluation.resampling import Difference, Floats, Score, holm, share
 from captioning.evaluation.scores import TITLES, Family
-from captioning.evaluation.seeds import seed_differences
+from captioning.evaluation.seeds import LEAST_PAIRS, seed_differences
 from captioning.run_folder import of_any_seed
 
 _SEEDS = ("seed_everything", "data.seed")
@@ -99,6 +100,26 @@ def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:
     return stems.pop() or names[0] if len(stems) == 1 else f"{names[0]} and other seeds"
 
 
+def _going_on_from(first: Group, group: Group, runs: Mapping[str, Run]) -> list[str] | None:
+    """Return the runs of a group, each at the place of the run of ``first`` that it began with or is a mean with.
+
+    None if there are not as many, or too few for a test of pairs.
+    """
+    found = []
+    for name in first.runs:
+        folder = runs[name].folder
+        own = [run for run in group.runs if folder is not None and folder.resolve().name in _begun_with(runs[run])]
+        found += own if len(own) == 1 else []
+    return found if len(set(found)) == len(first.runs) == len(group.runs) >= LEAST_PAIRS else None
+
+
+def _begun_with(run: Run) -> set[str]:
+    """The names of the run folders whose checkpoints a run began with, or is a mean of."""
+    settings = settings_of(run)
+    checkpoints = (Path(str(settings[key])) for key in settings if _is_beginning(key) and settings[key])
+    return {path.parent.parent.name for path in checkpoints}
+
+
 class _Measure(NamedTuple):
     """Scores that are functions of the same counts: by run, (images, C)."""
 
@@ -130,10 +151,12 @@ def compare_groups(
                 group.scores[key] = [float(value[number]) for value in values]
         for group in others:
             if scored.common and len(first.runs) > 1 < len(group.runs) and first in having and group in having:
+                going_on = _going_on_from(first, group, runs)
                 found = seed_differences(
                     np.stack(stacked[first.name]),
-                    np.stack(stacked[group.name]),
+                    np.stack([measure.counts[run] for run in going_on or group.runs]),
                     measure.scores,
+                    paired=going_on is not None,
                     resamples=scored.resamples,
                     seed=scored.seed,
                 )
@@ -145,6 +168,7 @@ def compare_groups(
             if all(key in runs[run].scores for run in group.runs):
                 titles[key] = title
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
+    paired = [group.name for group in others if _going_on_from(first, group, runs) is not None]
     _say(result)
     rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
     note = (
@@ -152,6 +176,8 @@ def compare_groups(
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
         f"Obuchowski and Rockette, covariances from {scored.resamples} bootstraps of the images)."
     )
+    if paired:
+        note += f" Paired, each run with the one of {first.name} that it goes on from: {', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 

@@ -22,8 +22,8 @@ demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw wher
 
 # STUDY="--jobs 2" trains two runs at once. An interrupted study goes on where it stopped.
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k study, make its tables (hours: every run takes two cores 10 to 30 minutes)
-	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml $(STUDY)
-	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --report docs/results.md
+	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --measurements runs/reproduced $(STUDY)
+	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --measurements runs/reproduced --report docs/results.md
 
 bench: $(STAMP)  ## measure speed against the common port and the machine's limit (BENCH="--only train")
 	@$(BIN)/python scripts/benchmark.py $(BENCH)

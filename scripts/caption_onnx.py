@@ -176,12 +176,22 @@ def main() -> None:
         except Exception as error:  # onnxruntime has many, of no common kind
             what = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             raise OSError(f"{folder}: is damaged, or was exported without --onnx ({what})") from error
-        for path in images:
-            text = captioner(path, **options)
-            print(f"{path}\t{text}" if len(images) > 1 else text, flush=True)
-    except (OSError, Image.DecompressionBombError) as error:
+    except OSError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    captioned = [_captioned(captioner, path, options, several=len(images) > 1) for path in images]
+    sys.exit(0 if all(captioned) else 2)
+
+
+def _captioned(captioner: OnnxCaptioner, path: str, options: dict[str, Any], *, several: bool) -> bool:
+    """Print the caption of an image, or in one line why there is none."""
+    try:
+        text = captioner(path, **options)
+    except (OSError, Image.DecompressionBombError) as error:
+        print(f"error: {error}" if path in str(error) else f"error: {path}: {error}", file=sys.stderr)
+        return False
+    print(f"{path}\t{text}" if several else text, flush=True)
+    return True
 
 
 if __name__ == "__main__":

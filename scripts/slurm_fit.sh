@@ -12,9 +12,23 @@
 # finished first: if it takes longer than that, the run goes on from the last checkpoint that was saved.
 
 name=$1
+case $name in '' | -*)
+    echo "usage: slurm_fit.sh NAME OPTIONS, as captioning fit takes them" >&2
+    exit 2
+    ;;
+esac
 shift
+runs=runs
+before=
+for word in "$@"; do
+    case $before,$word in
+    --runs,*) runs=$word ;;
+    *,--runs=*) runs=${word#--runs=} ;;
+    esac
+    before=$word
+done
 resume=()
-if [ -f "runs/$name/checkpoints/last.ckpt" ]; then
+if [ -f "$runs/$name/checkpoints/last.ckpt" ]; then
     resume=(--ckpt_path last)
 fi
 ${LAUNCH:-srun} "${PYTHON:-python}" -m captioning fit --name "$name" "$@" "${resume[@]}"

@@ -6,8 +6,10 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,67 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert set(json.loads((run / "test_metrics.json").read_text())) >= {"test/bleu1", "test/bleu4", "test/nll"}
     main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run
     assert (run / "val_metrics.json").is_file()
+
+
+def test_a_run_of_fewer_steps_than_an_epoch_ends_well(workdir):
+    cli = main(["fit", "--config", "tiny.yaml", "--trainer.max_steps", "1"])
+    assert cli.trainer.global_step == 1 and Path("runs/tiny/checkpoints/last.ckpt").is_file()
+
+
+def test_the_last_epoch_is_saved_also_without_a_validation_after_it(workdir):
+    main(["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2"])
+    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] == 6
+
+
+def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir):
+    """As ``timeout``, systemd and schedulers send it: the processes that load images get it, too."""
+    words = ["fit", "--config", "tiny.yaml", "--trainer.max_epochs", "1000", "--data.num_workers", "2"]
+    with Path("log").open("w") as log:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "captioning", *words], stdout=log, stderr=log, start_new_session=True
+        )
+    deadline = time.monotonic() + 120
+    while "epoch 2," not in Path("log").read_text():
+        assert run.poll() is None and time.monotonic() < deadline, Path("log").read_text()
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGTERM)
+    assert run.wait(timeout=60) == 143, Path("log").read_text()
+    log = Path("log").read_text()
+    assert "Traceback" not in log and "resumes at the next batch with --ckpt_path RUN/checkpoints/last.ckpt" in log
+    assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 4
+
+
+@pytest.mark.parametrize("words", [["--runs", "elsewhere"], ["--runs=elsewhere"], []])
+def test_a_slurm_job_goes_on_with_its_run_wherever_that_is(workdir, words):
+    script = Path(__file__).parent.parent / "scripts/slurm_fit.sh"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+
+    def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", str(script), *arguments], env=environment | {"LAUNCH": "echo", "PYTHON": "python"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+
+    begun = command("mine", "--config", "tiny.yaml", *words)
+    assert begun.stdout.split() == [
+        "python",
+        "-m",
+        "captioning",
+        "fit",
+        "--name",
+        "mine",
+        "--config",
+        "tiny.yaml",
+        *words,
+    ]
+    last = Path("elsewhere" if words else "runs", "mine/checkpoints/last.ckpt")
+    last.parent.mkdir(parents=True)
+    last.touch()
+    assert command("mine", "--config", "tiny.yaml", *words).stdout.split()[-2:] == ["--ckpt_path", "last"]
+    unnamed = command("--config", "tiny.yaml")
+    assert (
+        unnamed.returncode == 2 and unnamed.stderr == "usage: slurm_fit.sh NAME OPTIONS, as captioning fit takes them\n"
+    )
 
 
 def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workdir):

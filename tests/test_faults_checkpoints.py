@@ -265,6 +265,13 @@ OTHERS = {
 }
 
 
+def test_a_weight_that_one_of_two_models_lacks_is_missing_there_alone(workdir):
+    attention = "--model.decoder.init_args.attention"
+    options = [attention, "HardAttention", f"{attention}.score", "AdditiveScore"]
+    with pytest.raises(InputError, match=r"of another model: .* is missing there and \(\) here"):
+        main(["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2", *options])
+
+
 @faults(OTHERS)
 def test_a_resume_with_other_sizes_leaves_the_run_as_it_was(workdir, capsys, fault, case):
     config = (RUN / "config.yaml").read_bytes()

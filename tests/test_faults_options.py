@@ -88,6 +88,15 @@ OPTIONS = {
         *("--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/nll"),
         *("--trainer.callbacks.mode", "bogus"),
     ],
+    Fault(
+        "a checkpoint where settings are taken",
+        "--checkpoint best.ckpt: takes settings; a checkpoint is given by --ckpt_path best.ckpt",
+    ): ["--checkpoint", "best.ckpt"],
+    Fault("validations farther apart than an epoch is long", "--trainer.val_check_interval: "): [
+        "--trainer.val_check_interval",
+        "100",
+    ],
+    Fault("a folder to begin with", ": is a folder; give a .ckpt file in it"): ["--init_from", "."],
     Fault("`--model.label_smoothing 2`", "label_smoothing must be in 0 .. 0.99"): ["--model.label_smoothing", "2"],
     Fault("`--model.attention_penalty -1`", "attention_penalty must be at least 0, got -1.0"): [
         "--model.attention_penalty",
@@ -252,6 +261,12 @@ def test_early_stopping_by_a_score_that_is_not_logged_is_one_line(workdir, capsy
         ["fit", "--config", "tiny.yaml", "--early_stopping.monitor", "val/posterior_pointing_accuracy"],
     )
     assert RunFolder(Path("runs/tiny")).checkpoint("last").is_file()
+
+
+@proves(Fault("an image where settings are taken", "a file that settings are read from is no text; give a YAML file"))
+def test_a_file_that_is_no_text_is_no_settings(workdir, capsys, fault):
+    Path("photo.png").write_bytes(b"\x89PNG\r\n")
+    ends(capsys, fault, main, ["fit", "--config", "tiny.yaml", "--data", "photo.png"])
 
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))

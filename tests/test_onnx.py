@@ -96,6 +96,19 @@ def test_no_torch_and_nothing_of_this_package_is_needed(tmp_path, photos):
     assert done.stdout == f"{photos[0]}\t{first.text}\n{photos[4]}\t{second.text}\n"
 
 
+def test_of_many_images_one_that_cannot_be_read_costs_itself(tmp_path, photos, capsys, monkeypatch):
+    _, folder = exported(tmp_path)
+    capsys.readouterr()
+    (tmp_path / "bad.png").write_text("no image")
+    images = [str(photos[0]), str(tmp_path / "bad.png"), str(photos[1])]
+    monkeypatch.setattr("sys.argv", ["caption_onnx.py", str(folder), *images])
+    with pytest.raises(SystemExit) as stopped:
+        load_script("caption_onnx").main()
+    out, error = capsys.readouterr()
+    assert stopped.value.code == 2 and [line.split("\t")[0] for line in out.splitlines()] == [images[0], images[2]]
+    assert error.count("\n") == 1 and error.startswith("error: ") and images[1] in error
+
+
 @pytest.mark.parametrize("content", [None, b"{", b"{}"])
 def test_a_folder_without_graphs_or_damaged_is_one_line(tmp_path, capsys, monkeypatch, photos, content):
     if content is not None:

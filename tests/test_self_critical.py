@@ -44,6 +44,8 @@ from captioning.output import MarginalOutput, VariationalOutput
 from captioning.training import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
+pytestmark = pytest.mark.filterwarnings("ignore:self-critical training begins with random weights")
+
 GRID, D, V, T = (2, 3), 5, 6, 3
 L = GRID[0] * GRID[1]
 WORDS = range(UNK + 1, V)  # two
@@ -389,6 +391,12 @@ def test_a_few_steps_raise_the_reward(shapes, tmp_path, options):
     assert len(rewards.seen) == 60
     first, last = sum(rewards.seen[:10]) / 10, sum(rewards.seen[-10:]) / 10
     assert last > 1.2 * first > 0
+
+
+def test_a_second_stage_without_a_first_is_warned_of(shapes, tmp_path):
+    trainer = make_trainer(tmp_path, max_steps=1, max_epochs=-1, limit_val_batches=0)
+    with pytest.warns(UserWarning, match="self-critical training begins with random weights; .*--init_from"):
+        run_stage(trainer.fit, second_stage(), make_data(shapes, group="image", batch_size=60))
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -159,6 +159,12 @@ def test_options_that_cannot_be_used_are_one_line(place, capsys, argv, message):
     assert left.value.code == 2 and message in capsys.readouterr().err
 
 
+def test_reproducing_begins_anew_whatever_was_measured_before():
+    """The repository's own files of scores would be taken for finished runs."""
+    target = (ROOT / "Makefile").read_text().partition("reproduce-flickr8k: ")[2].partition("\n\n")[0]
+    assert target.count("--measurements runs/reproduced") == target.count("study.py") == 2
+
+
 # What is left
 
 

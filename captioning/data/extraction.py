@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.data.features import FeatureWriter, features_size, flipped_split, view_fingerprint
-from captioning.data.loading import ignore_interrupts
+from captioning.data.loading import obey_the_main_process
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -146,7 +146,7 @@ def _extract(
         num_workers=num_workers,
         collate_fn=_stack,
         pin_memory=device.type == "cuda",
-        worker_init_fn=ignore_interrupts,
+        worker_init_fn=obey_the_main_process,
     )
     split, total = writer.split, writer.total
     progress = Progress(split, total, writer.done)

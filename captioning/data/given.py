@@ -62,7 +62,7 @@ def opened(source: ImageSource, *, download: bool = False) -> Path | Image.Image
         raise InputError(f"image: must be {_ACCEPTED}, got {_said(source)}")
     if isinstance(source, str) and source.startswith(("https://", "http://")):
         if not download:
-            raise InputError(f"{source}: is an address; give download=True to fetch it, or a file")
+            raise InputError(f"{source}: is an address; save the image as a file, or in Python give download=True")
         from captioning.data.download import fetch_image
 
         return _from_bytes(fetch_image(source), source)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -153,9 +154,23 @@ def _whole(batch: CaptionBatch | InputError) -> CaptionBatch:
     return batch
 
 
-def ignore_interrupts(worker: int) -> None:
-    """Ignore Ctrl-C in a process that loads data; a terminal sends it to all, and the main process decides."""
+def obey_the_main_process(worker: int) -> None:
+    """Let a process that loads data end when the main process says so, and not by a signal that all of them get.
+
+    A terminal sends Ctrl-C to all, and a scheduler, ``timeout`` or systemd SIGTERM: the main process then ends after
+    its step, for which it may need another batch, and saves.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_the_main_process_says_so, daemon=True).start()
+
+
+def _end_when_the_main_process_says_so() -> None:
+    main = os.getppid()
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(0)
 
 
 def read_ahead(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
@@ -31,6 +31,10 @@ class BestCheckpoint(ModelCheckpoint):
         """Of the class that earlier versions used, so that their runs resume, too."""
         return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
 
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if _is_validated(trainer):  # else there is nothing to choose by
+            super().on_train_epoch_end(trainer, pl_module)
+
     def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
         nll = float(trainer.callback_metrics.get("val/nll", float("inf")))
         better = super().check_monitor_top_k(trainer, current)
@@ -46,6 +50,23 @@ class BestCheckpoint(ModelCheckpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self._nll = state_dict.get("nll", self._nll)
+
+
+class StopEarly(EarlyStopping):
+    """Lightning's ``EarlyStopping``, which says nothing before the first validation, as in a run of a few steps."""
+
+    @property
+    def state_key(self) -> str:
+        """Of the class that earlier versions used, so that their runs resume, too."""
+        return super().state_key.replace(type(self).__qualname__, EarlyStopping.__qualname__, 1)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if _is_validated(trainer):
+            super().on_train_epoch_end(trainer, pl_module)
+
+
+def _is_validated(trainer: pl.Trainer) -> bool:
+    return any(name.startswith("val/") for name in trainer.callback_metrics)
 
 
 class CaptionSamples(Callback):

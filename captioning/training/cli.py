@@ -13,10 +13,11 @@ from typing import Any
 
 import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from captioning.checkpoint import refuse_other_files
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, read_config, refuse_null_arguments
 from captioning.encoders.base import without_weights
@@ -26,7 +27,7 @@ from captioning.files import write_text
 from captioning.inference import load
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, Throughput
+from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, StopEarly, Throughput
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
 from captioning.training.command_line import configs_first, split_imports, sweep_name, with_run_config
@@ -86,6 +87,8 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         if str(error).startswith("Early stopping conditioned on metric"):
             raise InputError(f"--early_stopping.monitor: {one_line(error)}") from error
+        if "val_check_interval" in str(error):
+            raise InputError(f"--trainer.val_check_interval: {one_line(error)}") from error
         if isinstance(error, InputError) or not while_restoring(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
@@ -167,7 +170,7 @@ class CaptioningCLI(LightningCLI):
         )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
-        parser.add_lightning_class_args(EarlyStopping, "early_stopping")
+        parser.add_lightning_class_args(StopEarly, "early_stopping")
         parser.set_defaults(
             {
                 "checkpoint.monitor": "val/bleu4",
@@ -202,6 +205,8 @@ class CaptioningCLI(LightningCLI):
             raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if fitting:
             refuse_impossible(config)
+            if config.trainer.check_val_every_n_epoch not in (None, 1) and config.last.save_on_train_epoch_end is None:
+                config.last.save_on_train_epoch_end = True  # the last epoch's, too, if no validation follows it
             if not process_rank():
                 place, claim = place.claimed()
                 self._held.enter_context(claim)
@@ -219,8 +224,9 @@ class CaptioningCLI(LightningCLI):
 
     def _prepare_training(self, config: Any, *, resumed: bool) -> None:
         if config.get("init_from") and not resumed:
-            if not Path(config.init_from).is_file():
+            if not Path(config.init_from).exists():
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
+            refuse_other_files(Path(config.init_from))
             self.start = Start.read(config.init_from)
         if not process_rank() and not resumed:
             RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch

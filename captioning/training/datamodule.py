@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
-from captioning.data.loading import CaptionDataset, CaptionLoader, ignore_interrupts, processors
+from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
 from captioning.data.transforms import Preprocessing, TrainingTransform
@@ -258,7 +258,7 @@ class CaptionDataModule(pl.LightningDataModule):
             "num_workers": self._workers,
             "pin_memory": dataset.pinned,
             "persistent_workers": self._workers > 0,
-            "worker_init_fn": ignore_interrupts,
+            "worker_init_fn": obey_the_main_process,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
         }

@@ -165,6 +165,8 @@ class CaptioningModule(EvaluatedModule):
         if self.self_critical is not None:
             assert self.vocabulary is not None
             self.self_critical.check(self.attention)
+            if self.trainer.ckpt_path is None and not self._has_weights:
+                rank_zero_warn("self-critical training begins with random weights; give a first stage's by --init_from")
             reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
             self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)
 
@@ -293,9 +295,10 @@ class CaptioningModule(EvaluatedModule):
                 None if tensor is None else tuple(tensor.shape) for tensor in (own.get(name), weights.get(name))
             )
             if here != there:
+                sizes = ["missing" if size is None else size for size in (there, here)]
                 raise InputError(
-                    f"the checkpoint is of another model: {name} is {there or 'missing'} there and {here or 'missing'} "
-                    "here; use the model settings that it was trained with"
+                    f"the checkpoint is of another model: {name} is {sizes[0]} there and {sizes[1]} here; use the "
+                    "model settings that it was trained with"
                 )
 
     def on_train_start(self) -> None:

@@ -28,7 +28,11 @@ class CommandLineParser(LightningArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
         if args is not None:
             _print_help_of_a_place(list(args))
-        return super().parse_args(args, *others, **options)
+            _refuse_checkpoints_as_settings(list(args))
+        try:
+            return super().parse_args(args, *others, **options)
+        except UnicodeDecodeError as error:
+            raise InputError("a file that settings are read from is no text; give a YAML file") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong in one line.
@@ -41,6 +45,17 @@ class CommandLineParser(LightningArgumentParser):
         parser = getattr(ex, "subcommand_parser", None) or self
         known = [option for option in parser._option_string_actions if option.startswith("--")]
         raise InputError(explain(message, known)) from ex
+
+
+def _refuse_checkpoints_as_settings(words: list[str]) -> None:
+    """Raises:
+    InputError: a checkpoint is given by an option that reads settings, such as --checkpoint, a group of them.
+    """
+    for number, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        value = value if equals else "".join(words[number + 1 : number + 2])
+        if option in ("--checkpoint", "--config", "--data", "--last", "--model") and value.endswith(".ckpt"):
+            raise InputError(f"{option} {value}: takes settings; a checkpoint is given by --ckpt_path {value}")
 
 
 # What can stand at a place

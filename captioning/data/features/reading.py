@@ -60,7 +60,11 @@ class FeatureCache:
         manifest = Manifest.read(Path(directory), split)
         if manifest is None:
             missing = Path(directory) / f"{split}.json"
-            raise InputError(f"{missing}: no features; run scripts/extract_features.py first")
+            images = split.removesuffix("_flipped")
+            raise InputError(
+                f"{missing}: no features; run scripts/extract_features.py with --splits {images}, or give "
+                "--data.features null to compute them from the images"
+            )
         refuse_other_encoder(manifest.path, manifest.fingerprint, fingerprint)
         rows, cols = manifest.fingerprint["grid_size"]
         self.grid_size: tuple[int, int] = (rows, cols)

@@ -226,7 +226,7 @@ def damaged_array(folder: Path) -> None:
 
 
 FEATURES: dict[Fault, Callable[[Path], Any]] = {
-    Fault("features that were never extracted", "no features; run scripts/extract_features.py first"): (
+    Fault("features that were never extracted", "no features; run scripts/extract_features.py with --splits"): (
         lambda folder: (folder / "val.json").unlink()
     ),
     Fault("features that are not finished", "finish them with scripts/extract_features.py"): (

@@ -122,7 +122,7 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
         (np.zeros((4, 5, 3), np.int64), r"must be uint8, or floating-point in 0 \.\. 1, got int64"),
         (np.full((4, 5, 3), 255.0), r"array of float64 must lie in 0 \.\. 1, got 255 \.\. 255"),
         (torch.full((3, 4, 5), float("nan")), r"tensor of float32 must lie in 0 \.\. 1, got nan"),
-        (ADDRESS, r"cat\.png: is an address; give download=True"),
+        (ADDRESS, r"cat\.png: is an address; save the image as a file"),
     ],
 )
 def test_what_is_no_image_is_said(captioner, source, message):

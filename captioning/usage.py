@@ -155,7 +155,7 @@ def values_of(args: Sequence[str], *options: str) -> list[str]:
 
 
 def _values(args: Sequence[str], options: Sequence[str]) -> Iterator[str]:
-    for arg, following in zip(args, [*args[1:], ""], strict=True):
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
         name, equals, value = arg.partition("=")
         if name in options:
             yield value if equals else following

@@ -295,7 +295,9 @@ GIVEN: dict[Fault, Any] = {
     ),
     Fault("a tensor that is not finite", "must lie in 0 .. 1, got nan"): torch.full((3, 9, 9), float("nan")),
     Fault("bytes that are no image", "5 bytes that are no image file"): b"hello",
-    Fault("an address that was not to be fetched", "is an address; save the image as a file"): "https://example.org/x.png",
+    Fault(
+        "an address that was not to be fetched", "is an address; save the image as a file"
+    ): "https://example.org/x.png",
     Fault("an image of floating-point pixels", "floating point pixels have no defined white"): Image.new("F", (9, 9)),
 }
 

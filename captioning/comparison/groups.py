@@ -141,6 +141,7 @@ def compare_groups(
     first, *others = groups
     tests: dict[tuple[str, str], Difference] = {}
     titles: dict[str, str] = {}
+    going_on = {group.name: ordered for group in others if (ordered := _going_on_from(first, group, runs)) is not None}
     for measure in _measures(scored, counted):
         titles |= dict(zip(measure.keys, measure.titles, strict=True))
         having = [group for group in groups if all(run in measure.counts for run in group.runs)]
@@ -151,12 +152,11 @@ def compare_groups(
                 group.scores[key] = [float(value[number]) for value in values]
         for group in others:
             if scored.common and len(first.runs) > 1 < len(group.runs) and first in having and group in having:
-                going_on = _going_on_from(first, group, runs)
                 found = seed_differences(
                     np.stack(stacked[first.name]),
-                    np.stack([measure.counts[run] for run in going_on or group.runs]),
+                    np.stack([measure.counts[run] for run in going_on.get(group.name, group.runs)]),
                     measure.scores,
-                    paired=going_on is not None,
+                    paired=group.name in going_on,
                     resamples=scored.resamples,
                     seed=scored.seed,
                 )
@@ -168,7 +168,6 @@ def compare_groups(
             if all(key in runs[run].scores for run in group.runs):
                 titles[key] = title
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
-    paired = [group.name for group in others if _going_on_from(first, group, runs) is not None]
     _say(result)
     rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
     note = (
@@ -176,8 +175,8 @@ def compare_groups(
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
         f"Obuchowski and Rockette, covariances from {scored.resamples} bootstraps of the images)."
     )
-    if paired:
-        note += f" Paired, each run with the one of {first.name} that it goes on from: {', '.join(paired)}."
+    if going_on:
+        note += f" Paired, each run with the one of {first.name} that it goes on from: {', '.join(going_on)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 

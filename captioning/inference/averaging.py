@@ -45,7 +45,7 @@ def average_checkpoints(paths: Sequence[Path], shares: Sequence[float] | None = 
     statistics = {name: saved[name] for name in saved.keys() - learnt if saved[name].is_floating_point()}
     means = {name: torch.zeros_like(parameter, dtype=torch.double) for name, parameter in parameters.items()}
     for path, share in zip(paths, shares, strict=True):
-        other = load(path)
+        other = last if path == paths[-1] else load(path)
         for part, found in _identity(other).items():
             if found != identity[part]:
                 raise InputError(f"{path}: its {part} is not that of {paths[-1]}; only one model's weights have a mean")

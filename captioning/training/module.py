@@ -160,12 +160,13 @@ class CaptioningModule(EvaluatedModule):
     # Training
 
     def on_fit_start(self) -> None:
-        if self.word_vectors is not None and self.trainer.ckpt_path is None and not self._has_weights:
+        begins_at_random = self.trainer.ckpt_path is None and not self._has_weights
+        if self.word_vectors is not None and begins_at_random:
             self._take_word_vectors(Path(self.word_vectors))
         if self.self_critical is not None:
             assert self.vocabulary is not None
             self.self_critical.check(self.attention)
-            if self.trainer.ckpt_path is None and not self._has_weights:
+            if begins_at_random:
                 rank_zero_warn("self-critical training begins with random weights; give a first stage's by --init_from")
             reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
             self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)

@@ -16,7 +16,7 @@ from captioning.component import public_path, subclasses
 from captioning.errors import InputError
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
-from captioning.usage import did_you_mean
+from captioning.usage import did_you_mean, values_of
 
 _ROOTS: dict[str, type[Any]] = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
 _SHOWN = 12  # names in a message
@@ -51,11 +51,10 @@ def _refuse_checkpoints_as_settings(words: list[str]) -> None:
     """Raises:
     InputError: a checkpoint is given by an option that reads settings, such as --checkpoint, a group of them.
     """
-    for number, word in enumerate(words):
-        option, equals, value = word.partition("=")
-        value = value if equals else "".join(words[number + 1 : number + 2])
-        if option in ("--checkpoint", "--config", "--data", "--last", "--model") and value.endswith(".ckpt"):
-            raise InputError(f"{option} {value}: takes settings; a checkpoint is given by --ckpt_path {value}")
+    for option in ("--checkpoint", "--config", "--data", "--last", "--model"):
+        for value in values_of(words, option):
+            if value.endswith(".ckpt"):
+                raise InputError(f"{option} {value}: takes settings; a checkpoint is given by --ckpt_path {value}")
 
 
 # What can stand at a place

@@ -15,7 +15,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that 
 class ShapesSource(CaptionSource):
     """Images of one to four shapes with five captions each, generated on first use.
 
-    The same arguments give the same files on any number of threads, and a larger split begins with the images of a
+    The same arguments give the same files, and a larger split begins with the images of a
     smaller one. The splits draw from separate random streams.
 
     Args:
@@ -163,20 +162,14 @@ class ShapesSource(CaptionSource):
 
     def _generate(self, folder: Path) -> None:
         (folder / "annotations").mkdir()
-        # Drawing holds the interpreter's lock but compressing does not, so a few threads help and more don't.
-        total = sum(self.images.values())
-        with Progress("drawing shapes", total) as progress, ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        # One image after the other: drawing holds the interpreter's lock, and threads that pass it on take twice as long.
+        with Progress("drawing shapes", sum(self.images.values())) as progress:
             for split, count in self.images.items():
                 (folder / split).mkdir()
-                jobs = [pool.submit(self._draw, folder, split, number) for number in range(1, count + 1)]
-                try:
-                    records = []
-                    for job in jobs:
-                        records.append(job.result())
-                        progress.update(progress.done + 1)
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
+                records = []
+                for number in range(1, count + 1):
+                    records.append(self._draw(folder, split, number))
+                    progress.update(progress.done + 1)
                 images = [image for image, _, _ in records]
                 info = {"description": f"shapes, {split}, made from seed {self.seed}"}
                 categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import io
 import json
@@ -25,6 +26,7 @@ from captioning.errors import InputError, one_line
 from captioning.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
+    import msgspec
     from pycocotools.coco import COCO
 
 logger = logging.getLogger(__name__)
@@ -241,48 +243,85 @@ def _captions(path: Path) -> _Captions:
     Raises:
         InputError: it is not in COCO's layout, an annotation has no caption, or is of an unknown image.
     """
-    try:
-        dataset = json.loads(_text(path))
-        for key in ("images", "annotations"):
-            if not isinstance(dataset.get(key), list):
-                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
-        images, annotations = dataset["images"], dataset["annotations"]
-        image_ids = [image["id"] for image in images]
-        names = [image.get("file_name") for image in images]
-        owners = [annotation["image_id"] for annotation in annotations]
-        texts = [annotation.get("caption") for annotation in annotations]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {one_line(error)})") from error
+    image_ids, names, owners, texts, numbers = _columns(path)
     if not {*map(type, image_ids)} <= {int}:
         wrong = next(image_id for image_id in image_ids if type(image_id) is not int)
         raise InputError(f"{path}: image ids must be whole numbers, got {wrong!r}")
     if not {*map(type, owners)} <= {int}:  # what is of another kind may have no hash
         number = next(number for number, owner in enumerate(owners) if type(owner) is not int)
-        caption = annotations[number].get("id")
-        raise InputError(f"{path}: caption {caption} is of image {owners[number]!r:.60}, which it lacks")
+        raise InputError(f"{path}: caption {numbers[number]} is of image {owners[number]!r:.60}, which it lacks")
     rows = _rows(owners, image_ids)
     if (rows < 0).any():
         number = int(np.argmax(rows < 0))
-        raise InputError(
-            f"{path}: caption {annotations[number].get('id')} is of image {owners[number]}, which it lacks"
-        )
+        raise InputError(f"{path}: caption {numbers[number]} is of image {owners[number]}, which it lacks")
     if not {*map(type, texts)} <= {str}:
         number = next(number for number, text in enumerate(texts) if type(text) is not str)
-        annotation = annotations[number].get("id")
-        raise InputError(f"{path}: image {owners[number]}: annotation {annotation} has no caption")
+        raise InputError(f"{path}: image {owners[number]}: annotation {numbers[number]} has no caption")
     check_texts(texts, path)
-    del dataset, images, annotations, owners
     order = np.argsort(rows, kind="stable").tolist()
     counts = np.bincount(rows, minlength=len(image_ids)).tolist()
     return _Captions(image_ids, names, counts, [texts[number] for number in order])
 
 
-def _text(path: Path) -> str:
-    """Return a file's text without a copy of its bytes."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return str(content, "utf-8")
+class _Columns(NamedTuple):
+    """What a captions file says of every image, and of every annotation, whatever it is."""
+
+    image_ids: list[Any]
+    names: list[Any]
+    owners: list[Any]
+    texts: list[Any]
+    numbers: list[Any]
+    """The annotations' own."""
+
+
+def _columns(path: Path) -> _Columns:
+    """Read a captions file.
+
+    Raises:
+        InputError: it is not JSON in COCO's layout.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            # What this cannot read the other way can, or says what is wrong.
+            with contextlib.suppress(ImportError, ValueError, RecursionError):
+                found = _decoder().decode(content)
+                return _Columns(
+                    [image.id for image in found.images],
+                    [image.file_name for image in found.images],
+                    [annotation.image_id for annotation in found.annotations],
+                    [annotation.caption for annotation in found.annotations],
+                    [annotation.id for annotation in found.annotations],
+                )
+            dataset = json.loads(str(content, "utf-8"))
+        for key in ("images", "annotations"):
+            if not isinstance(dataset.get(key), list):
+                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
+        images, annotations = dataset["images"], dataset["annotations"]
+        return _Columns(
+            [image["id"] for image in images],
+            [image.get("file_name") for image in images],
+            [annotation["image_id"] for annotation in annotations],
+            [annotation.get("caption") for annotation in annotations],
+            [annotation.get("id") for annotation in annotations],
+        )
+    except InputError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {one_line(error)}"
+        raise InputError(f"{path}: not a COCO annotation file ({reason})") from error
+
+
+@functools.cache
+def _decoder() -> msgspec.json.Decoder[Any]:
+    """Return what reads the members that count and skips the others, in a third of the time that all take."""
+    import msgspec
+
+    image = msgspec.defstruct("Image", [("id", Any), ("file_name", Any, None)], gc=False)
+    annotation = msgspec.defstruct(
+        "Annotation", [("image_id", Any), ("caption", Any, None), ("id", Any, None)], gc=False
+    )
+    fields = [("images", list[image]), ("annotations", list[annotation])]  # type: ignore[valid-type]
+    return msgspec.json.Decoder(msgspec.defstruct("Captions", fields))
 
 
 def _rows(owners: list[int], image_ids: list[int]) -> NDArray[np.int64]:

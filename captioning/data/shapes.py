@@ -162,7 +162,7 @@ class ShapesSource(CaptionSource):
 
     def _generate(self, folder: Path) -> None:
         (folder / "annotations").mkdir()
-        # One image after the other: drawing holds the interpreter's lock, and threads that pass it on take twice as long.
+        # One after the other: drawing holds the interpreter's lock, and threads that pass it on take twice as long.
         with Progress("drawing shapes", sum(self.images.values())) as progress:
             for split, count in self.images.items():
                 (folder / split).mkdir()

@@ -54,6 +54,18 @@ def test_captions_are_tokenised_and_gathered_by_image(root):
     assert index.image_path(1) == root / "train2017" / "000000000025.jpg"
 
 
+def test_the_quick_decoder_is_used(root, monkeypatch):
+    monkeypatch.setattr("captioning.data.coco.json.loads", None)
+    assert CocoSource(str(root)).index("train").references(0) == ["soup is n't cold"]
+
+
+def test_what_the_quick_decoder_cannot_read_is_read_the_other_way(root):
+    quick = CocoSource(str(root)).index("train")
+    other = changed(root, images=[IMAGES[0] | {"height": float("nan")}, IMAGES[1]])  # JSON of Python alone
+    assert "NaN" in (root / "annotations/captions_train2017.json").read_text()
+    assert_equal(other.index("train"), quick)
+
+
 def test_the_2014_files_are_read_from_their_own_folders(root):
     write(root, "captions_val2014.json", images=IMAGES, annotations=CAPTIONS)
     index = CocoSource(str(root), year=2014).index("val")
@@ -169,7 +181,7 @@ def test_a_cached_index_is_the_one_that_was_read(root, cache, caplog, monkeypatc
     source = changed(root, annotations=[*CAPTIONS, {"id": 4, "image_id": 9, "caption": " .\n"}])
     read = source.index("train")
     assert len(list(cache.iterdir())) == 1 and read.left_out == (1, 0)
-    monkeypatch.setattr("captioning.data.coco.json.loads", None)  # the file is not parsed again
+    monkeypatch.setattr("captioning.data.coco._columns", None)  # the file is not parsed again
     caplog.clear()
     again = source.index("train").share_memory()
     assert_equal(again, read)

@@ -223,6 +223,17 @@ def test_bad_input_is_one_line_and_exit_code_2(workdir):
     assert "train must be 1 to" in result.stderr.strip().splitlines()[-1]
 
 
+def test_missing_data_are_noticed_before_anything_is_built(workdir, monkeypatch):
+    def build(*args):
+        raise AssertionError("weights would be downloaded")
+
+    monkeypatch.setattr("captioning.encoders.conv.ConvEncoder.__init__", build)
+    coco = ["--data.source", "CocoSource", "--data.source.root", "nowhere"]
+    with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run python scripts/prepare_data\.py coco"):
+        main(["fit", "--config", "tiny.yaml", *coco])
+    assert not Path("runs/tiny").exists()
+
+
 def test_options_of_the_trainer_that_contradict_each_other_are_one_line(workdir):
     with pytest.raises(InputError, match="fast_dev_run"):
         main(["fit", "--config", "tiny.yaml", "--trainer.fast_dev_run", "-3"])

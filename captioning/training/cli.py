@@ -19,7 +19,8 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.checkpoint import refuse_other_files
 from captioning.component import import_modules
-from captioning.configs import CONFIG_FORMAT, read_config, refuse_null_arguments
+from captioning.configs import CONFIG_FORMAT, build, read_config, refuse_null_arguments
+from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
 from captioning.ensemble import Ensemble
 from captioning.errors import DEBUG, InputError, check_range, one_line
@@ -248,11 +249,19 @@ class CaptioningCLI(LightningCLI):
         weights = without_weights() if resumed or self.start else contextlib.nullcontext()  # the checkpoint brings them
         with self._starting(), weights:
             try:
+                self._prepare_data()
                 super().instantiate_classes()
             except InputError:
                 raise
             except (ValueError, RuntimeError) as error:
                 raise refusal(error) from error
+
+    def _prepare_data(self) -> None:
+        """Look for the data of a training before weights are downloaded and a W&B run begins."""
+        if self.subcommand == "fit" and not process_rank():
+            described = {"data": {"source": self.config["fit"].data.source.as_dict()}}
+            (source,) = build({"data.source": CaptionSource}, [described])
+            source.prepare()
 
     def _run_subcommand(self, subcommand: str) -> None:
         with warnings.catch_warnings(), self._starting():

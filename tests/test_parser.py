@@ -53,6 +53,8 @@ def settings(tmp_path, monkeypatch):
             "--model.atention_penalty: no such option; did you mean --model.attention_penal",
         ),
         ("--data.batchsize=1", "--data.batchsize: no such option; did you mean --data.batch_size?"),
+        ("--data.batch 3", "--data.batch: no such option; did you mean --data.batch_size?"),
+        ("--ckpt x.ckpt", "--ckpt: no such option; did you mean --ckpt_path?"),
         ("stray", "stray: no such option"),
         ("--data.flip", "--data.flip: needs a value"),
         ("--data.source FoldrSource", "data.source: FoldrSource is no class that can stand there; did you mean Folder"),

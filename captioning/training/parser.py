@@ -23,7 +23,11 @@ _SHOWN = 12  # names in a message
 
 
 class CommandLineParser(LightningArgumentParser):
-    """Lightning's parser, which prints its whole usage at any error and lists no classes."""
+    """Lightning's parser, which prints its whole usage at any error, lists no classes and takes abbreviated options."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.allow_abbrev = False  # what looks for an option among the words knows its whole name
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
         if args is not None:

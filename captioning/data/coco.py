@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import io
 import json
 import logging
@@ -23,7 +22,6 @@ from captioning.data.objects import GroundedObject
 from captioning.data.outlines import check_outline
 from captioning.data.records import CaptionIndex, CaptionSource, check_split, check_texts, image_name
 from captioning.errors import InputError, one_line
-from captioning.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import msgspec
@@ -82,10 +80,8 @@ class CocoSource(CaptionSource):
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
         path, images = self._files(split)
         with _opened(path, f"run {self._command()}"):
-            options = (str(path), images, self.allow_outside, type(self.tokenizer).__name__)
-            own = type(self.tokenizer).__module__ == Tokenizer.__module__  # a user's may change under the same name
-            with _without_collection():
-                return cached_index(path, options, self.root, lambda: self._index(path, images), keep=own)
+            options = (str(path), images, self.allow_outside)
+            return cached_index(path, options, self.root, lambda: self._index(path, images), self.tokenizer)
 
     def _index(self, path: Path, images: str) -> CaptionIndex:
         captions = _captions(path)
@@ -212,18 +208,6 @@ def _opened(path: Path, remedy: str) -> Iterator[None]:
         raise InputError(f"{path}: missing; {remedy}") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-@contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """Let no garbage be collected: a million objects, none of them garbage, would be searched again and again."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class _Captions(NamedTuple):

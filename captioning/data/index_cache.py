@@ -6,12 +6,13 @@ Nothing is cached beside the data: a file there could come from somebody else.
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import logging
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from captioning.data.records import CaptionIndex, PackedStrings
 from captioning.files import cache_folder
+from captioning.tokenizers import Tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ _STRINGS = ("paths", "captions")
 
 
 def cached_index(
-    file: Path, options: tuple[object, ...], root: Path, build: Callable[[], CaptionIndex], *, keep: bool = True
+    file: Path, options: tuple[object, ...], root: Path, build: Callable[[], CaptionIndex], tokenizer: Tokenizer
 ) -> CaptionIndex:
     """Return ``build()``, or what an earlier call with the same options returned for a file of the same content.
 
@@ -40,22 +42,37 @@ def cached_index(
         file: of the annotations; all of it is hashed, so that no edit is missed.
         options: whatever else the index depends on, its root excepted.
         root: the index's.
-        keep: False calls ``build`` whatever the cache has, and leaves nothing there.
+        tokenizer: of the captions; with a user's own nothing is cached, because it may change under its name.
     """
-    if not keep or file.stat().st_size < SMALLEST:
+    ours = type(tokenizer).__module__ == Tokenizer.__module__
+    if not ours or file.stat().st_size < SMALLEST:
+        return build()
+    name = type(tokenizer).__name__
+    key = hashlib.sha256(repr((_FORMAT, version("nltk"), *options, name)).encode())  # nltk: of the tokeniser
+    with file.open("rb") as content:
+        for part in iter(lambda: content.read(1 << 20), b""):
+            key.update(part)
+    path = cache_folder() / f"index-{key.hexdigest()[:32]}.npz"
+    found = _read(path, root)
+    if found is not None:
+        found.warn_left_out()
+        return found
+    with _without_collection():
         index = build()
-    else:
-        key = hashlib.sha256(repr((_FORMAT, version("nltk"), options)).encode())  # nltk: of the tokeniser
-        with file.open("rb") as content:
-            for part in iter(lambda: content.read(1 << 20), b""):
-                key.update(part)
-        path = cache_folder() / f"index-{key.hexdigest()[:32]}.npz"
-        found = _read(path, root)
-        index = build() if found is None else found
-        if found is None:
-            _write(path, index)
-    index.warn_left_out()
+    _write(path, index)
     return index
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """Let no garbage be collected: a million objects, none of them garbage, would be searched again and again."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _read(path: Path, root: Path) -> CaptionIndex | None:

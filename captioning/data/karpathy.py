@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from captioning.data.index_cache import cached_index
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -44,6 +45,10 @@ class KarpathySource(CaptionSource):
     def index(self, split: str) -> CaptionIndex:
         check_split(split)
         self.prepare()
+        options = (str(self.json_path), split, self.allow_outside)
+        return cached_index(self.json_path, options, self.image_dir, lambda: self._index(split), self.tokenizer)
+
+    def _index(self, split: str) -> CaptionIndex:
         try:
             images = json.loads(self.json_path.read_bytes())["images"]
         except (ValueError, KeyError, TypeError, RecursionError):

@@ -172,7 +172,6 @@ class CaptionIndex:
             captions += [" ".join(caption.split()) for caption in entry.captions]
         check_texts(itertools.chain(captions, paths), str(origin) or str(root))
         index = cls.pack(root, image_ids, paths, counts, captions, origin=origin)
-        index.warn_left_out()
         return dataclasses.replace(index, upright=upright)
 
     @classmethod
@@ -225,7 +224,7 @@ class CaptionIndex:
                 f"{name}: image {image_id} has a caption of {longest:,} words, more than {MAX_WORDS}; "
                 "cut it or leave it out"
             )
-        return cls(
+        index = cls(
             root=Path(root),
             image_ids=torch.from_numpy(ids),
             paths=PackedStrings.pack(paths),
@@ -236,6 +235,8 @@ class CaptionIndex:
             origin=name,
             left_out=(empty, bare),
         )
+        index.warn_left_out()
+        return index
 
     def warn_left_out(self) -> None:
         """Say in the log what ``build`` left out."""
@@ -351,7 +352,7 @@ def image_name(name: str, *, allow_outside: bool, where: str) -> str:
     """
     if "\0" in name:
         raise InputError(f"{where}: {name!r} is not the name of a file")
-    if not allow_outside and (os.path.isabs(name) or ".." in Path(name).parts):
+    if not allow_outside and (os.path.isabs(name) or (".." in name and ".." in Path(name).parts)):
         raise InputError(
             f"{where}: {name!r} lies outside the folder of the images; if the file is to be trusted, set allow_outside "
             "of the data source"

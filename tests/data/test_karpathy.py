@@ -4,6 +4,7 @@ import pytest
 
 from captioning.data.karpathy import KarpathySource
 from captioning.errors import InputError
+from captioning.tokenizers import Whitespace
 
 
 def image(number, split, *captions, **more):
@@ -34,6 +35,22 @@ def test_the_tokens_of_the_file_are_taken(tmp_path):
     assert index.references(0) == ["a dog", "one dog runs"]
     assert index.image_path(1) == tmp_path / "images" / "2.jpg"
     assert index.origin.endswith("dataset_flickr8k.json")
+
+
+def test_every_split_is_cached_by_itself_and_an_edited_file_read_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("captioning.data.index_cache.SMALLEST", 0)
+    split_file = source(tmp_path, FLICKR)
+    read = {split: split_file.index(split) for split in ("train", "val")}
+    with monkeypatch.context() as patched:
+        patched.setattr("captioning.data.karpathy.json.loads", None)  # the file is not parsed again
+        for split, index in read.items():
+            again = split_file.index(split)
+            assert list(again.captions) == list(index.captions) and list(again.paths) == list(index.paths)
+            assert again.image_ids.tolist() == index.image_ids.tolist() and again.origin == index.origin
+    split_file.tokenizer = Whitespace()
+    assert split_file.index("val").references(0) == ["A Cat ."]
+    assert source(tmp_path, [FLICKR[0], image(1, "val", "a cow")]).index("val").references(0) == ["a cow"]
 
 
 def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tmp_path):

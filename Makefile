@@ -20,10 +20,14 @@ help:  ## list the targets
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
 
-# STUDY="--jobs 2" trains two runs at once. An interrupted study goes on where it stopped.
-reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k study, make its tables (hours: every run takes two cores 10 to 30 minutes)
-	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --measurements runs/reproduced $(STUDY)
-	@$(BIN)/python scripts/study.py configs/studies/flickr8k.yaml --measurements runs/reproduced --report docs/results.md
+# STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper does one. An interrupted study goes on where it stopped.
+STUDIES ?= flickr8k flickr8k_options flickr8k_decoders flickr8k_deeper
+
+reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, make their tables (days on two cores; STUDIES="flickr8k": one)
+	@for study in $(STUDIES); do \
+	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced $(STUDY) || exit; \
+	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
+	done
 
 bench: $(STAMP)  ## measure speed against the common port and the machine's limit (BENCH="--only train")
 	@$(BIN)/python scripts/benchmark.py $(BENCH)

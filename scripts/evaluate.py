@@ -32,7 +32,6 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs, write_json
@@ -112,7 +111,8 @@ def main(argv: list[str] | None = None) -> None:
         "references": sum(len(image.reference_hits) for image in cli.model.results),
     }
     models = f"; {len(args.checkpoint)} models" if others else ""
-    print(f"\n{args.split} split, {images} images{models}; beam {search['beam_size']}, {_conditions(cli)}")
+    how = f"beam {search['beam_size']}, {search['inference']} context, percent"
+    print(f"\n{args.split} split, {images} images{models}; {how}")
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
@@ -132,6 +132,7 @@ def main(argv: list[str] | None = None) -> None:
             "unit": f"{UNIT}; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
             "split": args.split,
             "images": images,
+            "tokens": cli.datamodule.source.tokens,
             "grounded_nouns": nouns,
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
@@ -194,14 +195,14 @@ def _score_file(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     import_modules(args.imports, [Path()])
     tokenizer = tokenizer_from(args.tokenizer)
     captions = read_results(args.captions)
-    references = read_references(args.references, split=args.split, tokenizer=tokenizer)
+    references, tokens = read_references(args.references, split=args.split, tokenizer=tokenizer)
     hypotheses, of_images = pair(captions, references, where=args.captions, tokenizer=tokenizer)
     print(f"{len(captions)} captions of {len(references)} images with references")
     print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
     for family, counts in count(hypotheses, of_images, java=tokenizer.english):
         for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
             print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
-    print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokenizer.description}.")
+    print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokens}.")
 
 
 def _data_overlay(path: Path, folder: Path) -> Path:
@@ -230,16 +231,6 @@ def _print_grounding(scores: dict[str, float]) -> None:
         if f"{prefix}pointing_accuracy" in scores:
             values = [scores[prefix + name] for name in columns]
             print(f"{title:20}" + "".join(f"{v:10.2f}" for v in values[:3]) + "".join(f"{v:12.2f}" for v in values[3:]))
-
-
-def _conditions(cli: Any) -> str:
-    from captioning.tokenizers import PennTreebank
-
-    source = cli.config_dump["data"]["source"]["class_path"].rpartition(".")[2]
-    tokens = cli.datamodule.tokenizer.description
-    if source == "KarpathySource" and isinstance(cli.datamodule.tokenizer, PennTreebank):
-        tokens = "the file's own tokens, lower case"
-    return f"{tokens}; {cli.model.attention.inference} context, percent"
 
 
 if __name__ == "__main__":

@@ -169,7 +169,7 @@ def readers(_: Path) -> Target:
         Vocabulary.load(folder / "words.json")
         read_word_vectors(folder / "vectors.txt", {"a": 4, "dog": 5}, 2)
         DocumentFrequencies.load(folder / "frequencies.json")
-        captions, references = read_results(folder / "results.json"), read_references(folder / "references.json")
+        captions, references = read_results(folder / "results.json"), read_references(folder / "references.json").words
         pair(captions, references, where=folder / "results.json")
         read_study(folder / "study.yaml", folder)
 

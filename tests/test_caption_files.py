@@ -99,7 +99,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_references_of_coco_are_tokenised_and_gathered_by_image(folder):
-    assert read_references(Path("refs.json")) == {
+    assert read_references(Path("refs.json")).words == {
         7: [["a", "dog", "runs", "fast"], ["the", "dog", "is", "running", "over", "grass"]],
         9: [["two", "red", "cats", "sit", "on", "a", "mat"]],
         8: [["a", "bird", "in", "the", "sky"]],
@@ -110,9 +110,10 @@ def test_references_of_karpathy_are_of_the_split_and_keep_their_tokens(tmp_path)
     path = tmp_path / "dataset.json"
     images = [karpathy("test", 3, "a dog s life", "x"), karpathy("val", 4, "b"), karpathy("restval", 5, "c")]
     path.write_text(json.dumps({"images": images}))
-    assert read_references(path) == {3: [["a", "dog", "s", "life"], ["x"]]}
-    assert read_references(path, split="val") == {4: [["b"]]}
-    assert read_references(path, split="train") == {5: [["c"]]}
+    assert read_references(path).words == {3: [["a", "dog", "s", "life"], ["x"]]}
+    assert read_references(path).tokens == "the split file's own, lower case, without punctuation"
+    assert read_references(path, split="val").words == {4: [["b"]]}
+    assert read_references(path, split="train").words == {5: [["c"]]}
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkey
     evaluate("--captions", "results.json", "--references", "refs.json")
     printed = capsys.readouterr().out
     expected = score_captions(
-        *pair(read_results(Path("results.json")), read_references(Path("refs.json")), where=folder), java=False
+        *pair(read_results(Path("results.json")), read_references(Path("refs.json")).words, where=folder), java=False
     )
     assert "2 captions of 3 images with references" in printed
     for name in scores.NAMES[:6]:

@@ -18,6 +18,7 @@ import yaml
 from helpers_runs import tiny_config
 
 from captioning.errors import InputError
+from captioning.tokenizers import PennTreebank
 from captioning.training.cli import main
 from captioning.training.command_line import with_run_config
 from captioning.training.loggers import wandb_offline_without_account
@@ -42,6 +43,7 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert re.search(r"^epoch 1, step 2, \d+ s: train/loss [\d.]+ val/nll [\d.]+ val/bleu4", printed, re.MULTILINE)
     main(["test", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt"])
     assert set(json.loads((run / "test_metrics.json").read_text())) >= {"test/bleu1", "test/bleu4", "test/nll"}
+    assert f"tokens: {PennTreebank.description}" in capsys.readouterr().out
     main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run
     assert (run / "val_metrics.json").is_file()
 

@@ -165,7 +165,8 @@ def test_bounds_of_stochastic_attention_stand_beside_the_nll_where_they_are_want
 
 def test_what_is_written_reads_back(split, tmp_path):
     scores, images = split.evaluator(split.batch(0, 1, 2)).evaluated.finish()
-    write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2})
+    write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
+    assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"
     assert read_scores(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)

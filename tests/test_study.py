@@ -165,6 +165,11 @@ def test_reproducing_begins_anew_whatever_was_measured_before():
     assert target.count("--measurements runs/reproduced") == target.count("study.py") == 2
 
 
+def test_reproducing_flickr8k_makes_every_study_of_it():
+    (studies,) = re.findall(r"^STUDIES \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(studies.split()) == {path.stem for path in (ROOT / "configs/studies").glob("flickr8k*.yaml")}
+
+
 # What is left
 
 

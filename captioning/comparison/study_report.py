@@ -22,11 +22,13 @@ from captioning.evaluation.seeds import LEAST_PAIRS, seed_differences
 from captioning.files import read_json, write_json, write_text
 
 _RESAMPLES = 10_000
-_COLUMNS = {  # title -> (score, decimals); those that no run has are left out
+_COLUMNS = {  # title -> (score, decimals); one that some of a variant's seeds lack is left out of its row
     "BLEU-1": ("bleu1", 2),
     "BLEU-2": ("bleu2", 2),
     "BLEU-3": ("bleu3", 2),
     "BLEU-4": ("bleu4", 2),
+    "ROUGE-L": ("rouge_l", 2),
+    "METEOR": ("meteor", 2),
     "CIDEr-D": ("cider_d", 2),
     "NLL": ("nll", 3),
     "pointing": ("pointing_accuracy", 1),
@@ -49,8 +51,9 @@ class Measured:
     evaluations: dict[str, dict[str, dict[int, dict[str, Any]]]]
 
     def values(self, variant: str, score: str) -> list[float]:
-        """The score of every seed that has it."""
-        return [run["values"][score] for run in self.runs[variant].values() if score in run["values"]]
+        """The score of every seed; [] if one lacks it."""
+        runs = self.runs[variant].values()
+        return [run["values"][score] for run in runs] if all(score in run["values"] for run in runs) else []
 
 
 @dataclass(frozen=True)
@@ -259,7 +262,7 @@ def markdown(
         parts.append(_table([what, "seeds", *columns, "captions/s in training"], rows))
         parts.append(
             f"Files `{study.runs}_VARIANT_SEED.json`, VARIANT {', '.join(v.name for v in variants)} in turn. Captions "
-            "per second: the median of what the runs logged, with what else the machine did at the time."
+            f"per second: the median of what the runs logged, with what else the machine did ({_machines(measured)})."
         )
     references = [name for name in study.references if any(test.reference == name for test in tests)]
     paired = any(test.paired for test in tests)
@@ -299,6 +302,13 @@ def markdown(
     if missing := _missing(study, measured):
         parts.append(f"Not yet measured: {'; '.join(missing)}.")
     return "\n\n".join(parts)
+
+
+def _machines(measured: Measured) -> str:
+    """Return the processors of a study's runs."""
+    machines = [run.get("machine", {}) for runs in measured.runs.values() for run in runs.values()]
+    named = [f"{machine['processor']}, {machine['cores']} cores" for machine in machines if "processor" in machine]
+    return " or ".join(dict.fromkeys(named)) or "machine not known"
 
 
 def _missing(study: Study, measured: Measured) -> list[str]:

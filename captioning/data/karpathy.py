@@ -33,6 +33,12 @@ class KarpathySource(CaptionSource):
         self.image_dir = Path(image_dir)
         self.allow_outside = allow_outside
 
+    @property
+    def tokens(self) -> str:
+        if isinstance(self.tokenizer, PennTreebank):
+            return "the split file's own, lower case, without punctuation"
+        return super().tokens
+
     def prepare(self) -> None:
         """Check that the split file is there.
 

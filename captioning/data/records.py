@@ -319,6 +319,11 @@ class CaptionSource:
 
     tokenizer: Tokenizer = PennTreebank()
 
+    @property
+    def tokens(self) -> str:
+        """What the words of captions are, in words."""
+        return self.tokenizer.description
+
     def prepare(self) -> None:
         """Generate the data or check that its files are there. Runs once per machine, before ``index``.
 

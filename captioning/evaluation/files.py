@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from captioning.errors import InputError
 from captioning.files import read_json, write_json
@@ -48,13 +48,20 @@ def read_results(path: Path) -> dict[int, str]:
     return captions
 
 
+class References(NamedTuple):
+    """The word lists of each image's references, by image number, and what the words are, in words."""
+
+    words: dict[int, list[list[str]]]
+    tokens: str
+
+
 def read_references(
     path: Path,
     *,
     split: str = "test",
     tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
-) -> dict[int, list[list[str]]]:
-    """Return the word lists of each image's references, by image number.
+) -> References:
+    """Read the references of images.
 
     The captions of an annotation file of COCO (``captions_val2017.json``) are tokenised; a split file of Karpathy
     (``dataset_coco.json``) brings its own tokens, which the default tokenizer takes, and images are numbered by their
@@ -71,6 +78,7 @@ def read_references(
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
+    tokens = tokenizer.description
     if isinstance(content, dict) and isinstance(content.get("annotations"), list):
         for _, (image_id, caption) in _captions(path, "annotation", content["annotations"]):
             if words := tokenizer.tokenize(caption):
@@ -80,14 +88,14 @@ def read_references(
 
         source = KarpathySource(str(path), image_dir="")
         source.tokenizer = tokenizer
-        index = source.index(split)
+        index, tokens = source.index(split), source.tokens
         for row, image_id in enumerate(index.image_ids.tolist()):
             references[image_id] = [caption.split() for caption in index.references(row)]
     else:
         raise InputError(f"{path}: no references, expected COCO's annotations or Karpathy's images")
     if not references:
         raise InputError(f"{path}: holds no caption")
-    return references
+    return References(references, tokens)
 
 
 def pair(

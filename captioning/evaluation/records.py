@@ -87,14 +87,18 @@ def write_evaluation(
     images: Sequence[CaptionedImage],
     *,
     search: Mapping[str, Any],
+    tokens: str = "",
 ) -> None:
     """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
     Args:
         stage: "val" or "test".
         search: how the captions were made.
+        tokens: what words were compared.
     """
-    content = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
+    content: dict[str, Any] = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
+    if tokens:
+        content["tokens"] = tokens
     write_json(folder / f"{stage}_metrics.json", content)
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:

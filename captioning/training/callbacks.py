@@ -123,7 +123,7 @@ class LogTest(Callback):
         paths = _save_figures(pl_module, samples, names)
         scores = {name: float(value) for name, value in trainer.callback_metrics.items()}
         conditions = {"split": pl_module.data.test_split} | vars(pl_module.search)
-        conditions["inference"] = pl_module.attention.inference
+        conditions |= {"inference": pl_module.attention.inference, "tokens": pl_module.data.source.tokens}
         self.run.log_test(
             scores,
             pl_module.results,

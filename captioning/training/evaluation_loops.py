@@ -199,4 +199,8 @@ class EvaluatedModule(pl.LightningModule):
                 search["tokenizer"] = type(tokenizer).__name__
             if self._others:
                 search["ensemble"] = 1 + len(self._others)
-            write_evaluation(Path(self.trainer.default_root_dir), stage, scores, self.results, search=search)
+            tokens = self.data.source.tokens
+            write_evaluation(
+                Path(self.trainer.default_root_dir), stage, scores, self.results, search=search, tokens=tokens
+            )
+            print(f"tokens: {tokens}")

@@ -170,7 +170,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
         f"{len(index.captions):,} captions, {tokens:,} tokens of {words:,} words, bf16, from {scale.steps} measured "
         f"steps a round; features of {len(index):,} images in links to {_FILES} files; {_sizes(scale)}"
     )
-    report = Report()
+    report = Report(machine=machine.to_dict())
     report.shares["epoch_waiting_for_features"] = waited / elapsed
     report.memory_over_time = {f"epoch_{kind}": sizes for kind, sizes in memory.items()}
     for config, timing in timings.items():

@@ -3,8 +3,8 @@
 
 Every number is a median, with quartiles, over rounds in which all subjects of a comparison take turns in one process.
 The *common port* is a decoder of our own writing that does what the most used PyTorch implementation does. The *limit*
-is the same work's matrix products at this machine's measured peak plus the memory traffic that cannot be avoided at its
-measured bandwidth. docs/performance.md explains the numbers.
+is the same work's matrix products and the score's tanh at this machine's measured peak plus the memory traffic that
+cannot be avoided at its measured bandwidth. docs/performance.md explains the numbers.
 
 examples:
   python scripts/benchmark.py --json benchmark.json

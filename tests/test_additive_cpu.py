@@ -10,8 +10,9 @@ import torch
 from captioning.kernels import additive_cpu, native
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 
-# The largest errors of the rational functions that these kernels replaced, of 13/6 and of 5/4 degrees.
-TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 2.1e-4}
+# In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
+# that of 13/6 had 2.9e-7 at most, a little more.
+TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 1.8e-4}
 
 
 def _runs_here(processor: str) -> bool:
@@ -46,7 +47,7 @@ def every_bfloat16() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tanh_is_within_the_error_of_the_rational_functions_before(processor, dtype):
+def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype):
     P = every_bfloat16() if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
     q = torch.cat([torch.linspace(-30, 30, 101), torch.tensor([-1e-3, 0.0, 1e-3])])
     exact = torch.tanh(P.double() + q.double().unsqueeze(1))

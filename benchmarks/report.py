@@ -46,7 +46,7 @@ class Report:
     Attributes:
         rows: in the order of measuring.
         peak_memory: bytes by name.
-        shares: 0 to 1 by name.
+        shares: by name, fractions of a whole.
         machine: the machine's speeds.
         rates: figures per second by name.
         memory_over_time: bytes at the end of each round, by name.
@@ -117,7 +117,7 @@ class Report:
         }
 
     def tables(self) -> Iterable[Table]:
-        """Return the table of times, and one of memory and shares where there are any."""
+        """Return a table of times, one of memory and shares, and one of the machine, as far as there are any."""
         times = Table(title="time: median (quartiles); ratios compare within a round")
         times.add_column("what", overflow="fold")
         columns = ["ours", "per second", "common port", "times as fast", "limit", "times the limit", "times soft"]
@@ -138,7 +138,8 @@ class Report:
                     for than in (row.soft, row.one_row, row.earlier, row.import_torch)
                 ),
             )
-        yield times
+        if self.rows:
+            yield times
         if self.peak_memory or self.shares or self.rates:
             rest = Table(title="memory, shares, rates, and what follows for other machines")
             rest.add_column("what")
@@ -146,7 +147,7 @@ class Report:
             for name, size in self.peak_memory.items():
                 rest.add_row(f"peak memory: {name}", f"{size / 2**20:,.0f} MiB")
             for name, share in self.shares.items():
-                rest.add_row(name, f"{100 * share:.1f} %")
+                rest.add_row(name, f"{100 * share:.1f} %" if share >= 0.0005 else f"{share:.1e}")
             for name, rate in self.rates.items():
                 rest.add_row(name, f"{rate:,.0f} / s")
             for name, sizes in self.memory_over_time.items():

@@ -40,6 +40,7 @@ PARTS = {
     "load": "loaders, and the share of a training step that waits for one",
     "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
+    "processes": "a data-parallel step's gradient beside that of the whole batch, in 2 and 3 processes",
     "startup": "captioning --help, and caption_image.py of one image beside `import torch`",
     "epoch": "an epoch of COCO's size, simulated: tokens/s, waiting, memory over time; on a GPU unless named",
 }
@@ -90,6 +91,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
         loading,
         memory,
         outputs,
+        processes,
         rows,
         score,
         startup,
@@ -110,6 +112,7 @@ def _part(name: str, device: object, arguments: argparse.Namespace, folder: Path
         "load": lambda: loading.measure(device, quick=quick, rounds=rounds, folder=folder),
         "index": lambda: coco.measure(quick=quick, rounds=rounds, folder=folder),
         "memory": lambda: memory.measure(device, quick=quick),
+        "processes": lambda: processes.measure(quick=quick, folder=folder),
         "startup": lambda: startup.measure(quick=quick, rounds=rounds, folder=folder),
         "epoch": lambda: epoch.measure(device, quick=quick, rounds=rounds, folder=folder),
     }[name]

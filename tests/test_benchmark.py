@@ -337,6 +337,19 @@ def test_a_step_takes_memory(who):
 
 
 @pytest.mark.slow
+def test_gradients_of_several_processes_are_compared_with_the_whole_batch(tmp_path):
+    file = tmp_path / "benchmark.json"
+    script.main(["--quick", "--only", "processes", "--json", str(file)])
+    shares = json.loads(file.read_text())["shares"]
+    assert set(shares) == {
+        f"gradient_{name}_{count}_processes"
+        for name in ("soft", "soft_standardized", "marginal", "transformer")
+        for count in (2, 3)
+    }
+    assert 0 < max(shares.values()) < 1e-5  # float32 adds in another order
+
+
+@pytest.mark.slow
 def test_the_parts_that_start_processes_run(tmp_path):
     file = tmp_path / "benchmark.json"
     script.main(

@@ -159,6 +159,13 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
         name: partial(next, one_by_one(data, device))
         for name, data in (("features", cached), ("codes", coded), ("jpegs", photos))
     }
+    features = FeatureCache(folder / "features", "train", CachedEncoder(L, D).fingerprint())
+    mapped, draw = np.load(folder / "features/train/00000.npy", mmap_mode="r"), np.random.default_rng(0)
+    subjects["gather"] = lambda: features.gather(draw.integers(images, size=B))
+    subjects["plain"] = lambda: torch.from_numpy(mapped[draw.integers(images, size=B)])
+    for name in ("features", "codes", "gather", "plain"):  # what a process maps for the first time it waits for
+        for _ in range(2 * images // B):
+            subjects[name]()
     timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
     machine = probe.machine({operation: timings[operation].median for operation in probe.operations})
     traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
@@ -174,6 +181,13 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
             f"a batch of {B} images' cached features, {L} x {D} fp16, read in one thread",
             timings["features"],
             limit=traffic / machine.bandwidth,
+            images=B,
+        ),
+        Row(
+            "gather_features",
+            f"reading {B} of them at random alone; earlier: indexing a memory map, as before",
+            timings["gather"],
+            earlier=timings["plain"],
             images=B,
         ),
         Row(

@@ -77,7 +77,7 @@ class Data(NamedTuple):
 
 
 def transformer(sizes: Sizes) -> TransformerDecoder:
-    """Return the transformer of the shipped Flickr8k config, as wide as the LSTM, without a layer over annotations."""
+    """Return the transformer of the shipped Flickr8k config, as wide as the LSTM."""
     attention = MultiHeadAttention(ScaledDotScore(), heads=8, dropout=0.1)
     return TransformerDecoder(attention, dim=sizes.hidden_dim, layers=3, heads=8, dropout=0.3, tie_embeddings=True)
 

@@ -28,12 +28,19 @@ for word in "$@"; do
     before=$word
 done
 resume=()
-if [ -f "$runs/$name/checkpoints/last.ckpt" ]; then
+last=$runs/$name/checkpoints/last.ckpt
+if [ -f "$last" ]; then
     resume=(--ckpt_path last)
 fi
+started=$(mktemp)
 ${LAUNCH:-srun} "${PYTHON:-python}" -m captioning fit --name "$name" "$@" "${resume[@]}"
 code=$?
-if [ "$code" -eq 143 ] && [ -n "$SLURM_JOB_ID" ]; then # stopped on request, with everything saved
-    scontrol requeue "$SLURM_JOB_ID"
+if [ "$code" -eq 143 ] && [ -n "$SLURM_JOB_ID" ]; then # stopped on request, or because another task failed
+    if [ "$last" -nt "$started" ] || [ "${SLURM_RESTART_COUNT:-0}" -lt 5 ]; then
+        scontrol requeue "$SLURM_JOB_ID"
+    else
+        echo "slurm_fit.sh: stopped without anything saved, after $SLURM_RESTART_COUNT restarts: not requeued" >&2
+    fi
 fi
+rm -f "$started"
 exit "$code"

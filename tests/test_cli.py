@@ -109,6 +109,31 @@ def test_a_slurm_job_goes_on_with_its_run_wherever_that_is(workdir, words):
     )
 
 
+@pytest.mark.parametrize(
+    ("restarts", "saves", "requeued"), [("0", False, True), ("7", True, True), ("7", False, False)]
+)
+def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, restarts, saves, requeued):
+    last = tmp_path / "runs/mine/checkpoints/last.ckpt"
+    last.parent.mkdir(parents=True)
+    last.touch()
+    os.utime(last, (1, 1))
+    for name, code in {"srun": f"{f'touch {last};' * saves} exit 143", "scontrol": 'echo "$@" > requeued'}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": restarts}
+    script = Path(__file__).parent.parent / "scripts/slurm_fit.sh"
+    ended = subprocess.run(
+        ["bash", str(script), "mine"],
+        cwd=tmp_path,
+        env=environment | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "LAUNCH": "srun"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 143 and (tmp_path / "requeued").exists() == requeued
+    assert ("not requeued" in ended.stderr) != requeued
+
+
 def test_second_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_its_folder(workdir):
     main(["fit", "--config", "tiny.yaml"])
     main(["fit", "--config", "tiny.yaml"])

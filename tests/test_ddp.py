@@ -140,6 +140,41 @@ def test_a_slurm_job_that_is_asked_to_stop_is_requeued_and_ends_as_if_nothing_ha
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_run_whose_processes_are_all_killed_goes_on_to_the_last_bit(tmp_path, processes):
+    config = tiny_config(tmp_path / "shapes", train=40)
+    config["trainer"] |= {"devices": processes, "strategy": "ddp", "max_epochs": 3}
+    config["data"]["source"]["init_args"]["val"] = 4
+    config["last"] = {"every_n_train_steps": 1, "every_n_epochs": None}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
+    root = Path(__file__).parent.parent
+
+    def run(*options: str) -> subprocess.Popen[str]:
+        with (tmp_path / "log").open("w") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "captioning", "fit", *options],
+                cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(root)},
+                stdout=output, stderr=output, text=True, start_new_session=True,
+            )  # fmt: skip
+
+    assert run("--config", "tiny.yaml", "--name", "whole").wait(timeout=600) == 0, (tmp_path / "log").read_text()
+    killed = run("--config", "tiny.yaml", "--name", "killed")
+    last = tmp_path / "runs/killed/checkpoints/last.ckpt"
+    deadline = time.monotonic() + 600
+    while not last.is_file() or torch.load(last, weights_only=True)["global_step"] < 4:
+        assert killed.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+    os.killpg(killed.pid, signal.SIGKILL)
+    assert killed.wait(timeout=60) == -signal.SIGKILL
+    assert run("--ckpt_path", str(last)).wait(timeout=600) == 0, (tmp_path / "log").read_text()
+    whole, resumed = (
+        torch.load(tmp_path / f"runs/{name}/checkpoints/last.ckpt", weights_only=True) for name in ("whole", "killed")
+    )
+    assert whole["global_step"] == resumed["global_step"] > 4
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(resumed["state_dict"][name], value), name
+
+
+@pytest.mark.slow
 def test_two_machines_without_a_common_disk_train_on_their_shares_of_the_features(tmp_path):
     """torchrun on each, in a folder of its own. What else is on the disk makes no difference to the weights."""
     config = tiny_config(tmp_path / "shapes", train=8)

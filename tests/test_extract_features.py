@@ -167,6 +167,38 @@ def test_two_processes_share_the_files(config, tmp_path, capsys):
     assert max(len(content) for name, content in contents(out).items() if name.endswith(".npy")) == 128 + 2 * 256 * 64
 
 
+_SHARED = """
+import runpy, sys
+sys.argv = sys.argv[1:]
+from captioning.data.features import layout
+layout._SHARD_BYTES = 2 * 256 * 64 * 2
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_write_one_cache_at_the_same_time(config, tmp_path):
+    source = ShapesSource(str(tmp_path / "shapes"), train=21, val=2, test=1, image_size=48)
+    source.prepare()
+    config["data"]["source"] = {
+        "class_path": "captioning.data.ShapesSource",
+        "init_args": {"root": str(source.root), "train": 21, "val": 2, "test": 1, "image_size": 48},
+    }
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+
+    def start(out: str, *options: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", _SHARED, str(SCRIPTS / "extract_features.py"), "--config", "config.yaml"]
+        command += ["--splits", "train", "--output", out, "--batch_size", "2", "--num_workers", "0", "--device", "cpu"]
+        return subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+
+    shares = [start("shared", "--shard", f"{share}/2") for share in range(2)]
+    for process in (*shares, start("whole")):
+        assert process.communicate(timeout=300)[1] == "" and process.returncode == 0
+    assert len(list((tmp_path / "shared/train").glob("*.npy"))) == 11
+    assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
+    script.main(["--output", str(tmp_path / "shared"), "--verify"])
+
+
 def test_what_was_written_is_verified(config, tmp_path, capsys):
     out = run(config, tmp_path)
     script.main(["--output", str(out), "--verify"])

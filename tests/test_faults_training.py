@@ -22,7 +22,7 @@ from helpers_training import last_checkpoint, make_data, make_module, make_shape
 from captioning.data.shapes import ShapesSource
 from captioning.training.divergence import Diverged, StopOnDivergence, all_finite
 from captioning.training.interruption import ends_after_the_step
-from captioning.training.preemption import STOPPED
+from captioning.training.preemption import STOPPED, Preemption
 from captioning.training.schedules import WarmupCosine
 
 STEPS = 7  # of an epoch
@@ -190,6 +190,16 @@ def test_sigterm_is_not_taken_for_success(shapes, tmp_path, fault):
     with pytest.raises(SystemExit) as ended, ends_after_the_step():
         run_stage(trainer.fit, make_module(), make_data(shapes))
     assert ended.value.code == STOPPED == fault.code
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
+
+
+def test_sigusr1_under_slurm_is_sigterm(shapes, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    callbacks = [Preemption(), CtrlC(3, signal.SIGUSR1), last_checkpoint(tmp_path)]
+    trainer = make_trainer(tmp_path, enable_checkpointing=True, callbacks=callbacks)
+    with pytest.raises(SystemExit) as ended, ends_after_the_step():
+        run_stage(trainer.fit, make_module(), make_data(shapes))
+    assert ended.value.code == STOPPED
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
 
 

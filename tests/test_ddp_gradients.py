@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -35,6 +36,7 @@ from captioning.objective import (
 )
 from captioning.output import MarginalOutput, Output, VariationalOutput
 from captioning.training.batch_norm import BatchNormSync
+from captioning.training.ordered_sums import mean_in_order
 
 V = 11
 CAPTIONS = (1, 3, 2, 4, 2)  # of each image: the processes have different numbers of captions and of words
@@ -158,6 +160,9 @@ def work(rank: int, world_size: int, folder: str) -> None:
                 torch.distributed.all_reduce(value)
                 found[key] = value / world_size
         results[name] = found
+    ranks = torch.tensor([1.0, 1e8, -1e8])[:world_size]
+    found = mean_in_order(None, SimpleNamespace(buffer=lambda: ranks[rank].repeat(5))).wait()
+    assert torch.equal(found, (ranks.cumsum(0)[-1] / world_size).repeat(5))
     torch.save(results, f"{folder}/rank{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -44,6 +44,7 @@ from captioning.training.loggers import (
     wandb_offline_without_account,
 )
 from captioning.training.module import CaptioningModule
+from captioning.training.ordered_sums import OrderedSums
 from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
@@ -285,7 +286,7 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        own = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), Preemption()]
+        own = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), OrderedSums(), Preemption()]
         self.trainer_defaults = {"callbacks": [*own, *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:

@@ -37,8 +37,8 @@ _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that 
 class ShapesSource(CaptionSource):
     """Images of one to four shapes with five captions each, generated on first use.
 
-    The same arguments give the same files, and a larger split begins with the images of a
-    smaller one. The splits draw from separate random streams.
+    The same arguments give the same files, and a larger split begins with the images of a smaller one. The splits draw
+    from separate random streams.
 
     Args:
         root: the data set's folder.

@@ -15,9 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 class OrderedSums(Callback):
     """Adds the gradients of three or more processes on CPUs in order of their rank.
 
-    gloo adds the parts of a number in an order that depends on its place in DDP's buckets, and DDP lays those out anew
-    after its first step: the first step of a resumed run would round in another way than the step that it stands for.
-    Two parts have one order. GPUs are not exact to the last bit anyway.
+    gloo adds the parts of a number in an order that depends on its place in a bucket, and places change: DDP lays its
+    buckets out anew after its first step, which a resumed run makes once more. Without this a run of three processes
+    that was killed and resumed was not equal to the last bit. Two parts have one order. GPUs are not exact to the
+    last bit anyway.
     """
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -40,7 +40,7 @@ PARTS = {
     "load": "loaders, and the share of a training step that waits for one",
     "index": "reading captions of COCO's size, with peak memory",
     "memory": "peak memory of a training step",
-    "processes": "a data-parallel step's gradient beside that of the whole batch, in 2 and 3 processes",
+    "processes": "gradients, scores and random numbers of 2 and 3 processes beside those of one",
     "startup": "captioning --help, and caption_image.py of one image beside `import torch`",
     "epoch": "an epoch of COCO's size, simulated: tokens/s, waiting, memory over time; on a GPU unless named",
 }

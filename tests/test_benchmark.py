@@ -337,16 +337,20 @@ def test_a_step_takes_memory(who):
 
 
 @pytest.mark.slow
-def test_gradients_of_several_processes_are_compared_with_the_whole_batch(tmp_path):
+def test_what_several_processes_compute_is_compared_with_what_one_does(tmp_path):
     file = tmp_path / "benchmark.json"
     script.main(["--quick", "--only", "processes", "--json", str(file)])
     shares = json.loads(file.read_text())["shares"]
-    assert set(shares) == {
+    gradients = {
         f"gradient_{name}_{count}_processes"
         for name in ("soft", "soft_standardized", "marginal", "transformer")
         for count in (2, 3)
     }
-    assert 0 < max(shares.values()) < 1e-5  # float32 adds in another order
+    others = {f"{name}_{count}_processes" for name in ("scores", "correlation_of_random_numbers") for count in (2, 3)}
+    assert set(shares) == gradients | others
+    assert shares["scores_2_processes"] == shares["scores_3_processes"] == 0
+    assert 0 < max(shares[f"correlation_of_random_numbers_{count}_processes"] for count in (2, 3)) < 0.01
+    assert 0 < max(shares[name] for name in gradients) < 1e-5  # float32 adds in another order
 
 
 @pytest.mark.slow

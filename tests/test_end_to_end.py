@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -36,14 +37,23 @@ TINY = {
 }
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    """The folder of a finished demo of a minute model."""
+    folder = tmp_path_factory.mktemp("demo")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["demo.py"])
+        patch.chdir(folder)
+        load_script("demo").main(["--overlay-config", "tiny.yaml"])
+    return folder
+
+
 @pytest.fixture
-def demo(tmp_path, monkeypatch) -> Path:
-    """A finished demo of a minute model in an empty folder, entered."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["demo.py"])
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TINY))
-    load_script("demo").main(["--overlay-config", "tiny.yaml"])
-    return tmp_path / "runs/demo"
+def demo(trained, monkeypatch) -> Path:
+    """Its runs; the folder is entered, and the same for all tests."""
+    monkeypatch.chdir(trained)
+    return trained / "runs/demo"
 
 
 def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, capsys):
@@ -83,8 +93,9 @@ def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it
     assert "BLEU-4" in capsys.readouterr().out
 
 
-def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, capsys):
-    checkpoint = (demo / "soft/checkpoints/best.ckpt").rename(demo.parent.parent / "alone.ckpt")
+def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, monkeypatch, capsys):
+    checkpoint = shutil.copy(demo / "soft/checkpoints/best.ckpt", tmp_path / "alone.ckpt")
+    monkeypatch.chdir(tmp_path)
     Image.new("RGB", (70, 50), "teal").save("new.png")
     capsys.readouterr()
     load_script("caption_image").main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])

@@ -74,7 +74,8 @@ def forced(decoder, rows: int, times: int, inputs: bool = False):
         lambda: lstm(soft(), recurrent_dropout=0.4),
         lambda: lstm(SoftAttention(CoverageScore(5))),
         lambda: lstm(SoftAttention(DroppingScore(5))),
-        lambda: lstm(HardAttention(AdditiveScore(5))),
+        lambda: lstm(HardAttention(AdditiveScore(5), sample_probability=1.0)),
+        lambda: lstm(HardAttention(AdditiveScore(5), dropout=0.3)),
         lambda: lstm(HardAttention(AdditiveScore(5), sample_probability=0.0), dropout=0.0),
         lambda: lstm(GumbelAttention(AdditiveScore(5))),
         lambda: lstm(MultiHeadAttention(ScaledDotScore(), heads=2)),
@@ -94,13 +95,48 @@ def test_rows_are_what_captions_decoded_apart_would_be(make, inputs):
     torch.testing.assert_close(gradients, gradients_, atol=1e-4, rtol=1e-4)
 
 
+def rows_attended(decoder, monkeypatch) -> list[int]:
+    """The number of rows of every step that will be taken."""
+    seen, attend = [], decoder.attention.forward
+    monkeypatch.setattr(decoder.attention, "forward", lambda h, *rest: (seen.append(len(h)), attend(h, *rest))[1])
+    return seen
+
+
+def draw_of_each_row(alphas):
+    """Locations (B, R) of alphas (B, R, L) by no random number, others for a caption's first row and its second."""
+    preferred = torch.tensor([[1.0, 1, 1, 9, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 1, 9, 1]])
+    return (alphas * preferred.repeat(-(-alphas.shape[1] // ROWS), 1)[: alphas.shape[1]]).argmax(-1)
+
+
+@pytest.mark.parametrize("expected", [[True, False, True], [False, False, True], [True] * 3, [False] * 3])
+@pytest.mark.parametrize("score", [AdditiveScore, CoverageScore])
+def test_images_whose_context_is_the_expectation_take_their_steps_once(score, expected, monkeypatch):
+    monkeypatch.setattr("captioning.attention.stochastic.draw", draw_of_each_row)
+    chosen = torch.tensor([0.9 if each else 0.1 for each in expected])
+    found = {}
+    for how in ((ROWS, 1), (1, ROWS)):
+        decoder = lstm(HardAttention(score(5)), dropout=0.0, init_layers=2)
+        monkeypatch.setattr(torch, "rand", lambda *_, **__: chosen)
+        seen = rows_attended(decoder, monkeypatch)
+        found[how] = (*forced(decoder, *how), sum(seen))
+    (output, gradients, rows), (apart, gradients_, rows_apart) = found.values()
+    steps = output.mask.shape[1]
+    assert rows_apart == steps * B * ROWS and rows == steps * (B * ROWS - sum(expected))
+    assert (output.trace.locations == -1).sum() == steps * ROWS * sum(expected)
+    assert torch.equal(output.trace.locations, apart.trace.locations)
+    torch.testing.assert_close(output.logits, apart.logits, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.trace.alphas, apart.trace.alphas, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(output.selection_log_probs, apart.selection_log_probs)
+    torch.testing.assert_close(gradients, gradients_, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("attention", "options", "recurrences"),
     [
         (lambda: soft(), {}, 1),
         (lambda: HardAttention(AdditiveScore(5), ramp=(10, 20)), {}, 1),  # before the ramp nothing is drawn
         (lambda: HardAttention(AdditiveScore(5), ramp=(10, 20), dropout=0.3), {}, ROWS),
-        (lambda: HardAttention(AdditiveScore(5)), {}, ROWS),
+        (lambda: HardAttention(AdditiveScore(5), sample_probability=1.0), {}, ROWS),
         (lambda: soft(dropout=0.3), {}, ROWS),
         (lambda: soft(), {"recurrent_dropout": 0.3}, ROWS),
         (lambda: SoftAttention(DroppingScore(5)), {}, ROWS),
@@ -108,8 +144,7 @@ def test_rows_are_what_captions_decoded_apart_would_be(make, inputs):
 )
 def test_rows_share_a_recurrence_where_they_cannot_differ_in_it(attention, options, recurrences, monkeypatch):
     decoder = lstm(attention(), **options)
-    seen, attend = [], decoder.attention.forward
-    monkeypatch.setattr(decoder.attention, "forward", lambda h, *rest: (seen.append(len(h)), attend(h, *rest))[1])
+    seen = rows_attended(decoder, monkeypatch)
     forced(decoder, ROWS, 1)
     assert set(seen) == {B * recurrences}
 

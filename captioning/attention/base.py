@@ -76,8 +76,8 @@ class Memory:
         located: what the decoder's output computed of the images for a search.
         kept_units: (N, H) factors of h in the recurrence, the same at all steps of a row: the decoder's recurrent
             dropout. None outside training.
-        rows_differ: whether rows that read the same words may look at different places in training. Where attention
-            draws and drops nothing for this batch, one row's recurrence is that of all rows of a caption.
+        rows_differ: whether rows that read the same words may look at different places in training, or (B,) bool for
+            which images. Where attention draws and drops nothing, one row's recurrence is that of all of a caption.
     """
 
     annotations: Tensor
@@ -86,7 +86,7 @@ class Memory:
     expected: Tensor | None = None
     located: Located | None = None
     kept_units: Tensor | None = None
-    rows_differ: bool = True
+    rows_differ: bool | Tensor = True
 
     @property
     def exists(self) -> Tensor:

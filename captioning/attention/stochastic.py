@@ -98,7 +98,10 @@ class StochasticAttention(Attention):
             return memory  # nothing to decide, and the sum over locations is saved
         images = len(annotations)
         uniform = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
-        return dataclasses.replace(memory, expected=uniform >= probability)
+        expected = uniform >= probability
+        if probability and self.score.deterministic and not self.dropout.p:
+            memory = dataclasses.replace(memory, rows_differ=~expected)
+        return dataclasses.replace(memory, expected=expected)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         if self.training:

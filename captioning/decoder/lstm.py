@@ -201,6 +201,44 @@ class AttentionDecoder(Decoder):
         kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob, heads)
         return (h, c, *attention.state), kept
 
+    def _all_steps(self, embedded_gates: Tensor, memory: Memory, rows: int) -> _Kept:
+        """Take the steps of every caption ``rows`` times; once where all of its rows go through the same states.
+
+        Args:
+            embedded_gates: (B, R, T, 4H), of R captions of each image.
+
+        Returns:
+            what the steps kept, (B * R * rows, T, ..).
+        """
+        differ = memory.rows_differ
+        if rows == 1 or not self.attention.training or (self.training and self.recurrent_dropout.p):
+            differ = True
+        if isinstance(differ, bool):
+            return self._loop(embedded_gates, memory, rows if differ else 1, rows)
+        if embedded_gates.device.type != "cpu" or self._recurrence.mode is not None:
+            return self._loop(embedded_gates, memory, rows, rows)  # two loops of whatever size cost more than they save
+        groups = [(images.nonzero().squeeze(1), looped) for images, looped in ((differ, rows), (~differ, 1))]
+        parts = [
+            self._loop(embedded_gates[images], memory.select(images), looped, rows)
+            for images, looped in groups
+            if len(images)
+        ]
+        place = torch.cat([images for images, _ in groups]).argsort()  # (B,), of an image among the parts'
+        B = len(place)
+        return _Kept._make(
+            None if pieces[0] is None else torch.cat(pieces).unflatten(0, (B, -1))[place].flatten(0, 1)
+            for pieces in zip(*parts, strict=True)
+        )
+
+    def _loop(self, embedded_gates: Tensor, memory: Memory, looped: int, rows: int) -> _Kept:
+        """Take all steps of ``looped`` rows of every caption, and return them as those of ``rows``."""
+        gates = each(embedded_gates.flatten(0, 1), looped)
+        state = for_rows(self.init_state(memory), len(gates) // len(embedded_gates))
+        if self.training and self.recurrent_dropout.p:
+            memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
+        steps = self._recurrence(AttentionDecoder._recur, self, gates, state, memory, len(embedded_gates))
+        return _Kept._make(None if part is None else each(part, rows // looped) for part in steps)
+
     def forward(
         self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1
     ) -> DecoderOutput:
@@ -208,16 +246,9 @@ class AttentionDecoder(Decoder):
         mask, B = forced.mask, memory.annotations.shape[0]
         N, T = mask.shape
         embedded = self.embedding(forced.inputs)  # (N / rows, T, E)
-        embedded_gates = self.embedding_to_gates(embedded)  # Eq. 1 is linear: y_{t-1}'s part needs no loop
-        # Where nothing is drawn or dropped before the words, all rows of a caption go through the same states.
-        differ = memory.rows_differ or not self.attention.training or bool(self.training and self.recurrent_dropout.p)
-        looped = rows if differ else 1
-        embedded, embedded_gates = each(embedded, rows), each(embedded_gates, looped)
-        state = for_rows(self.init_state(memory), len(embedded_gates) // B)
-        if self.training and self.recurrent_dropout.p:
-            memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
-        steps = self._recurrence(AttentionDecoder._recur, self, embedded_gates, state, memory, B)
-        steps = _Kept._make(None if part is None else each(part, rows // looped) for part in steps)
+        # Eq. 1 is linear: y_{t-1}'s part needs no loop
+        steps = self._all_steps(self.embedding_to_gates(embedded).unflatten(0, (B, -1)), memory, rows)
+        embedded = each(embedded, rows)
         embedded, h, context, alphas = (
             forced.of_existing(part) for part in (embedded, steps.h, steps.context, steps.alphas)
         )

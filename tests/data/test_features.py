@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import multiprocessing
@@ -130,6 +131,43 @@ def test_the_system_is_told_which_rows_come_and_of_no_others(tmp_path, monkeypat
     expected = [(length, begin + a * size, begin + b * size) for length, a, b in expected]
     assert told == [(length, a - a % mmap.PAGESIZE, b) for length, a, b in expected]
     assert features.gather([]).shape == (0, 1, dim)
+
+
+def test_the_system_is_told_no_more_while_everything_is_in_memory_and_again_when_it_is_not(cache, monkeypatch):
+    features, told, disk = FeatureCache(cache, "train", FINGERPRINT), [], itertools.count()
+    monkeypatch.setattr(reading, "_will_need", lambda *_: told.append(1))
+    monkeypatch.setattr(reading, "_disk_reads", lambda: next(disk))  # another number each time: something was read
+    for _ in range(20):
+        features.gather([1])
+    assert len(told) == 20
+    monkeypatch.setattr(reading, "_disk_reads", lambda: 0)
+    for _ in range(20):
+        features.gather([1])
+    assert len(told) == 28
+    monkeypatch.setattr(reading, "_disk_reads", lambda: next(disk))
+    features.gather([1])  # waits for what it was not told of
+    features.gather([1])
+    assert len(told) == 29
+    monkeypatch.setattr(reading, "_disk_reads", lambda: None)  # a system that does not count
+    for _ in range(20):
+        features.gather([1])
+    assert len(told) == 49
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise") or sys.platform != "linux", reason="the page cache of Linux")
+def test_what_a_disk_was_read_for_is_counted(tmp_path):
+    file = tmp_path / "large"
+    file.write_bytes(bytes(1 << 20))
+    with file.open("rb") as handle:
+        os.fsync(handle.fileno())
+        os.posix_fadvise(handle.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = reading._disk_reads()
+        content = handle.read()
+        if reading._disk_reads() == before:
+            pytest.skip("this file system keeps its files in memory, or counts nothing")
+        before = reading._disk_reads()
+        handle.seek(0)
+        assert handle.read() == content and reading._disk_reads() == before
 
 
 def test_shards_are_ordinary_numpy_arrays_of_the_announced_size(cache):

@@ -8,6 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -18,6 +23,9 @@ from captioning.data.features.codes import DTYPES, Scale, decode
 from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder, share_of
 from captioning.errors import InputError
 
+_TRUSTED = 8
+"""Batches in a row that came without a disk, after which the system is not told what comes until one needs it."""
+
 
 class _Shard(NamedTuple):
     """A mapped file: (n, L, D) float16, or uint8 with a scale."""
@@ -27,12 +35,11 @@ class _Shard(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Neighbouring images of one shard, which take the places start .. stop - 1 of a batch."""
+    """Neighbouring images of one shard."""
 
-    start: int
-    stop: int
     shard: int
     first: int
+    images: int
 
 
 class FeatureCache:
@@ -40,7 +47,8 @@ class FeatureCache:
 
     A shard is mapped on first use in each process: only what is used is read, and a worker, forked or spawned, gets
     paths rather than data. Images are drawn at random, so the system is told which ones come: left alone it would wait
-    for one after the other, and read megabytes ahead of each. Shards that no image is asked of need not be here.
+    for one after the other, and read megabytes ahead of each. That takes as long as copying what is in memory, so it is
+    left out while nothing is read from a disk. Shards that no image is asked of need not be here.
 
     Args:
         directory: the cache folder.
@@ -71,6 +79,7 @@ class FeatureCache:
         self.shape: tuple[int, int, int] = manifest.shape
         self._manifest = manifest
         self._shards: dict[int, _Shard] = {}
+        self._from_memory = 0  # batches in a row for which no disk was read
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -107,25 +116,26 @@ class FeatureCache:
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
-        runs = list(self._runs(index))
-        for run in runs:
-            self._announce(run)  # opens the shard, which refuses a shape that it has not, before memory is taken for it
-        out = self.empty(len(index), pinned=pinned)
-        for run in runs:
-            shard = self._shard(run.shard)
-            found = shard.numbers[run.first : run.first + run.stop - run.start]
-            if shard.scale is None:
-                np.copyto(out[run.start : run.stop].numpy(), found)
-            else:
-                decode(found, shard.scale, out[run.start : run.stop])
-        return out
-
-    def _runs(self, index: NDArray[np.int64]) -> Iterator[_Run]:
+        read_before = _disk_reads()
         shards, places = np.divmod(index, self._manifest.shard_images)
-        follows = (np.diff(index) == 1) & (np.diff(shards) == 0)
-        starts = np.flatnonzero(np.r_[True, ~follows][: len(index)]).tolist()
-        for start, stop in itertools.pairwise([*starts, len(index)]):
-            yield _Run(start, stop, int(shards[start]), int(places[start]))
+        # Opens the shards, which refuse a shape that they have not, before memory is taken for it.
+        opened = {number: self._shard(number) for number in np.unique(shards).tolist()}
+        if self._from_memory < _TRUSTED:
+            for run in _runs(shards, places):
+                self._announce(run)
+        out = self.empty(len(index), pinned=pinned)
+        into = out.numpy()
+        for number, (numbers, scale) in opened.items():
+            if scale is None and len(opened) == 1:
+                np.take(numbers, places, axis=0, out=into, mode="clip")  # "raise" would copy twice
+                continue
+            for row in np.flatnonzero(shards == number).tolist():
+                if scale is None:
+                    into[row] = numbers[places[row]]
+                else:
+                    decode(numbers[places[row], None], scale, out[row, None])
+        self._from_memory = self._from_memory + 1 if _disk_reads() == read_before is not None else 0
+        return out
 
     def _announce(self, run: _Run) -> None:
         """Let the system read a run, all of a batch's at once, if it is not in memory."""
@@ -134,13 +144,15 @@ class FeatureCache:
         file: Any = self._shard(run.shard).numbers.base  # the memmap
         first = file.offset + run.first * self._manifest.row_bytes
         page = first - first % mmap.PAGESIZE
-        _will_need(file._mmap, page, first + (run.stop - run.start) * self._manifest.row_bytes - page)
+        _will_need(file._mmap, page, first + run.images * self._manifest.row_bytes - page)
 
     def empty(self, rows: int, *, pinned: bool = False) -> Tensor:
         """Return (rows, L, D) half with any content, in the memory that ``gather`` describes."""
         shape = (rows, *self.shape[1:])
         if get_worker_info() is None:
-            return torch.empty(shape, dtype=torch.float16, pin_memory=pinned)
+            if pinned:
+                return torch.empty(shape, dtype=torch.float16, pin_memory=True)
+            return torch.from_numpy(np.empty(shape, np.float16))  # in huge pages, unlike PyTorch's memory
         storage = torch.UntypedStorage._new_shared(2 * int(np.prod(shape)), device="cpu")
         return torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
 
@@ -183,6 +195,22 @@ class FeatureCache:
             raise InputError(
                 f"{file}: has no features of image {error.args[0]}; it was made from other data, extract again"
             ) from error
+
+
+def _runs(shards: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[_Run]:
+    """Yield the runs of images that follow each other, each given as its shard and its place in it."""
+    follows = (np.diff(places) == 1) & (np.diff(shards) == 0)
+    starts = np.flatnonzero(np.r_[True, ~follows][: len(shards)]).tolist()
+    for start, stop in itertools.pairwise([*starts, len(shards)]):
+        yield _Run(int(shards[start]), int(places[start]), stop - start)
+
+
+def _disk_reads() -> int | None:
+    """Return a number that grows when this thread reads from a disk, or waits for one; None where nobody counts."""
+    if resource is None or not hasattr(resource, "RUSAGE_THREAD"):
+        return None
+    usage = resource.getrusage(resource.RUSAGE_THREAD)
+    return usage.ru_majflt + usage.ru_inblock
 
 
 def _will_need(mapped: mmap.mmap, start: int, size: int) -> None:

@@ -195,7 +195,7 @@ class ShapesSource(CaptionSource):
             painted = paint(scene, rng, self.image_size)
         image, masks = painted
         name = f"{number:06d}.png"
-        image.save(folder / split / name, compress_level=1)
+        image.save(folder / split / name, compress_level=0)
         image_id = SPLITS.index(split) * _ID_STRIDE + number
         instance_ids = [image_id * 10 + i for i in range(1, len(scene.shapes) + 1)]
         instances = []

@@ -41,7 +41,7 @@ def measure(*, quick: bool, folder: Path) -> Report:
     random numbers of two processes in a step, which of independent ones is about 1 / sqrt(1,000,000).
     """
     report = Report()
-    wholes = {name: _gradients(step, _batch(quick)) for name, step in _steps(quick).items()}
+    wholes = {name: _gradients(step, _whole(quick)) for name, step in _steps(quick).items()}
     module, data = _shapes(folder, quick)
     trainer = _trainer(folder, max_epochs=1 if quick else 8)
     trainer.fit(module, data)
@@ -103,20 +103,23 @@ class _Step(nn.Module):
         return loss
 
 
-def _batch(quick: bool, rank: int = 0, processes: int = 1) -> CaptionBatch:
-    """Return every ``processes``-th image with all of its captions; captions and words differ in number."""
-    whole = Data.make(_sizes(quick), torch.device("cpu")).batch()
+def _whole(quick: bool) -> CaptionBatch:
+    return Data.make(_sizes(quick), torch.device("cpu")).batch()
+
+
+def part_of(whole: CaptionBatch, rank: int, processes: int) -> CaptionBatch:
+    """Return every ``processes``-th image of a batch from image ``rank`` on, with all of its captions."""
     images = torch.arange(rank, len(whole.rows), processes)
     mine = whole.image_index % processes == rank
-    longest = int(whole.lengths[mine].max())
-    assert whole.annotations is not None
+    lengths = whole.lengths[mine]
     return CaptionBatch(
-        whole.captions[mine, : longest + 1],
-        whole.lengths[mine],
+        whole.captions[mine, : int(lengths.max()) + 1],
+        lengths,
         whole.image_index[mine] // processes,
         images,
         images,
-        annotations=whole.annotations[images],
+        None if whole.images is None else whole.images[images],
+        None if whole.annotations is None else whole.annotations[images],
     )
 
 
@@ -187,7 +190,7 @@ def _process(rank: int, processes: int, quick: bool, folder: Path, port: int) ->
     gradients = {}
     for name, step in _steps(quick).items():
         parallel = DistributedDataParallel(BatchNormSync().apply(step))
-        gradients[name] = _gradients(parallel, _batch(quick, rank, processes))
+        gradients[name] = _gradients(parallel, part_of(_whole(quick), rank, processes))
     if rank == 0:
         found = {"gradients": gradients, "scores": scores, "numbers": torch.stack(drawn, 1)}
         torch.save(found, _found(folder, processes))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks.processes import part_of
 from captioning.attention import (
     AdditiveScore,
     Attention,
@@ -107,19 +108,15 @@ class Step(nn.Module):
 
 
 def batch_of(rank: int = 0, world_size: int = 1) -> CaptionBatch:
-    """The images ``rank``, ``rank + world_size``, .. of one batch with all their captions."""
+    """One process's part of a batch whose images have different numbers of captions, of different lengths."""
     draw = torch.Generator().manual_seed(7)
     images = torch.randn(len(CAPTIONS), 3, 24, 24, generator=draw).double()
     owner = torch.repeat_interleave(torch.arange(len(CAPTIONS)), torch.tensor(CAPTIONS))
     lengths = torch.randint(2, 8, (len(owner),), generator=draw)
     captions = torch.randint(4, V, (len(owner), 8), generator=draw)
     captions = captions.masked_fill(torch.arange(8) > lengths.unsqueeze(1), 0)
-    rows = torch.arange(rank, len(CAPTIONS), world_size)
-    mine = torch.isin(owner, rows)
-    longest = int(lengths[mine].max())
-    return CaptionBatch(
-        captions[mine, : longest + 1], lengths[mine], owner[mine] // world_size, rows, rows, images[rows]
-    )
+    rows = torch.arange(len(CAPTIONS))
+    return part_of(CaptionBatch(captions, lengths, owner, rows, rows, images), rank, world_size)
 
 
 def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tensor]:

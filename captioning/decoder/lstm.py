@@ -216,7 +216,8 @@ class AttentionDecoder(Decoder):
         if isinstance(differ, bool):
             return self._loop(embedded_gates, memory, rows if differ else 1, rows)
         if embedded_gates.device.type != "cpu" or self._recurrence.mode is not None:
-            return self._loop(embedded_gates, memory, rows, rows)  # two loops of whatever size cost more than they save
+            # A GPU waits for launches, of which two loops have twice as many; a compiled step is made for one size.
+            return self._loop(embedded_gates, memory, rows, rows)
         groups = [(images.nonzero().squeeze(1), looped) for images, looped in ((differ, rows), (~differ, 1))]
         parts = [
             self._loop(embedded_gates[images], memory.select(images), looped, rows)

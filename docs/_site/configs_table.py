@@ -22,7 +22,7 @@ IMAGES = {"coco": TRAINED["coco"] + 5_000, "flickr8k": TRAINED["flickr8k"] + 1_0
 CHANNELS = {"flickr8k_mobilenet_deeper": 1024}
 """D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
 DATA = {
-    "ShapesSource": ("shapes, generated", "150 MB"),
+    "ShapesSource": ("shapes, generated", "300 MB"),
     "coco": ("COCO 2014, `prepare_data.py coco --karpathy`", "20 GB, 29 GB while unpacking"),
     "flickr8k": ("Flickr8k, `prepare_data.py flickr8k`", "1 GB, images on request"),
 }

@@ -76,8 +76,8 @@ class Memory:
         located: what the decoder's output computed of the images for a search.
         kept_units: (N, H) factors of h in the recurrence, the same at all steps of a row: the decoder's recurrent
             dropout. None outside training.
-        rows_differ: whether rows that read the same words may look at different places in training, or (B,) bool for
-            which images. Where attention draws and drops nothing, one row's recurrence is that of all of a caption.
+        rows_differ: whether rows that read the same words may look at different places in training. Where attention
+            draws and drops nothing, one row's recurrence is that of all rows of a caption.
     """
 
     annotations: Tensor
@@ -86,7 +86,7 @@ class Memory:
     expected: Tensor | None = None
     located: Located | None = None
     kept_units: Tensor | None = None
-    rows_differ: bool | Tensor = True
+    rows_differ: bool = True
 
     @property
     def exists(self) -> Tensor:
@@ -103,7 +103,7 @@ class Memory:
         """Return the memory of the given images, (B',) indices."""
         parts = (len(self.annotations), -1)
         chosen: dict[str, Any] = {
-            name: part.unflatten(0, parts)[images].flatten(0, 1) if isinstance(part, Tensor) else part
+            name: part.unflatten(0, parts).index_select(0, images).flatten(0, 1) if isinstance(part, Tensor) else part
             for name, part in vars(self).items()
         }
         if self.located is not None:
@@ -237,6 +237,13 @@ class Attention(Component):
         """
         check_mask(annotations, mask)
         return Memory(annotations, self.score.project(annotations), mask, rows_differ=not self.deterministic)
+
+    def groups(self, memory: Memory) -> list[tuple[Tensor, Memory]]:
+        """Return the images of a training batch by whether their rows differ, (B',) indices and their memory each.
+
+        None where that is the same for all of them.
+        """
+        return []
 
     def init_state(self, memory: Memory) -> State:
         """Return what the first step starts with, (B, ..) each."""

@@ -98,10 +98,18 @@ class StochasticAttention(Attention):
             return memory  # nothing to decide, and the sum over locations is saved
         images = len(annotations)
         uniform = torch.rand(1 if self.per_batch else images, device=annotations.device).expand(images)
-        expected = uniform >= probability
-        if probability and self.score.deterministic and not self.dropout.p:
-            memory = dataclasses.replace(memory, rows_differ=~expected)
-        return dataclasses.replace(memory, expected=expected)
+        return dataclasses.replace(memory, expected=uniform >= probability)
+
+    def groups(self, memory: Memory) -> list[tuple[Tensor, Memory]]:
+        if memory.expected is None or not memory.rows_differ or not self.score.deterministic or self.dropout.p:
+            return []
+        drawn, expected = (images.nonzero().squeeze(1) for images in (~memory.expected, memory.expected))
+        if not len(expected):
+            return []
+        alike = dataclasses.replace(memory.select(expected), rows_differ=False)
+        if not len(drawn):
+            return [(expected, alike)]
+        return [(drawn, dataclasses.replace(memory.select(drawn), expected=None)), (expected, alike)]
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         if self.training:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, Memory
-from captioning.attention.base import expected_context, for_rows
+from captioning.attention.base import AttentionOutput, expected_context, for_rows
 from captioning.component import check_size
 from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State, each
 from captioning.errors import check_range
@@ -35,6 +36,32 @@ class _Kept(NamedTuple):
     locations: Tensor
     log_prob: Tensor | None
     heads: Tensor | None  # outside training
+
+
+class _Groups(NamedTuple):
+    """The memories of groups of images, and how many rows look at each, one group's after the other's."""
+
+    memories: list[Memory]
+    rows: list[int]
+
+    @property
+    def kept_units(self) -> None:
+        """With recurrent dropout all rows differ."""
+
+    def shared(self) -> _Groups:
+        return self._replace(memories=[memory.shared() for memory in self.memories])
+
+    def select(self, images: Tensor) -> _Groups:
+        raise NotImplementedError("compiled steps have one memory")
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    """Return what the groups' rows found as one: tensors, tuples of them, or None."""
+    if pieces[0] is None:
+        return None
+    if isinstance(pieces[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
+    return torch.cat(list(pieces))
 
 
 class _StateInitialiser(nn.Module):
@@ -186,10 +213,10 @@ class AttentionDecoder(Decoder):
     def _output_layers(self) -> Layers:
         return Layers(self.hidden_to_output, self.context_to_output, self.output, self.dropout)
 
-    def _recur(self, embedded_gates: Tensor, state: State, memory: Memory) -> tuple[State, _Kept]:
+    def _recur(self, embedded_gates: Tensor, state: State, memory: Memory | _Groups) -> tuple[State, _Kept]:
         """One step of Eq. 1-6, for the part (N, 4H) of the gates that comes from y_{t-1}."""
         h, c, *carried = state
-        attention = self.attention(h, memory, tuple(carried))  # Eq. 4-6
+        attention = self._attend(h, memory, tuple(carried))  # Eq. 4-6
         context, gate, beta = attention.context, None, None
         if self.gate is not None:
             gate = self.gate(h).squeeze(-1)  # (N,)
@@ -201,6 +228,13 @@ class AttentionDecoder(Decoder):
         kept = _Kept(h, context, attention.alphas, gate, beta, attention.locations, attention.log_prob, heads)
         return (h, c, *attention.state), kept
 
+    def _attend(self, h: Tensor, memory: Memory | _Groups, state: State) -> AttentionOutput:
+        if isinstance(memory, Memory):
+            return self.attention(h, memory, state)
+        parts = zip(*(part.split(memory.rows) for part in (h, *state)), strict=True)
+        found = [self.attention(h, of, tuple(rest)) for of, (h, *rest) in zip(memory.memories, parts, strict=True)]
+        return AttentionOutput._make(_joined(pieces) for pieces in zip(*found, strict=True))
+
     def _all_steps(self, embedded_gates: Tensor, memory: Memory, rows: int) -> _Kept:
         """Take the steps of every caption ``rows`` times; once where all of its rows go through the same states.
 
@@ -210,35 +244,41 @@ class AttentionDecoder(Decoder):
         Returns:
             what the steps kept, (B * R * rows, T, ..).
         """
-        differ = memory.rows_differ
-        if rows == 1 or not self.attention.training or (self.training and self.recurrent_dropout.p):
-            differ = True
-        if isinstance(differ, bool):
-            return self._loop(embedded_gates, memory, rows if differ else 1, rows)
-        if embedded_gates.device.type != "cpu" or self._recurrence.mode is not None:
-            # A GPU waits for launches, of which two loops have twice as many; a compiled step is made for one size.
-            return self._loop(embedded_gates, memory, rows, rows)
-        groups = [(images.nonzero().squeeze(1), looped) for images, looped in ((differ, rows), (~differ, 1))]
-        parts = [
-            self._loop(embedded_gates[images], memory.select(images), looped, rows)
-            for images, looped in groups
-            if len(images)
-        ]
-        place = torch.cat([images for images, _ in groups]).argsort()  # (B,), of an image among the parts'
-        B = len(place)
-        return _Kept._make(
-            None if pieces[0] is None else torch.cat(pieces).unflatten(0, (B, -1))[place].flatten(0, 1)
-            for pieces in zip(*parts, strict=True)
-        )
-
-    def _loop(self, embedded_gates: Tensor, memory: Memory, looped: int, rows: int) -> _Kept:
-        """Take all steps of ``looped`` rows of every caption, and return them as those of ``rows``."""
+        B, R = embedded_gates.shape[:2]
+        differ = not self.attention.training or (self.training and self.recurrent_dropout.p > 0)
+        # A GPU waits for launches, of which groups need more; a compiled step is made for one number of rows.
+        if rows > 1 and not differ and embedded_gates.device.type == "cpu" and self._recurrence.mode is None:
+            groups = self.attention.groups(memory)
+            if len(groups) > 1:
+                return self._steps_of_groups(embedded_gates, groups, rows)
+            memory = groups[0][1] if groups else memory
+        looped = rows if differ or memory.rows_differ else 1
         gates = each(embedded_gates.flatten(0, 1), looped)
-        state = for_rows(self.init_state(memory), len(gates) // len(embedded_gates))
+        state = for_rows(self.init_state(memory), R * looped)
         if self.training and self.recurrent_dropout.p:
             memory = replace(memory, kept_units=self.recurrent_dropout(torch.ones_like(state[0])))
-        steps = self._recurrence(AttentionDecoder._recur, self, gates, state, memory, len(embedded_gates))
+        steps = self._recurrence(AttentionDecoder._recur, self, gates, state, memory, B)
         return _Kept._make(None if part is None else each(part, rows // looped) for part in steps)
+
+    def _steps_of_groups(self, embedded_gates: Tensor, groups: Sequence[tuple[Tensor, Memory]], rows: int) -> _Kept:
+        """``_all_steps`` of images whose rows differ and others whose rows do not: all but attention at once."""
+        B, R = embedded_gates.shape[:2]
+        looped = [rows if memory.rows_differ else 1 for _, memory in groups]
+        gates, states = [], []
+        for (images, memory), times in zip(groups, looped, strict=True):
+            gates.append(each(embedded_gates.index_select(0, images).flatten(0, 1), times))
+            states.append(for_rows(self.init_state(memory), R * times))
+        counts = [len(part) for part in gates]
+        memories = _Groups([memory for _, memory in groups], counts)
+        state = tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+        steps = self._recurrence(AttentionDecoder._recur, self, torch.cat(gates), state, memories, B)
+        place = torch.cat([images for images, _ in groups]).argsort()  # (B,), of an image among the groups'
+
+        def in_order(part: Tensor) -> Tensor:
+            pieces = [each(piece, rows // n) for piece, n in zip(part.split(counts), looped, strict=True)]
+            return torch.cat(pieces).unflatten(0, (B, -1)).index_select(0, place).flatten(0, 1)
+
+        return _Kept._make(None if part is None else in_order(part) for part in steps)
 
     def forward(
         self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1

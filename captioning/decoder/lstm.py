@@ -51,9 +51,6 @@ class _Groups(NamedTuple):
     def shared(self) -> _Groups:
         return self._replace(memories=[memory.shared() for memory in self.memories])
 
-    def select(self, images: Tensor) -> _Groups:
-        raise NotImplementedError("compiled steps have one memory")
-
 
 def _joined(pieces: Sequence[Any]) -> Any:
     """Return what the groups' rows found as one: tensors, tuples of them, or None."""
@@ -269,7 +266,7 @@ class AttentionDecoder(Decoder):
             gates.append(each(embedded_gates.index_select(0, images).flatten(0, 1), times))
             states.append(for_rows(self.init_state(memory), R * times))
         counts = [len(part) for part in gates]
-        memories = _Groups([memory for _, memory in groups], counts)
+        memories: Any = _Groups([memory for _, memory in groups], counts)  # no step is compiled, so none selects
         state = tuple(torch.cat(parts) for parts in zip(*states, strict=True))
         steps = self._recurrence(AttentionDecoder._recur, self, torch.cat(gates), state, memories, B)
         place = torch.cat([images for images, _ in groups]).argsort()  # (B,), of an image among the groups'

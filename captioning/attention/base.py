@@ -241,7 +241,7 @@ class Attention(Component):
     def groups(self, memory: Memory) -> list[tuple[Tensor, Memory]]:
         """Return the images of a training batch by whether their rows differ, (B',) indices and their memory each.
 
-        None where that is the same for all of them.
+        Empty where attention knows no more of them than ``memory.rows_differ``.
         """
         return []
 

@@ -106,9 +106,9 @@ class StochasticAttention(Attention):
         drawn, expected = (images.nonzero().squeeze(1) for images in (~memory.expected, memory.expected))
         if not len(expected):
             return []
-        alike = dataclasses.replace(memory.select(expected), rows_differ=False)
         if not len(drawn):
-            return [(expected, alike)]
+            return [(expected, dataclasses.replace(memory, rows_differ=False))]
+        alike = dataclasses.replace(memory.select(expected), rows_differ=False)
         return [(drawn, dataclasses.replace(memory.select(drawn), expected=None)), (expected, alike)]
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from captioning.captioner import load
 from captioning.cells import CellGrid
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.encoders.cells import measure_cells, measure_geometry
 from captioning.errors import exits_on_input_error
 from captioning.files import write_json
-from captioning.inference import load
 from captioning.provenance import provenance
 from captioning.terminal import script_parser
 

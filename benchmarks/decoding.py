@@ -20,7 +20,7 @@ from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, Work
 from captioning import decoding
 from captioning.decoding import Hypothesis, ImageStepFunction, State, Step
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 from captioning.vocabulary import END
 
 STRATEGIES = {"greedy": 1, "beam3": 3, "beam5": 5}

@@ -28,7 +28,7 @@ from captioning.configs import build, read_config
 from captioning.data import CocoSource
 from captioning.data.features import FeatureWriter
 from captioning.data.records import CaptionIndex
-from captioning.decoder import Decoder
+from captioning.model import Decoder
 from captioning.training.datamodule import CaptionDataModule
 
 GPUS = {

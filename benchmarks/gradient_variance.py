@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
+from captioning.captioner import ImageCaptioner, load
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
-from captioning.inference import ImageCaptioner, load
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 from captioning.objective.estimators import (
     Estimator,
     ExpectedContext,

@@ -15,10 +15,10 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Work
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.decoder import AttentionDecoder
+from captioning.captioner import ImageCaptioner
 from captioning.encoders import ConvEncoder, Encoder, TorchvisionEncoder
-from captioning.inference import ImageCaptioner
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder
+from captioning.model.captioner import Captioner
 from captioning.vocabulary import SPECIALS, Vocabulary
 
 

@@ -13,9 +13,8 @@ from benchmarks.work import Sizes
 from captioning.attention import AdditiveScore, HardAttention, MultiHeadAttention, ScaledDotScore, SoftAttention
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
+from captioning.model import AttentionDecoder, Decoder, Output, TransformerDecoder
 from captioning.objective import LeaveOneOut
-from captioning.output import Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 

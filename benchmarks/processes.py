@@ -21,10 +21,9 @@ from benchmarks.work import Sizes
 from captioning.attention import AdditiveScore, MultiHeadAttention, ScaledDotScore, SoftAttention
 from captioning.data import ShapesSource
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
-from captioning.output import MarginalOutput
+from captioning.model import AttentionDecoder, Decoder, MarginalOutput, TransformerDecoder
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule

@@ -14,10 +14,10 @@ from benchmarks.images import encoders, photograph_size, photographs
 from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.checkpoint import CHECKPOINT_FORMAT
-from captioning.decoder import AttentionDecoder
+from captioning.checkpoint.format import CHECKPOINT_FORMAT
 from captioning.encoders import Encoder
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder
+from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
 
 _ROOT = Path(__file__).resolve().parent.parent

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from captioning.inference import load
+from captioning.captioner import load
 
 # Attention -> what its config is changed by.
 OPTIONS = {

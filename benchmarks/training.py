@@ -14,9 +14,8 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import interleave
 from benchmarks.work import Probe, Sizes, Work
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import Decoder
 from captioning.kernels.compilation import Mode
-from captioning.output import Output
+from captioning.model import Decoder, Output
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from captioning.cli.usage import COMMANDS, HELP, command_help, first_line
 from captioning.errors import exits_on_input_error
-from captioning.usage import COMMANDS, HELP, command_help, first_line
 
 _ALL = "--help_all"
 
@@ -26,7 +26,7 @@ def main() -> None:
         return
     line = first_line(args)
     print(line, file=sys.stderr, flush=True)  # standard output may be a file: --print_config > config.yaml
-    from captioning.training.cli import main as run
+    from captioning.cli.fit import main as run
 
     run(["--help" if arg == _ALL else arg for arg in args])
 

@@ -33,8 +33,8 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
 
+    from captioning.captioner.average import average_checkpoints
     from captioning.component import import_modules
-    from captioning.inference.averaging import average_checkpoints
 
     refuse_inputs(arguments.output, arguments.checkpoints, "--output")
     import_modules(arguments.imports, [Path()])

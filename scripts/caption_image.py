@@ -36,8 +36,8 @@ from captioning.run_folder import RunFolder
 from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
-    from captioning.caption import Caption
-    from captioning.inference import DecodingOptions, ImageCaptioner
+    from captioning.captioner import DecodingOptions, ImageCaptioner
+    from captioning.captioner.caption import Caption
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
@@ -57,8 +57,8 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
 
+    from captioning.captioner import load
     from captioning.component import import_modules  # torch, seconds: after all that can be said without it
-    from captioning.inference import load
 
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint, _device(arguments.device))
@@ -246,7 +246,7 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
     """Return where an image's overlay goes."""
     if arguments.overlay is None:
         return None
-    from captioning.caption import FIGURE_SUFFIXES
+    from captioning.captioner.caption import FIGURE_SUFFIXES
 
     target = Path(arguments.overlay)
     if target.suffix and not target.is_dir():

@@ -99,7 +99,7 @@ def test_untested(runs: list[Run], imports: list[str]) -> None:
     Raises:
         InputError: a test failed; the captions made so far are kept.
     """
-    from captioning.commands import Commands
+    from captioning.cli.commands import Commands
     from captioning.comparison.runs import add_test
 
     commands = Commands(1, "(train|val|test): |brevity penalty")

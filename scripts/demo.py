@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
@@ -80,7 +80,6 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
 def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     """Caption and draw an image of the test split; returns a tested run's entry of the summary."""
-    from captioning import inference
     from captioning.configs import build, read_config
     from captioning.data import CaptionSource
     from captioning.provenance import provenance
@@ -91,7 +90,7 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     (source,) = build({"data.source": CaptionSource}, [settings])
     index = source.index("test")
     images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
-    captions = inference.load(best).caption(images)
+    captions = captioner.load(best).caption(images)
     image, caption = images[0], captions[0]
     overlay_file = folder.path / "overlay.png"
     with replacing(overlay_file) as part:

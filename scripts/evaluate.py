@@ -54,12 +54,12 @@ def main(argv: list[str] | None = None) -> None:
 
     import yaml
 
+    from captioning.captioner import load
+    from captioning.cli.fit import main as captioning
+    from captioning.cli.foreign_settings import evaluation_settings
     from captioning.component import import_modules
     from captioning.evaluation.scores import TITLES, UNIT
-    from captioning.inference import load
     from captioning.provenance import provenance
-    from captioning.training.cli import main as captioning
-    from captioning.training.foreign_settings import evaluation_settings
 
     import_modules(args.imports, [Path(), *([args.data.parent] if args.data else [])])
     if args.measurement is not None:

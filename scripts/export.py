@@ -3,7 +3,7 @@
 
 The card says what the model is, what it was trained with, and the scores that `captioning test` and `captioning
 validate` left in the checkpoint's run folder, with intervals. The folder holds nothing that runs when it is opened;
-`load(DIR)` of captioning.inference captions with it. With --onnx it also holds encoder.onnx and step.onnx, which
+`load(DIR)` of captioning.captioner captions with it. With --onnx it also holds encoder.onnx and step.onnx, which
 scripts/caption_onnx.py captions with where there is no PyTorch.
 
 examples:
@@ -25,17 +25,17 @@ from captioning.run_folder import RunFolder
 from captioning.terminal import add_import_option, script_parser
 
 if TYPE_CHECKING:
-    from captioning.inference import ImageCaptioner
+    from captioning.captioner import ImageCaptioner
     from captioning.tokenizers import Tokenizer
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
+    from captioning.captioner import load
+    from captioning.captioner.onnx_graphs import ENCODER, STEP
+    from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.component import import_modules
-    from captioning.exported import WEIGHTS, refuse_other_folder
-    from captioning.inference import load
-    from captioning.inference.onnx_graphs import ENCODER, STEP
 
     folder = Path(arguments.output)
     if folder.exists() and not folder.is_dir():
@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
     if arguments.onnx:
-        from captioning.inference.onnx_graphs import write_onnx
+        from captioning.captioner.onnx_graphs import write_onnx
 
         write_onnx(captioner, folder)
     scored = None if run is None else (run.path, Path(arguments.checkpoint).name)
@@ -94,7 +94,7 @@ def card(captioner: ImageCaptioner, name: str, scored: tuple[Path, str] | None, 
 
 def _usage() -> str:
     return """```python
-from captioning.inference import load
+from captioning.captioner import load
 
 caption = load("THIS_FOLDER")("photo.jpg")
 print(caption.text)

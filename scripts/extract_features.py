@@ -46,12 +46,12 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
 
+    from captioning.captioner.load import known_device
     from captioning.configs import build_parts
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
     from captioning.encoders.base import without_weights
-    from captioning.inference.loading import known_device
     from captioning.tokenizers import Tokenizer
 
     kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
-    from captioning.inference import load
+    from captioning.captioner import load
 
     try:
         encoder.load_state_dict(load(checkpoint).captioner.encoder.state_dict())

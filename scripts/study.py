@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.run_folder import RunFolder
 from captioning.terminal import script_parser

@@ -20,6 +20,7 @@ from helpers_runs import CSV, make_captions, make_run, save_checkpoint, tiny_con
 from PIL import Image
 from pycocotools import mask as run_lengths
 
+from captioning.captioner import load
 from captioning.comparison.study import read_study
 from captioning.comparison.wandb_runs import find_run
 from captioning.configs import build, read_config
@@ -28,12 +29,10 @@ from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.images import load_image, upright
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
-from captioning.data.word_vectors import read_word_vectors
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
-from captioning.inference import load
 from captioning.vocabulary import Vocabulary
 
 
@@ -167,7 +166,6 @@ def readers(_: Path) -> Target:
 
     def run(folder: Path, draw: random.Random) -> None:
         Vocabulary.load(folder / "words.json")
-        read_word_vectors(folder / "vectors.txt", {"a": 4, "dog": 5}, 2)
         DocumentFrequencies.load(folder / "frequencies.json")
         captions, references = read_results(folder / "results.json"), read_references(folder / "references.json").words
         pair(captions, references, where=folder / "results.json")
@@ -286,7 +284,7 @@ def exports(made: Path) -> Target:
 
 def configs(_: Path) -> Target:
     """A config that the user names, and what is taken of one that comes with a run."""
-    from captioning.training.foreign_settings import evaluation_settings, resume_settings
+    from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 
     config = tiny_config(Path("shapes"))
     config["model"]["optimizer"] = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001}}
@@ -311,9 +309,9 @@ OPTIONS = (
     "--model.encoder --model.encoder.init_args.channels --model.encoder.init_args.image_size --model.decoder "
     "--model.decoder.init_args.hidden_dim --model.decoder.init_args.dropout --model.decoder.init_args.attention "
     "--model.decoder.init_args.attention.init_args.score --model.decoder.init_args.output --model.optimizer "
-    "--model.optimizer.init_args.lr --model.scheduler --model.estimator --model.label_smoothing --model.r_drop "
+    "--model.optimizer.init_args.lr --model.scheduler --model.estimator --model.label_smoothing "
     "--model.rows_per_caption --model.search --model.search.beam_size --model.search.max_length --model.bound_samples "
-    "--model.word_vectors --model.self_critical --checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
+    "--model.self_critical --checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
     "--help --print_config --nothing -x"
 ).split()
 VALUES = [
@@ -335,7 +333,7 @@ def commands(made: Path) -> Target:
     """`captioning`, with a damaged config, a damaged run, or options of any value. Training is of one step."""
     import os
 
-    from captioning.training.cli import main
+    from captioning.cli.fit import main
 
     made.mkdir(parents=True, exist_ok=True)
     before = os.getcwd()

@@ -13,13 +13,12 @@ import torch
 import yaml
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
-from captioning.checkpoint import CHECKPOINT_FORMAT
+from captioning.checkpoint.format import CHECKPOINT_FORMAT
 from captioning.comparison.runs import Run
-from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.evaluation.records import CaptionedImage, NounHit
-from captioning.model import Captioner
-from captioning.output import Output
+from captioning.model import AttentionDecoder, Output
+from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
 
 # Checkpoints
@@ -92,7 +91,7 @@ TINY = {
             "init_args": {"channels": [6, 8], "strides": [4, 2], "image_size": 48},
         },
         "decoder": {
-            "class_path": "captioning.decoder.AttentionDecoder",
+            "class_path": "captioning.model.AttentionDecoder",
             "init_args": {
                 "attention": {
                     "class_path": "captioning.attention.SoftAttention",

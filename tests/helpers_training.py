@@ -12,10 +12,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
-from captioning.output import Output
+from captioning.model import AttentionDecoder, Output
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule

@@ -37,7 +37,7 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
-from captioning.checkpoint import damage_of
+from captioning.checkpoint.format import damage_of
 from captioning.files import write_json
 from captioning.provenance import provenance
 
@@ -142,7 +142,7 @@ def with_trainer(serve: Callable[[Callable[[], None]], None], *options: str) -> 
     Args:
         serve: called with what does the work, to be called in a process of its own each time.
     """
-    from captioning.training.cli import main
+    from captioning.cli.fit import main
 
     real = pl.Trainer.fit
 

@@ -16,12 +16,11 @@ import torch
 
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder
 from captioning.files import write_json
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model.captioner import Captioner
 from captioning.objective.objective import Objective
-from captioning.output import MarginalOutput
 from captioning.vocabulary import UNK
 
 FILE = Path(__file__).with_suffix(".json")

@@ -29,8 +29,8 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer, 
 from pytorch_lightning import Callback
 from pytorch_lightning.callbacks import ModelCheckpoint
 
+from captioning.captioner import load
 from captioning.files import write_json
-from captioning.inference import load
 from captioning.provenance import provenance
 
 CAPTIONS, EPOCHS, LIMIT = 10_000, 50, 20.0  # the last in MB

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, AnnotationAttention, SoftAttention
-from captioning.attention.annotation_layer import grid_positions
+from captioning.attention.layers import grid_positions
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.errors import InputError
 from captioning.kernels.dropout import Dropout
+from captioning.model import AttentionDecoder
 
 B, GRID, D, DIM, HEADS, F, H, V = 3, (2, 5), 7, 12, 3, 9, 10, 13
 L = GRID[0] * GRID[1]

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, SoftAttention
-from captioning.attention.annotation_lstm import AnnotationLSTM
+from captioning.attention.layers import AnnotationLSTM
 from captioning.configs import load_config
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder
+from captioning.model import AttentionDecoder
 
 B, L, D, C, H, V = 3, 9, 7, 4, 10, 13
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from captioning.attention import AdditiveScore, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import AttentionDecoder, DecoderOutput
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
 

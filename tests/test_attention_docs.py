@@ -13,10 +13,10 @@ import torch
 
 import captioning.attention
 from captioning.attention import Attention, Score
-from captioning.attention.stochastic import StochasticAttention
+from captioning.attention.hard import StochasticAttention
+from captioning.cli.fit import CaptioningCLI
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder
-from captioning.training.cli import CaptioningCLI
+from captioning.model import AttentionDecoder
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary

@@ -23,10 +23,10 @@ from captioning.attention import (
 )
 from captioning.attention.base import Selected
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import Step, beam_search
 from captioning.errors import InputError
 from captioning.kernels import linear
+from captioning.model import AttentionDecoder
 from captioning.trace import EXPECTATION
 
 B, R, T, E, A, V = 2, 3, 4, 5, 6, 13

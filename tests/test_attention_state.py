@@ -19,11 +19,11 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, beam_search
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder
+from captioning.model.captioner import Captioner
 
 B, R, T, E, A, V = 2, 3, 4, 5, 6, 11
 GRID = (3, 4)

@@ -11,8 +11,8 @@ from helpers_runs import WORDS, edit_checkpoint, save_checkpoint
 from torch import Tensor
 
 from captioning.attention import HardAttention
-from captioning.inference import load
-from captioning.output import MarginalOutput
+from captioning.captioner import load
+from captioning.model import MarginalOutput
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.outputs import KINDS
 from helpers import load_script
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,14 +17,13 @@ from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port
 from benchmarks.decoding import decode
 from benchmarks.memory import peak_of_a_step
 from benchmarks.models import Data, natural_lengths, our_module
-from benchmarks.outputs import KINDS
 from benchmarks.report import Report, Row
 from benchmarks.timing import Timing, interleave
 from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_products, parameters, training_bytes
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data import CocoSource
-from captioning.decoder import AttentionDecoder
-from captioning.objective import losses
+from captioning.model import AttentionDecoder
+from captioning.objective import terms as losses
 from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 from helpers import random_view, trace_of
 from PIL import Image
 
-from captioning.caption import Alternative, Caption, Photo
+from captioning.captioner.caption import Alternative, Caption, Photo
 from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.views.explorer import ExploredImage, explorer_page

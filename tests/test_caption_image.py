@@ -17,8 +17,8 @@ from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention
-from captioning.inference import load
-from captioning.output import MarginalOutput
+from captioning.captioner import load
+from captioning.model import MarginalOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
 script = load_script("caption_image")

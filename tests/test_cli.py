@@ -17,10 +17,10 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
+from captioning.cli.command_line import with_run_config
+from captioning.cli.fit import main
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
-from captioning.training.cli import main
-from captioning.training.command_line import with_run_config
 from captioning.training.loggers import wandb_offline_without_account
 
 

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
 from captioning.errors import InputError
 
 SAYS = """
@@ -54,7 +54,7 @@ def test_one_failure_leaves_the_others_alone():
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
 from captioning.errors import exits_on_input_error
 child = '''
 import sys, time

@@ -17,6 +17,7 @@ from helpers import SCRIPTS, load_script
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
+from captioning.captioner import load
 from captioning.comparison.attention import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
@@ -24,8 +25,7 @@ from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apar
 from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
-from captioning.inference import load
-from captioning.output import MarginalOutput
+from captioning.model import MarginalOutput
 
 script = load_script("compare_runs")
 
@@ -442,7 +442,7 @@ def test_runs_without_captions_are_tested_first_if_that_is_asked_for(tested_pair
         commands.append((name, arguments))
         captions.write_text(content)
 
-    monkeypatch.setattr("captioning.commands.Commands.run", run)
+    monkeypatch.setattr("captioning.cli.commands.Commands.run", run)
     script.main([*map(str, tested_pair), "--samples", "9", "--images", "0", "--test"])
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     assert commands == [("hard", ["-m", "captioning", "test", "--ckpt_path", best])]

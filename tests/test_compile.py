@@ -14,11 +14,10 @@ import benchmarks.compiled
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.attention.base import Attention
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
 from captioning.kernels import compilation, recurrence
 from captioning.kernels.compilation import ShapeBuckets
-from captioning.output import MarginalOutput, Output
+from captioning.model import AttentionDecoder, DecoderOutput, MarginalOutput, Output
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 

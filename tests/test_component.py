@@ -4,8 +4,8 @@ import pytest
 
 from captioning.attention import AdditiveScore, Attention, Score, SoftAttention
 from captioning.component import Component
-from captioning.decoder import AttentionDecoder
 from captioning.errors import InputError
+from captioning.model import AttentionDecoder
 
 
 def test_config_names_the_class_and_every_argument_also_the_defaults():

@@ -11,8 +11,8 @@ import torch
 import yaml
 from pytorch_lightning.cli import LightningCLI
 
+from captioning.cli.fit import CaptioningCLI
 from captioning.training.averaging import WeightAverage
-from captioning.training.cli import CaptioningCLI
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary

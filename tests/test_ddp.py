@@ -20,11 +20,11 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
+from captioning.cli.fit import main
 from captioning.data import ShapesSource
 from captioning.data.features import FeatureWriter
 from captioning.data.images import load_image
 from captioning.encoders import TorchvisionEncoder
-from captioning.training.cli import main
 
 SEVERAL = [2, pytest.param(3, marks=pytest.mark.slow)]
 HARD = {

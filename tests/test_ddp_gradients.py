@@ -23,9 +23,9 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.encoders import ConvEncoder
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder, Decoder, MarginalOutput, Output, TransformerDecoder
+from captioning.model.captioner import Captioner
 from captioning.objective import (
     ArcticReduction,
     ExpectedContext,
@@ -36,7 +36,6 @@ from captioning.objective import (
     RewardToGo,
     SelfCritical,
 )
-from captioning.output import MarginalOutput, Output, VariationalOutput
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.ordered_sums import mean_in_order
 
@@ -76,7 +75,6 @@ CASES = {
     "self-critical": Case(hard, {"estimator": SelfCritical()}),
     "expected context": Case(hard, {"estimator": ExpectedContext()}),
     "marginal": Case(SoftAttention, {"rows_per_caption": 2, "r_drop": 0.5}, output=MarginalOutput),
-    "variational": Case(SoftAttention, output=VariationalOutput),
 }
 
 
@@ -132,8 +130,8 @@ def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tens
         return (alphas / (1 + (7 * (rows % samples).unsqueeze(1) + 3 * locations) % 5)).argmax(dim=-1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("captioning.attention.stochastic.draw", draw)
-        patch.setattr("captioning.output.variational.draw", draw)
+        patch.setattr("captioning.attention.hard.draw", draw)
+        patch.setattr("captioning.model.variational.draw", draw)
         patch.setattr(Tensor, "exponential_", lambda self: self.fill_(1.0))
         for _ in range(2):
             step.zero_grad()

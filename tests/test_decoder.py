@@ -8,7 +8,7 @@ import torch
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder
+from captioning.model import AttentionDecoder
 from captioning.vocabulary import START
 
 B, T, L, D, A, E, H, V = 2, 5, 9, 7, 6, 8, 10, 13

@@ -18,16 +18,16 @@ import yaml
 from helpers import load_script
 from helpers_runs import TINY, edit_checkpoint
 
+from captioning.captioner import load
+from captioning.cli.fit import main
 from captioning.component import import_modules
 from captioning.configs import build, checked_component, checked_plain
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource, ShapesSource
 from captioning.encoders import Encoder, TimmEncoder
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import replacing, write_text
-from captioning.inference import load
 from captioning.training.callbacks import BestCheckpoint
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.cli import main
 
 # The run that the tests share is copied to a folder for each.
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")

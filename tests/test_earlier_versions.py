@@ -16,8 +16,8 @@ import yaml
 from PIL import Image
 
 from captioning.attention import AdditiveScore, HardAttention
+from captioning.captioner import load
 from captioning.component import current_path
-from captioning.inference import load
 
 EARLIER = Path(__file__).parent / "earlier"
 

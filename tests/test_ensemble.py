@@ -15,16 +15,15 @@ from torch import Tensor, nn
 
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
 from captioning.attention import SoftAttention as Soft
+from captioning.captioner import load
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, greedy
 from captioning.encoders import ConvEncoder
-from captioning.ensemble import Ensemble
 from captioning.errors import InputError
-from captioning.inference import load
-from captioning.model import Captioner
-from captioning.objective.losses import token_log_probs
-from captioning.output import MarginalOutput, Output
+from captioning.model import AttentionDecoder, MarginalOutput, Output
+from captioning.model.captioner import Captioner
+from captioning.model.ensemble import Ensemble
+from captioning.objective.terms import token_log_probs
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 

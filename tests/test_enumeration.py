@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from captioning.attention import AdditiveScore, HardAttention, stochastic
+from captioning.attention import AdditiveScore, HardAttention, hard
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.encoders import ConvEncoder
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import AttentionDecoder, DecoderOutput
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.objective.estimators import (
     Estimator,
     ExpectedContext,
@@ -68,7 +68,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     step = itertools.count()
     memory = captioner.encode(annotations=batch.annotations)
     with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
-        patch.setattr(stochastic, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
+        patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
         output = captioner.teacher_force(batch, memory, samples=len(paths))
     log_path = output.selection_log_probs.sum(dim=1)
     torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))

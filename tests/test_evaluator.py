@@ -14,7 +14,6 @@ from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAt
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.evaluation.bleu import corpus_bleu
@@ -24,9 +23,9 @@ from captioning.evaluation.files import read_results
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, object_cells
 from captioning.evaluation.records import NounHit, read_captions, read_scores, write_evaluation
 from captioning.evaluation.rouge import rouge_l
-from captioning.model import Captioner
-from captioning.objective import losses
-from captioning.output import MarginalOutput, Output
+from captioning.model import AttentionDecoder, MarginalOutput, Output
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.vocabulary import Vocabulary
 
 IMAGES = 5

@@ -10,10 +10,10 @@ from helpers import load_script, save_image
 from helpers_runs import make_captions, save_checkpoint
 from safetensors import safe_open
 
+from captioning.captioner import load
 from captioning.errors import InputError
 from captioning.evaluation.records import write_evaluation
 from captioning.evaluation.scores import score_captions
-from captioning.inference import load
 
 SETTINGS = {
     "seed_everything": 7,

@@ -18,11 +18,11 @@ from helpers import random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 
+from captioning.captioner import load
+from captioning.cli.fit import main
 from captioning.errors import InputError
-from captioning.inference import load
 from captioning.run_folder import RunFolder
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 RUN = Path("runs/tiny")

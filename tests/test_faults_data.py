@@ -17,6 +17,7 @@ from helpers_runs import CAPTION, make_run, save_checkpoint
 from PIL import Image
 from pycocotools import mask as run_lengths
 
+from captioning.captioner import load
 from captioning.comparison.wandb_runs import find_run
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
@@ -25,7 +26,6 @@ from captioning.data.outlines import check_outline
 from captioning.data.records import MAX_WORDS
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
-from captioning.inference import load
 from captioning.vocabulary import Vocabulary
 
 

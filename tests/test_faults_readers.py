@@ -16,19 +16,18 @@ from helpers_faults import Fault, ends, faults
 from helpers_runs import make_captions, make_run, save_checkpoint, tiny_config
 from PIL import Image
 
-from captioning.caption import figure_suffix
+from captioning.captioner import DecodingOptions, load
+from captioning.captioner.caption import figure_suffix
+from captioning.cli.foreign_settings import resume_settings
 from captioning.comparison.study import read_study
 from captioning.configs import build
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
-from captioning.data.word_vectors import read_word_vectors
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
-from captioning.inference import DecodingOptions, load
-from captioning.training.foreign_settings import resume_settings
 from captioning.vocabulary import Vocabulary
 
 
@@ -168,18 +167,6 @@ FILES: dict[Fault, tuple[Any, Callable[[Path], Any]]] = {
     Fault("a vocabulary with a word twice", "words must be distinct"): ({"words": ["a", "a"]}, Vocabulary.load),
     Fault("a vocabulary with a special token", "got ['<end>'] twice"): ({"words": ["<end>"]}, Vocabulary.load),
     Fault("a vocabulary with a number", "words must be texts, got 3"): ({"words": ["a", 3]}, Vocabulary.load),
-    Fault("word vectors of another size", "line 1: a vector of 3 numbers, the decoder's embedding_dim is 2"): (
-        "a 1 2 3\n",
-        lambda path: read_word_vectors(path, {"a": 4}, 2),
-    ),
-    Fault("word vectors that are no numbers", "line 1: not a word and 2 numbers"): (
-        "a 1 x\n",
-        lambda path: read_word_vectors(path, {"a": 4}, 2),
-    ),
-    Fault("word vectors of other words", "has a vector of none of the 1 words"): (
-        "b 1 2\n",
-        lambda path: read_word_vectors(path, {"a": 4}, 2),
-    ),
     Fault("document frequencies of another kind", "no document frequencies, expected"): ([1], DocumentFrequencies.load),
     Fault("an n-gram in more documents than there are", "'a' is in 9 of 3 sets"): (
         {"documents": 3, "counts": {"a": 9}},

@@ -14,10 +14,10 @@ from helpers import save_image
 from helpers_runs import save_checkpoint
 from PIL import Image
 
+from captioning.captioner import load
 from captioning.data import download
 from captioning.data.given import is_one, opened
 from captioning.errors import InputError
-from captioning.inference import load
 
 ADDRESS = "https://example.org/cat.png"
 

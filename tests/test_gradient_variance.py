@@ -8,10 +8,10 @@ import torch
 from benchmarks.gradient_variance import ESTIMATORS, TEMPERATURES, measure
 from captioning.attention import AdditiveScore, SoftAttention, UniformAttention
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder
+from captioning.model.captioner import Captioner
 
 N, L, D, V = 6, 4, 3, 9
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
-from captioning.attention.stochastic import draw
+from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder, DecoderOutput
 from captioning.errors import InputError
-from captioning.objective.losses import step_entropy
+from captioning.model import AttentionDecoder, DecoderOutput
+from captioning.objective.terms import step_entropy
 from captioning.trace import EXPECTATION
 
 B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13

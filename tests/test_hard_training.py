@@ -15,14 +15,14 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer, 
 from PIL import Image
 
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
+from captioning.captioner import load
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.records import read_scores
-from captioning.inference import load
-from captioning.model import Captioner
+from captioning.model import MarginalOutput
+from captioning.model.captioner import Captioner
 from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
-from captioning.output import MarginalOutput
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.module import CaptioningModule
 from captioning.training.start import Start

@@ -16,10 +16,10 @@ from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention, SoftAttention
-from captioning.checkpoint import CHECKPOINT_FORMAT
+from captioning.captioner import DecodingOptions, load
+from captioning.checkpoint.format import CHECKPOINT_FORMAT
 from captioning.errors import InputError
-from captioning.inference import DecodingOptions, load
-from captioning.output import MarginalOutput
+from captioning.model import MarginalOutput
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, SPECIALS, START, Vocabulary
 
@@ -412,7 +412,7 @@ def test_a_device_that_is_not_there_is_refused(checkpoint, device):
 def test_captioning_loads_no_library_that_it_does_not_need(checkpoint, images):
     program = f"""
 import sys
-from captioning.inference import load
+from captioning.captioner import load
 load({str(checkpoint)!r}).caption({str(images[0])!r})
 heavy = "torchvision timm nltk pytorch_lightning wandb pandas matplotlib pycocotools torch._dynamo sympy"
 print([name for name in heavy.split() if name in sys.modules])

@@ -24,14 +24,13 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.objective.objective import Objective
-from captioning.output import MarginalOutput
 from captioning.vocabulary import END
 
 B, D, A, E, H, V = 3, 5, 4, 6, 7, 13
@@ -392,7 +391,7 @@ def test_same_parameters_as_the_deep_output():
 def test_configuration_round_trip():
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), output=MarginalOutput(block=(2, 2), top_k=3, rank=64))
     config = decoder.to_config()
-    assert config["init_args"]["output"]["class_path"] == "captioning.output.MarginalOutput"
+    assert config["init_args"]["output"]["class_path"] == "captioning.model.MarginalOutput"
     again = AttentionDecoder.from_config(config)
     assert again.to_config() == config
     assert (again.words.block, again.words.top_k, again.words.rank) == ((2, 2), 3, 64)

@@ -10,12 +10,12 @@ import pytest
 import yaml
 from helpers_runs import TINY
 
+from captioning.cli import parser as parsers
+from captioning.cli.fit import CaptioningCLI, main
+from captioning.cli.usage import COMMANDS, command_help
 from captioning.component import Component, public_path, subclasses
 from captioning.data import CaptionSource, FolderSource
 from captioning.errors import InputError
-from captioning.training import parser as parsers
-from captioning.training.cli import CaptioningCLI, main
-from captioning.usage import COMMANDS, command_help
 
 
 class Parsed(Exception):
@@ -70,7 +70,7 @@ def settings(tmp_path, monkeypatch):
             "--model.decoder.attention.score DotScor",
             "model.decoder.attention.score: DotScor is no class that can stand",
         ),
-        ("--model.decoder.output ShapesSource", "there; one of DeepOutput, MarginalOutput, VariationalOutput"),
+        ("--model.decoder.output ShapesSource", "there; one of DeepOutput, MarginalOutput"),
         (
             "--model.decoder.attention.score.attention_dim x",
             "attention.score.attention_dim: must be a whole number, got",

@@ -9,12 +9,11 @@ import torch
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Step, beam_search, greedy
 from captioning.encoders import ConvEncoder
 from captioning.kernels.cross_entropy import step_nll
-from captioning.model import Captioner
-from captioning.output import MarginalOutput
+from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model.captioner import Captioner
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import UNK
 

@@ -24,13 +24,12 @@ from captioning.data.batch import pad_captions
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.records import CaptionIndex, ImageEntry, PackedStrings, image_name
 from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
-from captioning.decoder import AttentionDecoder
 from captioning.decoding import BeamOptions, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
-from captioning.model import Captioner
-from captioning.objective.losses import caption_nll
-from captioning.output import MarginalOutput
+from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model.captioner import Captioner
+from captioning.objective.terms import caption_nll
 from captioning.tokenizers import PUNCTUATION, tokenize, tokenize_all
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary

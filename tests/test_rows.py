@@ -16,8 +16,7 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.data.batch import pad_captions
-from captioning.decoder import AttentionDecoder, TransformerDecoder
-from captioning.output import MarginalOutput
+from captioning.model import AttentionDecoder, MarginalOutput, TransformerDecoder
 
 B, L, D, H, V, ROWS = 3, 9, 6, 7, 11, 2
 WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
@@ -111,7 +110,7 @@ def draw_of_each_row(alphas):
 @pytest.mark.parametrize("expected", [[True, False, False], [True, False, True], [True] * 3, [False] * 3])
 @pytest.mark.parametrize("score", [AdditiveScore, CoverageScore])
 def test_images_whose_context_is_the_expectation_take_their_steps_once(score, expected, monkeypatch):
-    monkeypatch.setattr("captioning.attention.stochastic.draw", draw_of_each_row)
+    monkeypatch.setattr("captioning.attention.hard.draw", draw_of_each_row)
     chosen = torch.tensor([0.9 if each else 0.1 for each in expected])
     found = {}
     for how in ((ROWS, 1), (1, ROWS)):

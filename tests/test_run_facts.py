@@ -16,9 +16,9 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer, 
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
 
+from captioning.cli.command_line import configs_first
+from captioning.cli.fit import CaptioningCLI, main
 from captioning.training.callbacks import Throughput
-from captioning.training.cli import CaptioningCLI, main
-from captioning.training.command_line import configs_first
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 from captioning.training.run_facts import LogFacts, split_facts

@@ -86,7 +86,7 @@ def test_a_damaged_file_is_named(tmp_path, file, text, message):
 
 def test_settings_become_lines_with_short_names_of_classes():
     decoder = {
-        "class_path": "captioning.decoder.AttentionDecoder",
+        "class_path": "captioning.model.AttentionDecoder",
         "init_args": {"attention": {"class_path": "captioning.attention.SoftAttention"}, "dropout": 0.5},
     }
     callbacks = [{"class_path": "x.Throughput", "init_args": {"every_n_steps": 5}}, {"class_path": "x.Unfreeze"}]

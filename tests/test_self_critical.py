@@ -29,7 +29,6 @@ from captioning.attention import (
 )
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex, ImageEntry
-from captioning.decoder import AttentionDecoder, TransformerDecoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
@@ -37,10 +36,10 @@ from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import DocumentFrequencies, cider_d
 from captioning.evaluation.rewards import CaptionReward
 from captioning.kernels.dropout import Dropout
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder, MarginalOutput, TransformerDecoder
+from captioning.model.captioner import Captioner
 from captioning.objective import LeaveOneOut, SelfCriticalTraining
 from captioning.objective.self_critical import SequenceObjective
-from captioning.output import MarginalOutput, VariationalOutput
 from captioning.training import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
@@ -66,7 +65,6 @@ CASES: dict[str, Callable[[], dict]] = {
         "standardize_annotations": True,
     },
     "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},
-    "variational": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": VariationalOutput(inference_dim=4)},
     "marginal, rank and top 2": lambda: {
         "attention": SoftAttention(AdditiveScore(4)),
         "output": MarginalOutput(top_k=2, rank=3),

@@ -15,7 +15,7 @@ PROGRAM = """
 import sys
 import torch
 from captioning.encoders import ConvEncoder, TimmEncoder, TorchvisionEncoder
-from captioning import inference
+from captioning import captioner
 encoder = {encoder}
 with torch.inference_mode():
     encoder.eval()(torch.zeros(1, 3, *encoder.preprocessing.size))

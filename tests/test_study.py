@@ -14,7 +14,7 @@ import yaml
 from helpers import load_script
 from helpers_runs import make_captions, tiny_config
 
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
 from captioning.comparison.study import read_study
 from captioning.data.features import FeatureWriter
 from captioning.errors import InputError

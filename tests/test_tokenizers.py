@@ -14,14 +14,14 @@ import yaml
 from helpers import load_script, save_image
 from helpers_runs import TINY, save_checkpoint
 
+from captioning.captioner import load
+from captioning.cli.fit import main
+from captioning.cli.foreign_settings import evaluation_settings
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.errors import InputError
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.scores import score_captions
-from captioning.inference import load
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
-from captioning.training.cli import main
-from captioning.training.foreign_settings import evaluation_settings
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 CHINESE = ["一只红色的猫坐在垫子上。", "两只猫在睡觉", "猫和狗。", "一只狗在草地上跑"]

@@ -18,7 +18,7 @@ from pytorch_lightning.plugins import MixedPrecision
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
-from captioning.output import MarginalOutput
+from captioning.model import MarginalOutput
 from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule

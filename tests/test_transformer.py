@@ -26,16 +26,16 @@ from captioning.attention import (
     SoftAttention,
     UniformAttention,
 )
+from captioning.captioner import load
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import AttentionDecoder, Decoder, TransformerDecoder
-from captioning.decoder.transformer import word_positions
 from captioning.decoding import BeamOptions, greedy
 from captioning.encoders import ConvEncoder
-from captioning.ensemble import Ensemble
 from captioning.errors import InputError
-from captioning.inference import load
-from captioning.model import Captioner
+from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
+from captioning.model.captioner import Captioner
+from captioning.model.ensemble import Ensemble
+from captioning.model.transformer import word_positions
 from captioning.objective import LeaveOneOut, Objective, losses
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK
@@ -395,7 +395,7 @@ def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
 def test_config_round_trip_rebuilds_the_same_decoder():
     decoder = make_decoder(tie_embeddings=True, annotation_layer=AnnotationAttention(dim=8, heads=2))
     again = Component.from_config(decoder.to_config())
-    assert decoder.to_config()["class_path"] == "captioning.decoder.TransformerDecoder"
+    assert decoder.to_config()["class_path"] == "captioning.model.TransformerDecoder"
     again.build(V, D, GRID)
     again.load_state_dict(decoder.state_dict())
     annotations, captions = torch.randn(B, L, D), pad_captions(CAPTIONS)

@@ -20,9 +20,9 @@ from helpers_runs import save_checkpoint
 from PIL import Image
 from torchvision.models import mobilenet_v3_large
 
-from captioning.commands import Commands
+from captioning.cli.commands import Commands
+from captioning.cli.fit import main
 from captioning.data.folder import hashed_split
-from captioning.training.cli import main
 
 # Lightning's advice on data as small as these.
 pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")

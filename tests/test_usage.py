@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from captioning.cli.usage import COMMANDS, HELP, command_help, did_you_mean, first_line
 from captioning.errors import InputError
-from captioning.usage import COMMANDS, HELP, command_help, did_you_mean, first_line
 
 ROOT = Path(__file__).resolve().parent.parent
 

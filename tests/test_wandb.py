@@ -18,7 +18,7 @@ import yaml
 from helpers_runs import tiny_config
 from PIL import Image
 
-from captioning.training.cli import main
+from captioning.cli.fit import main
 
 pytestmark = pytest.mark.slow
 

@@ -1,9 +1,9 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
-from captioning.attention.annotation_layer import AnnotationAttention, AnnotationLayer
-from captioning.attention.annotation_lstm import AnnotationLSTM
 from captioning.attention.base import Attention, AttentionOutput, Memory, Score, Selected, State, expected_context
 from captioning.attention.coverage import CoverageScore
+from captioning.attention.hard import GumbelAttention, HardAttention, StochasticAttention
+from captioning.attention.layers import AnnotationAttention, AnnotationLayer, AnnotationLSTM
 from captioning.attention.local import LocalScore
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.ntm import NTMScore
@@ -16,7 +16,6 @@ from captioning.attention.scores import (
     ScaledDotScore,
 )
 from captioning.attention.soft import SoftAttention, UniformAttention
-from captioning.attention.stochastic import GumbelAttention, HardAttention, StochasticAttention
 
 __all__ = [
     "AdditiveScore",

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioning.captioner import ImageCaptioner, load
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.configs import build
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError
 from captioning.evaluation.scores import TITLES
-from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
 if TYPE_CHECKING:
-    from captioning.model import Captioner
+    from captioning.model.captioner import Captioner
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:

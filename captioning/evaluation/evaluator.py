@@ -18,8 +18,8 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
-from captioning.model import Captioner, CaptionModel
-from captioning.objective import losses
+from captioning.model.captioner import Captioner, CaptionModel
+from captioning.objective import terms as losses
 from captioning.objective.objective import sampled_bounds
 from captioning.vocabulary import Vocabulary
 

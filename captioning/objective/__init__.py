@@ -9,10 +9,9 @@ from captioning.objective.estimators import (
     RewardToGo,
     SelfCritical,
 )
-from captioning.objective.losses import ArcticReduction, Reduction
 from captioning.objective.objective import Objective
-from captioning.objective.scheduled_sampling import ScheduledSampling
 from captioning.objective.self_critical import SelfCriticalTraining
+from captioning.objective.terms import ArcticReduction, Reduction
 
 __all__ = [
     "ArcticReduction",
@@ -24,7 +23,6 @@ __all__ = [
     "Objective",
     "Reduction",
     "RewardToGo",
-    "ScheduledSampling",
     "SelfCritical",
     "SelfCriticalTraining",
 ]

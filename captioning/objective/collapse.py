@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.objective.losses import step_entropy
+from captioning.objective.terms import step_entropy
 from captioning.trace import AttentionTrace
 
 PATIENCE = 500

@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from captioning.attention.base import Attention, Memory
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import DecoderOutput
 from captioning.errors import InputError, check_range
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import DecoderOutput, Output
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.objective.estimators import Estimator, ExpectedContext, MovingAverage, Signal
 from captioning.objective.processes import Shares, summed
-from captioning.objective.scheduled_sampling import ScheduledSampling, WordSampler
-from captioning.output import Output
 
 
 class Objective(nn.Module):
@@ -42,7 +40,6 @@ class Objective(nn.Module):
         label_smoothing: float = 0.0,
         rows_per_caption: int = 1,
         r_drop: float = 0.0,
-        scheduled_sampling: ScheduledSampling | None = None,
     ) -> None:
         super().__init__()
         self._output_draws = output is not None and output.draws
@@ -79,7 +76,6 @@ class Objective(nn.Module):
             where = "`rows_per_caption: 2`" if self.estimator is None else "an estimator with `samples: 2`"
             raise InputError(f"r_drop: compares rows of the same caption, of which there is one; set {where}")
         self.r_drop = r_drop
-        self.word_sampler = None if scheduled_sampling is None else WordSampler(scheduled_sampling)
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> tuple[Tensor, dict[str, Tensor], DecoderOutput]:
         """Return what to differentiate, the terms it is made of by name, detached, and the decoder's output.
@@ -91,9 +87,6 @@ class Objective(nn.Module):
         samples = self.rows_per_caption
         draws = captioner.decoder.attention.draws  # for this batch; encoding counts it
         memory = captioner.encode(batch.images, batch.annotations, batch.annotation_mask)
-        own_words = None
-        if self.word_sampler is not None:
-            batch, own_words = self.word_sampler(captioner, batch, memory)
         output = captioner.teacher_force(batch, memory, samples)
         drawn = output.selection_log_probs
         images = batch.image_index.repeat_interleave(samples)  # (N,), of the output's rows
@@ -116,8 +109,6 @@ class Objective(nn.Module):
             parts["divergence"] = reduction.steps(output.drawn.divergence, output.mask)
             loss = loss + parts["divergence"]
         terms = {name: part.detach() for name, part in ({"loss": loss} | parts).items()}
-        if own_words is not None:
-            terms["own_words"] = nll.new_tensor(own_words)
         if self.estimator is not None and (draws or output.drawn is not None):
             signal, log_probs = self._credit(captioner, batch, memory, output)
             # lambda_r (log p(y | s, a) - b) d log p(s | a)

@@ -22,12 +22,12 @@ from torch import Tensor
 from captioning import decoding
 from captioning.attention import Attention, Memory
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoder import Decoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.decoding.search import Rules
 from captioning.errors import InputError
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import Decoder, DecoderOutput
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.objective.processes import process_count, summed
 from captioning.vocabulary import END
 

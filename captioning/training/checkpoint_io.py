@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from captioning.checkpoint import read_back, read_checkpoint
+from captioning.checkpoint.format import read_back, read_checkpoint
 from captioning.errors import InputError
 from captioning.files import replacing
 
@@ -27,7 +27,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Return all that training goes on from, on the CPU.
 
         Raises:
-            InputError: ``captioning.checkpoint.read_checkpoint`` refuses it.
+            InputError: ``captioning.checkpoint.format.read_checkpoint`` refuses it.
         """
         checkpoint = read_checkpoint(Path(path), training=True, weights_only=weights_only is not False)
         folder = os.path.realpath(os.path.dirname(path))

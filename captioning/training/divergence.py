@@ -14,7 +14,7 @@ from torch import Tensor
 
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 from captioning.training.module import CaptioningModule
 
 EVERY = 32

@@ -13,14 +13,14 @@ from PIL.Image import Image
 
 from captioning.attention import Attention
 from captioning.data.batch import CaptionBatch
-from captioning.decoder import Decoder
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import Encoder
-from captioning.ensemble import Ensemble
 from captioning.errors import check_range
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
-from captioning.model import Captioner, CaptionModel
+from captioning.model import Decoder
+from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.ensemble import Ensemble
 from captioning.tokenizers import PennTreebank
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary
@@ -83,7 +83,7 @@ class EvaluatedModule(pl.LightningModule):
         return self._data
 
     def join(self, others: Sequence[Captioner]) -> None:
-        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.ensemble``."""
+        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.model.ensemble``."""
         self._others = tuple(others)  # a tuple, so that they are no part of this module's state
 
     def on_validation_epoch_start(self) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from captioning.cli.command_line import config_name
 from captioning.provenance import provenance
 from captioning.run_folder import of_any_seed
-from captioning.training.command_line import config_name
 
 
 def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:

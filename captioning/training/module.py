@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,21 +14,20 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import UniformAttention
-from captioning.checkpoint import CHECKPOINT_FORMAT
+from captioning.checkpoint.format import CHECKPOINT_FORMAT
 from captioning.data.batch import CaptionBatch
-from captioning.data.word_vectors import read_word_vectors
-from captioning.decoder import Decoder, rename_weights
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.rewards import CaptionReward
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import Decoder
+from captioning.model.captioner import Captioner
+from captioning.model.lstm import rename_weights
+from captioning.objective import terms as losses
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.estimators import Estimator
 from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
-from captioning.objective.scheduled_sampling import ScheduledSampling
 from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.training.start import Start, check_tokenizer, check_vocabulary
@@ -59,13 +57,9 @@ class CaptioningModule(EvaluatedModule):
             serves all. Hard attention's are its estimator's ``samples``.
         r_drop: weight of the symmetric KL divergence between a caption's rows (R-Drop, Liang et al. 2021), for any
             attention; needs two rows.
-        scheduled_sampling: feed the decoder, in training, words of its own in the place of some of the caption's, for
-            any decoder; never by default.
         search: how captions are made for ``val/*`` and ``test/*``.
         bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
-        word_vectors: a text file in word2vec's or GloVe's format, whose vectors the embeddings of the words begin with;
-            words that it lacks begin at random. Not read by a run that is resumed.
         compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
             CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
         self_critical: train by the reward of drawn captions instead, a second stage; nothing else of the objective is
@@ -87,10 +81,8 @@ class CaptioningModule(EvaluatedModule):
         label_smoothing: float = 0.0,
         rows_per_caption: int = 1,
         r_drop: float = 0.0,
-        scheduled_sampling: ScheduledSampling | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
-        word_vectors: str | None = None,
         compile: Literal["default", "reduce-overhead"] | None = None,
         self_critical: SelfCriticalTraining | None = None,
     ) -> None:
@@ -110,10 +102,8 @@ class CaptioningModule(EvaluatedModule):
             label_smoothing=label_smoothing,
             rows_per_caption=rows_per_caption,
             r_drop=r_drop,
-            scheduled_sampling=scheduled_sampling,
         )
         self.self_critical = self_critical
-        self.word_vectors = word_vectors
         self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
@@ -131,16 +121,6 @@ class CaptioningModule(EvaluatedModule):
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
         if self.captioner is None:
             self.assemble(self.data.vocabulary)
-
-    def _take_word_vectors(self, path: Path) -> None:
-        assert self.captioner is not None and self.vocabulary is not None
-        words, embedding = self.vocabulary.words, self.captioner.decoder.embedding.weight
-        wanted = dict(zip(words, self.vocabulary.encode(words), strict=True))
-        ids, vectors = read_word_vectors(path, wanted, embedding.shape[1])
-        with torch.no_grad():
-            embedding[ids] = vectors.to(embedding)
-        if self.trainer.is_global_zero:
-            print(f"{path}: vectors of {len(ids)} of {len(words)} words ({len(ids) / len(words):.1%})", flush=True)
 
     def assemble(self, vocabulary: Vocabulary) -> Captioner:
         """Build the captioner for ``vocabulary`` and return it.
@@ -161,8 +141,6 @@ class CaptioningModule(EvaluatedModule):
 
     def on_fit_start(self) -> None:
         begins_at_random = self.trainer.ckpt_path is None and not self._has_weights
-        if self.word_vectors is not None and begins_at_random:
-            self._take_word_vectors(Path(self.word_vectors))
         if self.self_critical is not None:
             assert self.vocabulary is not None
             self.self_critical.check(self.attention)

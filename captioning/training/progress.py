@@ -8,7 +8,7 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, ModelSummary, RichModelSummary, RichProgressBar
 from torch import nn
 
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 from captioning.training.module import CaptioningModule
 
 

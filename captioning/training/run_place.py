@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from captioning.cli.checks import refuse_missing, sound_or_earlier
+from captioning.cli.command_line import config_name
 from captioning.errors import InputError
 from captioning.files import errors_named
 from captioning.run_folder import Claim, RunFolder
-from captioning.training.checks import refuse_missing, sound_or_earlier
-from captioning.training.command_line import config_name
 from captioning.training.preemption import process_rank
 
 _FOLDER = "CAPTIONING_RUN_FOLDER"

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from captioning.captioner import load
 from captioning.errors import InputError, one_line
-from captioning.inference import load
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
 from captioning.vocabulary import Vocabulary
 

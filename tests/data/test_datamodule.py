@@ -19,11 +19,11 @@ from captioning.data.loading import CaptionDataset
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatchSampler
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import AttentionDecoder
 from captioning.encoders import TorchvisionEncoder
 from captioning.errors import InputError
-from captioning.model import Captioner
-from captioning.objective import losses
+from captioning.model import AttentionDecoder
+from captioning.model.captioner import Captioner
+from captioning.objective import terms as losses
 from captioning.training import CaptionDataModule
 from captioning.vocabulary import Vocabulary
 

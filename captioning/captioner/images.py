@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image
 
-from captioning.caption import Photo
+from captioning.captioner.caption import Photo
 from captioning.data.given import ImageSource, opened
 from captioning.data.images import load_image, rgb, upright
 from captioning.data.transforms import Preprocessing

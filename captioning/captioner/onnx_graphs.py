@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import Memory
-from captioning.decoder import AttentionDecoder
+from captioning.captioner.captioner import ImageCaptioner
 from captioning.errors import InputError, one_line
 from captioning.files import complete, errors_named, part_of
-from captioning.inference.captioner import ImageCaptioner
 from captioning.kernels.marginal import Located
-from captioning.model import Captioner, CaptionModel
-from captioning.output import MarginalOutput
+from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model.captioner import Captioner, CaptionModel
 from captioning.vocabulary import START, UNK
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"

@@ -12,11 +12,11 @@ from torch import Tensor
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import DecoderOutput
 from captioning.decoding import Hypothesis, ImageStepFunction, MeanStep, State, mean_log_probs, mean_trace
 from captioning.encoders import Encoder
 from captioning.errors import InputError
-from captioning.model import Captioner, CaptionModel
+from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.decoder import DecoderOutput
 
 Memories = tuple[Memory, ...]
 """Of the members, in their order."""

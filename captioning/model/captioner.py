@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import Decoder, DecoderOutput
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
 from captioning.encoders import Encoder
+from captioning.model.decoder import Decoder, DecoderOutput
 
 
 class _Stepper:
@@ -36,7 +36,7 @@ class _Stepper:
 
 
 class CaptionModel(nn.Module):
-    """What captions images: a ``Captioner``, or several of them (``captioning.ensemble``).
+    """What captions images: a ``Captioner``, or several of them (``captioning.model.ensemble``).
 
     A memory is what the model keeps of a batch of images while it searches for their captions.
 

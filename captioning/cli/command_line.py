@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from captioning.cli.checks import refuse_missing
+from captioning.cli.foreign_settings import evaluation_settings, resume_settings
+from captioning.cli.usage import values_of
 from captioning.configs import read_config
 from captioning.run_folder import RunFolder
-from captioning.training.checks import refuse_missing
-from captioning.training.foreign_settings import evaluation_settings, resume_settings
-from captioning.usage import values_of
 
 
 def split_imports(args: list[str]) -> tuple[list[str], list[str]]:

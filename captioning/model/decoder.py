@@ -15,7 +15,7 @@ from captioning.errors import InputError, check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.recurrence import to_autocast
-from captioning.output import Drawn, Output
+from captioning.model.output import Drawn, Output
 from captioning.trace import AttentionTrace
 
 State = tuple[Tensor, ...]

@@ -17,21 +17,23 @@ from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
-from captioning.checkpoint import refuse_other_files
+from captioning.captioner import load
+from captioning.checkpoint.format import refuse_other_files
+from captioning.cli.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
+from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
+from captioning.cli.parser import CommandLineParser
+from captioning.cli.usage import values_of
 from captioning.component import import_modules
 from captioning.configs import CONFIG_FORMAT, build, read_config, refuse_null_arguments
 from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
-from captioning.ensemble import Ensemble
 from captioning.errors import DEBUG, InputError, check_range, one_line
 from captioning.files import write_text
-from captioning.inference import load
+from captioning.model.ensemble import Ensemble
 from captioning.run_folder import RunFolder
 from captioning.training.batch_norm import BatchNormSync
 from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, StopEarly, Throughput
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
-from captioning.training.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
 from captioning.training.failed_start import removes_what_a_failed_start_wrote
@@ -45,7 +47,6 @@ from captioning.training.loggers import (
 )
 from captioning.training.module import CaptioningModule
 from captioning.training.ordered_sums import OrderedSums
-from captioning.training.parser import CommandLineParser
 from captioning.training.preemption import Preemption, process_rank
 from captioning.training.progress import with_own_displays
 from captioning.training.resumed_settings import ResumedSettings
@@ -53,7 +54,6 @@ from captioning.training.run_facts import LogFacts
 from captioning.training.run_place import RunPlace
 from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
-from captioning.usage import values_of
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:

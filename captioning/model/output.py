@@ -1,4 +1,4 @@
-"""From a step of the decoder to the distribution of its word: what every output takes and returns."""
+"""From a step of the decoder to the distribution of its word; the paper's deep output, Eq. 7."""
 
 from __future__ import annotations
 
@@ -127,3 +127,19 @@ def precise_words(words: nn.Linear, hidden: Tensor) -> Tensor:
     weight, bias = words.weight.to(precise), words.bias.to(precise)
     with torch.autocast(device, enabled=False):
         return nn.functional.linear(hidden.to(precise), weight, bias)
+
+
+class DeepOutput(Output):
+    """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7: a word follows from the context."""
+
+    def forward(
+        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+    ) -> Words:
+        return Words(layers.words(self._hidden(layers, steps)))
+
+    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
+        return precise_words(layers.words, self._hidden(layers, steps))
+
+    def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
+        hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
+        return layers.dropout(hidden)

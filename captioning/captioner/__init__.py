@@ -7,8 +7,8 @@ caption.save_figure("photo_attention.png")
 Of several checkpoints, ``load(["soft.ckpt", "hard.ckpt"])`` makes one captioner, an ensemble.
 """
 
-from captioning.inference.captioner import ImageCaptioner
-from captioning.inference.loading import load
-from captioning.inference.options import DecodingOptions
+from captioning.captioner.captioner import ImageCaptioner
+from captioning.captioner.load import load
+from captioning.captioner.options import DecodingOptions
 
 __all__ = ["DecodingOptions", "ImageCaptioner", "load"]

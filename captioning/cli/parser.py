@@ -12,11 +12,11 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
+from captioning.cli.usage import did_you_mean, values_of
 from captioning.component import public_path, subclasses
 from captioning.errors import InputError
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
-from captioning.usage import did_you_mean, values_of
 
 _ROOTS: dict[str, type[Any]] = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
 _SHOWN = 12  # names in a message

@@ -9,16 +9,16 @@ from typing import Any, overload
 
 import torch
 
-from captioning.checkpoint import check_format, read_checkpoint
+from captioning.captioner.captioner import ImageCaptioner
+from captioning.captioner.hub import download, is_on_hub
+from captioning.checkpoint.export import is_export, read_export
+from captioning.checkpoint.format import check_format, read_checkpoint
 from captioning.data.transforms import Preprocessing
-from captioning.decoder import Decoder
 from captioning.encoders import Encoder
-from captioning.ensemble import Ensemble
 from captioning.errors import InputError, one_line
-from captioning.exported import is_export, read_export
-from captioning.inference.captioner import ImageCaptioner
-from captioning.inference.hub import download, is_on_hub
-from captioning.model import Captioner
+from captioning.model import Decoder
+from captioning.model.captioner import Captioner
+from captioning.model.ensemble import Ensemble
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
 

@@ -6,8 +6,8 @@ import contextlib
 import re
 from pathlib import Path
 
+from captioning.checkpoint.export import CARD, CONFIG, VOCABULARY, WEIGHTS
 from captioning.errors import InputError, one_line
-from captioning.exported import CARD, CONFIG, VOCABULARY, WEIGHTS
 from captioning.files import read_json
 
 PREFIX = "hf:"
@@ -22,8 +22,8 @@ def is_on_hub(name: object) -> bool:
 def download(name: str) -> Path:
     """Return the folder of an exported captioner, downloaded where the hub's cache does not have it yet.
 
-    Without a connection, or with ``HF_HUB_OFFLINE=1``, the cache alone is looked into. Of the repository only the four
-    files that ``captioning.exported`` knows are fetched, the configuration first, so that the weights of something else
+    Without a connection, or with ``HF_HUB_OFFLINE=1``, the cache alone is looked into. Only the four files that
+    ``captioning.checkpoint.export`` knows are fetched, the configuration first, so that the weights of something else
     never are.
 
     Args:

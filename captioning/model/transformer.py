@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.component import check_size
-from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State, each
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
-from captioning.output.base import precise_words
+from captioning.model.decoder import Decoder, DecoderOutput, ForcedSteps, State, each
+from captioning.model.output import precise_words
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
 

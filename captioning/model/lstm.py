@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.base import AttentionOutput, expected_context, for_rows
 from captioning.component import check_size
-from captioning.decoder.base import Decoder, DecoderOutput, ForcedSteps, State, each
 from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
@@ -20,7 +19,8 @@ from captioning.kernels.linear import Linear
 from captioning.kernels.lstm import lstm_cell
 from captioning.kernels.recurrence import Recurrence
 from captioning.kernels.unroll import StepLinear
-from captioning.output import DeepOutput, Drawn, Layers, Output, Steps
+from captioning.model.decoder import Decoder, DecoderOutput, ForcedSteps, State, each
+from captioning.model.output import DeepOutput, Drawn, Layers, Output, Steps
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import PAD
 

@@ -15,7 +15,7 @@ from captioning.kernels.marginal import (
     mixture_step,
     top_components,
 )
-from captioning.output.base import Layers, Output, Steps, Words, precise_words
+from captioning.model.output import Layers, Output, Steps, Words, precise_words
 
 
 class MarginalOutput(Output):

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from captioning.checkpoint import read_checkpoint
+from captioning.captioner.captioner import ImageCaptioner
+from captioning.captioner.load import load
+from captioning.checkpoint.format import read_checkpoint
 from captioning.errors import InputError
-from captioning.inference.captioner import ImageCaptioner
-from captioning.inference.loading import load
-from captioning.model import Captioner
+from captioning.model.captioner import Captioner
 
 _KEPT = ("captioning", "state_dict", "pytorch-lightning_version", "epoch", "global_step")  # nothing of training
 

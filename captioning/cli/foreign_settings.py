@@ -18,11 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from captioning.configs import checked_component, checked_plain
 from captioning.data.records import CaptionSource
 from captioning.data.shapes import ShapesSource
-from captioning.decoder import Decoder
 from captioning.encoders import Encoder
 from captioning.errors import InputError
+from captioning.model import Decoder
 from captioning.objective.estimators import Estimator
-from captioning.objective.losses import Reduction
+from captioning.objective.terms import Reduction
 from captioning.tokenizers import Tokenizer
 
 _PARTS: dict[str, type] = {

@@ -16,16 +16,16 @@ import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.caption import Alternative, Caption
-from captioning.checkpoint import CHECKPOINT_FORMAT
+from captioning.captioner.caption import Alternative, Caption
+from captioning.captioner.images import photo_of, views_of
+from captioning.captioner.options import DecodingOptions, configured_options
+from captioning.checkpoint.export import write_export
+from captioning.checkpoint.format import CHECKPOINT_FORMAT
 from captioning.data.given import ImageSource, is_one, name_of
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
-from captioning.exported import write_export
-from captioning.inference.images import photo_of, views_of
-from captioning.inference.options import DecodingOptions, configured_options
-from captioning.model import Captioner, CaptionModel
+from captioning.model.captioner import Captioner, CaptionModel
 from captioning.vocabulary import Vocabulary, tokenizer_config
 
 Model = TypeVar("Model", bound=CaptionModel, covariant=True)

@@ -1,0 +1,23 @@
+"""Encoder and decoder: Eq. 1-7 of Xu et al. 2015, the outputs that make words, and the assembled captioner."""
+
+from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.decoder import Decoder, DecoderOutput, State
+from captioning.model.ensemble import Ensemble
+from captioning.model.lstm import AttentionDecoder
+from captioning.model.marginal import MarginalOutput
+from captioning.model.output import DeepOutput, Output
+from captioning.model.transformer import TransformerDecoder
+
+__all__ = [
+    "AttentionDecoder",
+    "CaptionModel",
+    "Captioner",
+    "Decoder",
+    "DecoderOutput",
+    "DeepOutput",
+    "Ensemble",
+    "MarginalOutput",
+    "Output",
+    "State",
+    "TransformerDecoder",
+]

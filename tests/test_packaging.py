@@ -92,16 +92,20 @@ def test_the_command_is_a_function_of_the_package():
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_the_version_is_the_changelogs():
-    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert newest
-    assert newest[1] == "Unreleased" or newest[1].startswith(captioning.__version__)
+def test_the_version_is_the_newest_of_the_changelog_and_the_one_to_cite():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    versions = [heading for heading in headings if heading != "Unreleased"]
+    assert versions[0].split()[0] == captioning.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == captioning.__version__
 
 
-def test_ci_runs_exactly_the_test_command():
+def test_ci_checks_the_code_and_then_runs_exactly_the_test_command():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert script.read_text(encoding="utf-8").splitlines()[-2:] == ["make check", "make test"]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
 
 
 # Written in pieces, so that this file does not match itself.

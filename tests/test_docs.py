@@ -17,8 +17,9 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "data/README.md", *DOCS.rglob("*.md")])
-MADE = {"index.md", "data.md", "changelog.md", "notebooks/caption_and_look.md"}  # by docs/_site/hooks.py
+ELSEWHERE = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"}
+PAGES = sorted([*(ROOT / name for name in ELSEWHERE), *DOCS.rglob("*.md")])
+MADE = {"index.md", "data.md", "contributing.md", "changelog.md", "notebooks/caption_and_look.md"}  # by docs/_site/hooks.py
 
 
 def name_of(page: Path) -> str:

@@ -44,9 +44,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     here = page.file.src_uri
 
-    def moved(found: re.Match[str]) -> str:
-        target = _target(here, found[1])
-        return found[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
+    def moved(link: re.Match[str]) -> str:
+        target = _target(here, link[1])
+        return link[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
 
     return _LINK.sub(moved, markdown)
 

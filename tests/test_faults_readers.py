@@ -220,7 +220,7 @@ FEATURES: dict[Fault, Callable[[Path], Any]] = {
         lambda folder: (folder / SHARD).with_suffix(".json").unlink()
     ),
     Fault("features with a damaged array", "00000.npy: cannot be read ("): damaged_array,
-    Fault("features cut short", "00000.npy: not there or not complete"): (
+    Fault("features cut short", "00000.npy: missing or incomplete"): (
         lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-10])
     ),
     Fault("a header of features cut short", "val.json: cannot be read as JSON ("): lambda folder: put(

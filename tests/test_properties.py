@@ -23,7 +23,7 @@ from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAt
 from captioning.data.batch import pad_captions
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.records import CaptionIndex, ImageEntry, PackedStrings, image_name
-from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.data.sampler import CaptionBatchSampler
 from captioning.decoding import BeamOptions, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
@@ -333,15 +333,3 @@ def test_every_caption_is_met_once_an_epoch_and_a_resumed_one_goes_on(examples, 
         resumed = make(0)
         resumed.load_state_dict(state)
         assert list(resumed) == (first[done:] if done < len(first) else list(whole))
-
-
-@EXAMPLES
-def test_every_image_is_evaluated_and_only_the_last_batch_again(examples):
-    @holds(examples, st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
-    def claim(images, batch_size, ranks):
-        samplers = [ImageBatchSampler(images, batch_size, rank=rank, world_size=ranks) for rank in range(ranks)]
-        assert len({len(sampler) for sampler in samplers}) == 1
-        batches = [tuple(batch) for sampler in samplers for batch in sampler]
-        assert sorted(itertools.chain.from_iterable(dict.fromkeys(batches))) == list(range(images))
-        last = max(batches)
-        assert all(count == 1 for batch, count in Counter(batches).items() if batch != last)

@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from captioning.data.objects import GroundedObject, ObjectLookup
-from captioning.data.outlines import check_outline
+from captioning.data.objects import GroundedObject, ObjectLookup, check_outline
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names

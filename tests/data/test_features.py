@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import mmap
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""What a data loader yields."""
+"""Batches of captions and images, as a data loader yields them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from captioning.vocabulary import END, PAD, START
 
 @dataclass
 class CaptionBatch:
-    """B images and N captions of them. An image appears once, also with several captions in the batch.
+    """B images and N captions of them. An image appears once even if the batch has several of its captions.
 
     Attributes:
         captions: (N, T+1) int64 ids, ``<start> w_1 .. w_n <end> <pad> ..``; T is the longest caption with its <end>.

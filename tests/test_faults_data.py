@@ -154,9 +154,9 @@ def test_an_orientation_is_applied_to_images_of_every_mode(tmp_path, mode, orien
     expected = ImageOps.exif_transpose(plain)
     loaded = load_image(tmp_path / f"x.{MODES[mode]}")
     assert loaded.size == (7, 5)  # as stored: COCO's masks are
-    found = upright(loaded)
-    assert found.size == expected.size
-    np.testing.assert_allclose(np.asarray(found, dtype=int), np.asarray(expected, dtype=int), atol=2)
+    turned = upright(loaded)
+    assert turned.size == expected.size
+    np.testing.assert_allclose(np.asarray(turned, dtype=int), np.asarray(expected, dtype=int), atol=2)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ def test_honest_outlines_pass_and_are_drawn(tmp_path):
     mask = np.random.default_rng(0).random((8, 9)) < 0.5
     packed = run_lengths.encode(np.asfortranarray(mask.astype(np.uint8)))
     outline = {"size": [8, 9], "counts": packed["counts"].decode()}
-    (found,) = coco(tmp_path, outline=outline).objects("val")(1)
-    assert np.array_equal(found.mask, mask)
+    (dog,) = coco(tmp_path, outline=outline).objects("val")(1)
+    assert np.array_equal(dog.mask, mask)
     assert coco(tmp_path, outline=polygon(5.5)).objects("val")(1)[0].mask.any()
 
 

@@ -134,8 +134,8 @@ def test_photographs_are_turned_as_their_cameras_marked_them_and_stay_as_stored_
     preprocessing = Preprocessing(20, 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     index = source.index("train")
     for rows, view in ((index, seen), (index.take(1), seen), (dataclasses.replace(index, upright=False), stored)):
-        (found,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
-        assert torch.equal(found, preprocessing(view))
-        assert torch.equal(_Images(rows, preprocessing, mirrored=False)[0], found)
+        (image,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
+        assert torch.equal(image, preprocessing(view))
+        assert torch.equal(_Images(rows, preprocessing, mirrored=False)[0], image)
     mirrored = _Images(index, preprocessing, mirrored=True)[0]
     assert torch.equal(mirrored, preprocessing.normalise(preprocessing.view(seen)).flip(-1))

@@ -86,9 +86,9 @@ def test_random_crops_are_windows_of_the_resized_image():
     transform = preprocessing.training()
     places = set()
     for _ in range(20):
-        found = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
-        assert len(found) == 1
-        places.add(tuple(found[0].tolist()))
+        matches = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
+        assert len(matches) == 1
+        places.add(tuple(matches[0].tolist()))
     assert len({row for row, _ in places}) > 2
     assert len({col for _, col in places}) > 4
 

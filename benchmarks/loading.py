@@ -69,9 +69,7 @@ def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionD
     return data
 
 
-def cached_features(
-    folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int
-) -> Any:
+def cached_features(folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int) -> Any:
     """Return a data module of random features in a cache, as ``scripts/extract_features.py`` writes it, in one file."""
     encoder = CachedEncoder(locations, dim)
     paths, shape = [f"{number}.jpg" for number in range(images)], (locations, dim)
@@ -153,8 +151,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
         coldly = cold(folder / "features", CachedEncoder(L, D), batch_size=B, rounds=rounds)
     probe = Probe.sized(device, quick=quick)
     subjects: dict[str, Callable[[], Any]] = {
-        name: partial(next, one_by_one(data, device))
-        for name, data in (("features", cached), ("jpegs", photos))
+        name: partial(next, one_by_one(data, device)) for name, data in (("features", cached), ("jpegs", photos))
     }
     features = FeatureCache(folder / "features", "train", CachedEncoder(L, D).fingerprint())
     mapped, draw = np.load(folder / "features/train/00000.npy", mmap_mode="r"), np.random.default_rng(0)

@@ -88,6 +88,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
             self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
             self._units = len(self._unit_size)
         self._per_step = self._units_per_step(batch_size, world_size)
+        self._steps = -(-self._units // self._per_step)
         self._next = (0, 0)  # epoch and batch that the next pass begins with
         self.epoch = 0
         self.batches_done = 0
@@ -101,7 +102,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
-        return -(-self._units // self._per_step)
+        return self._steps
 
     def __iter__(self) -> Iterator[Numbers]:  # type: ignore[override]
         """Yield lists of caption numbers. Every pass is an epoch; the first one starts at the restored position.

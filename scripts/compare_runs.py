@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
 
-    from captioning.comparison.attention import explore, load_models
+    from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
     from captioning.comparison.paper import compare_with_paper

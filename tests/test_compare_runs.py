@@ -18,7 +18,7 @@ from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.captioner import load
-from captioning.comparison.attention import _image_files, explore, load_models
+from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run

@@ -17,7 +17,7 @@ from captioning.evaluation.resampling import (
     holm,
     intervals,
     randomization,
-    share,
+    percentage,
 )
 
 
@@ -104,7 +104,7 @@ def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
 def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
     values = np.random.default_rng(1).normal(50, 12, size=400)
     counts = np.stack([values / 100, np.ones(400)], axis=1)
-    value, low, high = intervals(counts, share, resamples=8000)
+    value, low, high = intervals(counts, percentage, resamples=8000)
     error = values.std() / np.sqrt(400)
     assert value == pytest.approx(values.mean())
     assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.15 * error)
@@ -167,7 +167,7 @@ def test_false_alarms_are_as_rare_as_the_p_value_promises():
     alarms = 0
     for trial in range(200):
         first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
-        alarms += differences(first, second, share, resamples=199, seed=trial)[0].p_value <= 0.05
+        alarms += differences(first, second, percentage, resamples=199, seed=trial)[0].p_value <= 0.05
     assert 1 <= alarms <= 20  # 10 expected; more than 20 of 200 have probability 0.001
 
 
@@ -194,16 +194,16 @@ def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, 
 
 
 def test_share_of_nothing_is_no_number():
-    assert share(np.array([3.0, 4.0])) == 75
-    assert np.isnan(share(np.array([0.0, 0.0])))
+    assert percentage(np.array([3.0, 4.0])) == 75
+    assert np.isnan(percentage(np.array([0.0, 0.0])))
 
 
 def test_counts_that_cannot_be_resampled_are_refused():
     with pytest.raises(ValueError, match="at least one image"):
-        bootstrap(np.zeros((0, 2)), share)
+        bootstrap(np.zeros((0, 2)), percentage)
     with pytest.raises(ValueError, match=r"got \(5,\)"):
-        bootstrap(np.zeros(5), share)
+        bootstrap(np.zeros(5), percentage)
     with pytest.raises(ValueError, match="samples must be at least 1"):
-        bootstrap(np.ones((3, 2)), share, resamples=0)
+        bootstrap(np.ones((3, 2)), percentage, resamples=0)
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
-        randomization(np.ones((3, 2)), np.ones((4, 2)), share)
+        randomization(np.ones((3, 2)), np.ones((4, 2)), percentage)

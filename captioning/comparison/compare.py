@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioning.comparison.captions import compare_captions, counts_of, disagreements, names_of
+from captioning.comparison.captions_table import compare_captions, counts_of, disagreements, names_of
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
-from captioning.comparison.grounding import compare_grounding
-from captioning.comparison.groups import compare_groups, group_by_seed
+from captioning.comparison.grounding_table import compare_grounding
+from captioning.comparison.groups import group_by_seed
 from captioning.comparison.result import Comparison, Group
 from captioning.comparison.runs import Run
 from captioning.comparison.scored import Scored, common_images
+from captioning.comparison.variants_table import add_variants
 from captioning.errors import InputError
 from captioning.evaluation.scores import FAMILIES, TITLES
 
@@ -59,7 +60,7 @@ def compare(
     compare_captions(result, scored, counted)
     compare_grounding(result, scored)
     if any(len(group.runs) > 1 for group in groups):
-        compare_groups(result, scored, counted, groups, {run.name: run for run in runs})
+        add_variants(result, scored, counted, groups, {run.name: run for run in runs})
     add_training(result, runs)
     add_conditions(result, runs)
     result.settings = settings_table(runs)

@@ -27,6 +27,11 @@ Scores = dict[str, Any]
 """What was measured of one run: "values" in percent, their "unit", and where they come from."""
 
 
+def score_name(variant: str, seed: int, evaluation: str = "") -> str:
+    """Return the name of a run's score in the file of measurements, or that of a further evaluation."""
+    return f"{variant}_{seed}" + (f"_{evaluation}" if evaluation else "")
+
+
 def read_scores(path: Path) -> dict[str, Scores]:
     """Return the scores of a study's file by name; none if there is no file yet.
 
@@ -116,9 +121,8 @@ def _scores_of(content: Mapping[str, Any], path: Path) -> dict[str, Scores]:
     expanded = {name: expand(common, entry) if isinstance(entry, dict) else {} for name, entry in scores.items()}
     for name, entry in expanded.items():
         if not isinstance(entry.get("values"), dict) or "bleu4" not in entry["values"]:
-            raise InputError(
-                f"{path}: scores.{name}: not what scripts/evaluate.py --measurement writes; delete it to score the run again"
-            )
+            problem = "not what scripts/evaluate.py --measurement writes; delete it to score the run again"
+            raise InputError(f"{path}: scores.{name}: {problem}")
     return expanded
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from captioning.comparison.markdown import markdown
 from captioning.comparison.page import color_of
-from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.errors import InputError
 
@@ -81,23 +82,6 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
         blocks=[*blocks, wr.H2("Curves"), curves, wr.H2("Attention"), explorer],
         width="fluid",
     )
-
-
-def markdown(table: Table, columns: Sequence[str]) -> str:
-    """Return the table as Markdown."""
-
-    def content(cell: Cell) -> str:
-        text = f"**{cell.text}**" if cell.best else cell.text or "-"
-        return ", ".join(_plain(part) for part in (text, cell.detail, cell.change) if part)
-
-    lines = [f"| | {' | '.join(_plain(name) for name in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {_plain(row.name)} | {' | '.join(content(cell) for cell in row.cells)} |" for row in table.rows]
-    return "\n".join([*lines, "", table.note])
-
-
-def _plain(text: str) -> str:
-    """Text that does not end the cell of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _by_project(addresses: Any) -> list[list[Address]]:

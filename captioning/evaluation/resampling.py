@@ -162,8 +162,8 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
     return [replace(test, corrected=corrected[i]) for i, test in enumerate(tests)]
 
 
-def share(counts: Floats) -> Floats:
-    """Return percent (...) of counts (..., 2), parts and wholes; nan for none of none."""
+def percentage(counts: Floats) -> Floats:
+    """Return percent (...) of counts (..., 2), hits and trials; nan for no trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * counts[..., 0] / counts[..., 1])
 

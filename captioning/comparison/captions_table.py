@@ -14,6 +14,9 @@ from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Difference, Floats
 from captioning.evaluation.scores import NAMES, TITLES, Family, count
 
+ONE_SEED = "one seed each: says nothing of the method"
+"""What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
+
 
 def counts_of(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> list[tuple[Family, Floats]]:
     hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
@@ -66,17 +69,17 @@ def compare_captions(result: Comparison, scored: Scored, counted: dict[str, list
     )
 
 
-def _verdict(result: Comparison, first: str, other: str) -> str:
+def _verdict(result: Comparison, first: str, run: str) -> str:
     metric = result.metric
-    before, after = (result.scores[run][metric].value for run in (first, other))
-    test, title = result.tests[other][metric], TITLES[metric]
+    before, after = (result.scores[name][metric].value for name in (first, run))
+    test, title = result.tests[run][metric], TITLES[metric]
     change = test.interval
     if change.value == 0 and test.p_value == 1:
-        return f"{other} and {first} have the same {title}, {after:.2f}, on {result.images} images."
+        return f"{run} and {first} have the same {title}, {after:.2f}, on {result.images} images; {ONE_SEED}."
     than = "higher" if change.value > 0 else "lower"
     return (
-        f"{other} scores {title} {after:.2f}, {abs(change.value):.2f} {than} than {first} ({before:.2f}) on "
-        f"{result.images} images: {finding(test)}."
+        f"{run} scores {title} {after:.2f}, {abs(change.value):.2f} {than} than {first} ({before:.2f}) on "
+        f"{result.images} images: {finding(test)}; {ONE_SEED}."
     )
 
 

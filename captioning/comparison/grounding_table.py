@@ -10,7 +10,7 @@ from captioning.comparison.formats import key_of, measured_cell, plain_cell, wit
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.scored import CORRECTED, Scored, add_tests
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import Difference, Floats, share
+from captioning.evaluation.resampling import Difference, Floats, percentage
 
 # Row title -> the field of a noun's judgement whose mean it is, and whether it is the run's own score: the others are
 # what attention that ignores the caption would score at the same nouns.
@@ -44,7 +44,7 @@ def compare_grounding(result: Comparison, scored: Scored) -> None:
             measured[title, where, own] = counts
             if own and first in counts:
                 for name in [name for name in scored.compared if name in counts]:
-                    (tests[name, key_of(title + where)],) = scored.differences(counts[first], counts[name], share)
+                    (tests[name, key_of(title + where)],) = scored.differences(counts[first], counts[name], percentage)
     if not measured:
         return
     add_tests(result, tests, scored.resamples)
@@ -55,15 +55,15 @@ def compare_grounding(result: Comparison, scored: Scored) -> None:
             if run not in counts:
                 cells.append(Cell(""))
             elif own:
-                (interval,) = scored.intervals(counts[run], share)
+                (interval,) = scored.intervals(counts[run], percentage)
                 test = result.tests.get(run, {}).get(key_of(title + where))
                 cells.append(measured_cell(interval, test, of=f"{int(counts[run][:, 1].sum())} nouns"))
             else:
-                cells.append(plain_cell(float(share(counts[run].sum(axis=0))), "{:.1f}"))
+                cells.append(plain_cell(float(percentage(counts[run].sum(axis=0))), "{:.1f}"))
         rows.append(Row(title + where, with_best(cells, max) if own and scored.common else cells, baseline=not own))
     note = (
         "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "
-        "touches the object; attention correctness: the share of attention on it. Beneath each: what attention "
+        "touches the object; attention correctness: the fraction of attention on it. Beneath each: what attention "
         f"that ignores the caption gets at the same nouns.{CORRECTED * bool(tests)}"
     )
     result.tables.append(Table("Grounding", rows, note))

@@ -202,9 +202,8 @@ def _tables(
     titles += [f"BLEU-4, difference from {study.label(name)}" for name in references]
     first = scores[score_name(next(iter(groups)), int(next(iter(groups.values())).seeds[0]))]
     split = {"val": "validation"}.get(first["split"], first["split"])
-    yield markdown(
-        Table("", rows, _note(groups, scores, tests), titles), titles, f"{split}, {first['images']:,} images"
-    )
+    table = Table("", rows, _note(groups, tests), titles)
+    yield markdown(table, titles, f"{split}, {first['images']:,} images")
     evaluations = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
     rows = []
     for name, group in groups.items():
@@ -216,7 +215,7 @@ def _tables(
         yield markdown(Table("", rows, "", titles), titles, "BLEU-4 by evaluation")
 
 
-def _note(groups: Mapping[str, Group], scores: Mapping[str, Scores], tests: Sequence[VariantTest]) -> str:
+def _note(groups: Mapping[str, Group], tests: Sequence[VariantTest]) -> str:
     note = "Mean (standard deviation) over seeds. Captions/s: median of what training logged; other programs ran, too."
     if any(len(group.runs) == 1 for group in groups.values()):
         note += f" Rows without a deviation have {ONE_SEED}."

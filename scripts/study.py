@@ -186,9 +186,9 @@ def list_state(study: Study, jobs: list[Job]) -> None:
         print(f"{'features':32} {left}  ({study.features.output})")
     done = 0
     for job in jobs:
-        left = [command.what for command in job.left()]
-        done += not left
-        print(f"{job.name:32} {'left: ' + ', '.join(left) if left else 'done'}")
+        commands = [command.what for command in job.left()]
+        done += not commands
+        print(f"{job.name:32} {'left: ' + ', '.join(commands) if commands else 'done'}")
     print(f"{done} of {len(jobs)} runs are done")
 
 
@@ -255,14 +255,10 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
             (source,) = build({"data.source": CaptionSource}, [read_config(path) for path in where], options)
             source.prepare()
     if study.features is not None and _missing_splits(study):
-        command = [
-            str(_relative("scripts/extract_features.py")),
-            "--config",
-            str(_config(study.features.config)),
-            "--splits",
-        ]
-        flipped = ["--flipped"] if study.features.flipped else []
-        commands.run("features", [*command, *study.features.splits, "--output", study.features.output, *flipped])
+        features = study.features
+        command = [str(_relative("scripts/extract_features.py")), "--config", str(_config(features.config))]
+        command += ["--splits", *features.splits, "--output", features.output]
+        commands.run("features", [*command, *(["--flipped"] if features.flipped else [])])
 
 
 def _missing_splits(study: Study) -> list[str]:

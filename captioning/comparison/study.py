@@ -6,6 +6,7 @@ The keys of the file are the attributes of ``Study``, those of a variant the att
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
@@ -18,7 +19,6 @@ from captioning.comparison.measurements import score_name
 from captioning.configs import read_config
 from captioning.errors import InputError
 
-Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][\w-]*\Z")]
 Kind = TypeVar("Kind", bound=Struct)
 
 _WORDS = {  # of msgspec's messages -> of YAML
@@ -46,7 +46,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
     fit: list[str] = []
     after: str | None = None
     average: Annotated[list[str], Meta(min_length=2)] | None = None
-    evaluations: dict[Name, list[str]] = {}
+    evaluations: dict[str, list[str]] = {}
 
     @property
     def begins_with(self) -> list[str]:
@@ -83,9 +83,9 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
         references: The variants that all others are compared with.
     """
 
-    name: Name
+    name: str
     seeds: Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
-    variants: Annotated[dict[Name, Variant], Meta(min_length=1)]
+    variants: Annotated[dict[str, Variant], Meta(min_length=1)]
     fit: list[str] = []
     evaluate: list[str] = []
     features: Features | None = None
@@ -137,7 +137,9 @@ def _convert(content: Any, kind: type[Kind], place: str = "") -> Kind:
         problem, _, where = str(error).partition(" - at ")
         for theirs, ours in _WORDS.items():
             problem = problem.replace(theirs, ours)
-        place = (place + where.replace("`", "").removeprefix("$")).lstrip(".")
+        if where.startswith("`key` in "):
+            problem, where = f"a key: {problem}", where.removeprefix("`key` in ")
+        place = (place + where.strip("`").removeprefix("$")).lstrip(".")
         if problem.startswith("unknown key"):
             keys = {*Study.__struct_fields__, *Variant.__struct_fields__, *Features.__struct_fields__}
             problem += _meant(problem.split("`")[1], keys)
@@ -150,6 +152,8 @@ def _check(study: Study, configs: Collection[str]) -> None:
     Raises:
         ValueError: A name stands for nothing, or two things have one name.
     """
+    _check_names([study.name], "name")
+    _check_names(study.variants, "variants")
     if len(set(study.seeds)) < len(study.seeds):
         raise ValueError(f"seeds: {study.seeds} has a seed twice")
     for reference in study.references:
@@ -160,6 +164,7 @@ def _check(study: Study, configs: Collection[str]) -> None:
     above: set[str] = set()
     for name, variant in study.variants.items():
         place = f"variants.{name}"
+        _check_names(variant.evaluations, f"{place}.evaluations")
         if (variant.config is None) == (variant.average is None):
             raise ValueError(f"{place}: needs either a config or an average")
         if variant.config is not None:
@@ -180,6 +185,12 @@ def _check(study: Study, configs: Collection[str]) -> None:
     (twice, count), *_ = names.most_common(1)
     if count > 1:
         raise ValueError(f"variants: two scores would have the name {twice}; rename a variant or an evaluation")
+
+
+def _check_names(names: Collection[str], place: str) -> None:
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z0-9][\w-]*", name):
+            raise ValueError(f"{place}: {name!r:.80} is no name of letters, digits, - and _")
 
 
 def _check_config(name: str, place: str, configs: Collection[str]) -> None:

@@ -85,8 +85,8 @@ def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, find
     found = Difference(Interval(1.0, low, 2.5), corrected, corrected)
     scores = {10: 4, 2: 1}  # of BLEU's counts, of those of a mean
     stand_in = lambda first, *args, **options: [found] * scores[first.shape[1]]  # noqa: E731
-    monkeypatch.setattr("captioning.comparison.scored.differences", stand_in)
-    monkeypatch.setattr("captioning.comparison.scored.holm", list)
+    monkeypatch.setattr("captioning.comparison.measures.differences", stand_in)
+    monkeypatch.setattr("captioning.comparison.measures.holm", list)
     captions = make_captions(8, hits=False)
     result = compare([run_of("a", captions), run_of("b", captions)], resamples=200)
     expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f}); {ONE_SEED}."

@@ -1,4 +1,4 @@
-"""How well runs caption the same images: every score with its interval and test; where they disagree most."""
+"""The table of captions: every score with its interval and test; and the images where runs disagree most."""
 
 from __future__ import annotations
 
@@ -7,66 +7,55 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from captioning.comparison.formats import measured_cell, p_text, plain_cell, range_text, with_best
-from captioning.comparison.result import Comparison, Disagreement, Row, Table
-from captioning.comparison.scored import CORRECTED, Scored, add_tests
+from captioning.comparison.formats import p_text, plain_cell, range_text
+from captioning.comparison.measures import Measure, Scored, add_score_table
+from captioning.comparison.result import Comparison, Disagreement, Row
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Difference, Floats
-from captioning.evaluation.scores import NAMES, TITLES, Family, count
+from captioning.evaluation.scores import TITLES, Family, count
 
 ONE_SEED = "one seed each: says nothing of the method"
 """What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
 
 
-def counts_of(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> list[tuple[Family, Floats]]:
+Counted = list[tuple[Family, Floats]]
+"""Counts (images, C) of every family of scores."""
+
+
+def counts_of(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> Counted:
     hypotheses, references = [captions[i].words for i in ids], [captions[i].reference_words for i in ids]
     return count(hypotheses, references, java=java)
 
 
-def names_of(families: Sequence[tuple[Family, Floats]]) -> set[str]:
-    return {name for family, _ in families for name in family.names}
-
-
-def compare_captions(result: Comparison, scored: Scored, counted: dict[str, list[tuple[Family, Floats]]]) -> None:
-    if not counted:
-        return
-    for name, families in counted.items():
-        result.scores[name] = {
-            metric: interval
-            for family, counts in families
-            for metric, interval in zip(family.names, scored.intervals(counts, family.scores), strict=True)
-        }
-    first = next(iter(counted))
-    tests: dict[tuple[str, str], Difference] = {}
-    for name in scored.compared:
-        others = {family.names: counts for family, counts in counted[name]}
-        for family, counts in counted[first]:
-            if family.names in others:
-                found = scored.differences(counts, others[family.names], family.scores)
-                tests |= {(name, metric): test for metric, test in zip(family.names, found, strict=True)}
-    if tests:
-        add_tests(result, tests, scored.resamples)
-        result.verdicts = {name: _verdict(result, first, name) for name in result.tests}
-    rows = []
-    for metric in [name for name in NAMES if name in result.scores[first]]:
-        cells = [
-            measured_cell(result.scores.get(run, {}).get(metric), result.tests.get(run, {}).get(metric))
-            for run in result.runs
-        ]
-        rows.append(Row(TITLES[metric], with_best(cells, max) if scored.common else cells))
-    lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
-    rows.append(Row("Length, words per reference word", [plain_cell(value, "{:.3f}") for value in lengths]))
-    images = f"{result.images} images" if scored.common else "each run's own images"
-    result.tables.append(
-        Table(
-            f"Captions of {images}",
-            rows,
-            "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
-            "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
-            f"(randomization test), {scored.resamples} resamples. They reflect the choice of images, not that of the "
-            "training seed." + CORRECTED * bool(tests),
+def caption_measures(counted: dict[str, Counted]) -> list[Measure]:
+    """Return the measures of counts by run."""
+    families = {family.names: family for families in counted.values() for family, _ in families}
+    return [
+        Measure(
+            names,
+            family.titles,
+            {run: counts for run, of_run in counted.items() for other, counts in of_run if other.names == names},
+            family.scores,
         )
+        for names, family in families.items()
+    ]
+
+
+def compare_captions(
+    result: Comparison, scored: Scored, counted: dict[str, Counted], measures: Sequence[Measure]
+) -> None:
+    """Add the table of captions, and the verdicts on the runs that are tested one by one."""
+    images = f"{result.images} images" if scored.common else "each run's own images"
+    note = (
+        "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
+        "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
+        f"(randomization test), {scored.resamples} resamples. They reflect the choice of images, not that of the "
+        "training seed."
     )
+    table = add_score_table(result, scored, measures, f"Captions of {images}", note)
+    result.verdicts = {name: _verdict(result, result.runs[0], name) for name in result.tests}
+    lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
+    table.rows.append(Row("Length, words per reference word", [plain_cell(value, "{:.3f}") for value in lengths]))
 
 
 def _verdict(result: Comparison, first: str, run: str) -> str:
@@ -84,16 +73,16 @@ def _verdict(result: Comparison, first: str, run: str) -> str:
 
 
 def finding(test: Difference) -> str:
-    """Return whether there is a difference, which interval and test must agree on, with both."""
+    """Return whether there is a difference, with its interval and p-value. It is clear only where both agree."""
     if test.clear:
-        found = "a clear difference"
+        verdict = "a clear difference"
     elif test.excludes_zero:
-        found = "the evidence is weak, since the interval excludes zero but the test is not significant"
+        verdict = "the evidence is weak, since the interval excludes zero but the test is not significant"
     elif test.significant:
-        found = "the evidence is weak, since the test is significant but the interval includes zero"
+        verdict = "the evidence is weak, since the test is significant but the interval includes zero"
     else:
-        found = "no clear difference"
-    return f"{found} (95 % interval {range_text(test.interval, signed=True)}, corrected {p_text(test.corrected)})"
+        verdict = "no clear difference"
+    return f"{verdict} (95 % interval {range_text(test.interval, signed=True)}, corrected {p_text(test.corrected)})"
 
 
 def _length_ratio(counts: Floats) -> float:
@@ -103,12 +92,12 @@ def _length_ratio(counts: Floats) -> float:
 
 def disagreements(
     tested: dict[str, dict[int, CaptionedImage]],
-    counted: dict[str, list[tuple[Family, Floats]]],
+    counted: dict[str, Counted],
     common: list[int],
     metric: str,
     images: int,
 ) -> list[Disagreement]:
-    """The images with the largest difference of the captions' own scores; ties go to those with fewer common words."""
+    """Return the images whose captions' own scores differ most; of equal differences, those with fewer common words."""
     scores = np.stack(
         [
             family.of_images(counts)[:, family.names.index(metric)]
@@ -120,24 +109,20 @@ def disagreements(
     spread = scores.max(axis=0) - scores.min(axis=0)
     distance = [_distance([captions[i].caption for captions in tested.values()]) for i in common]
     order = sorted(range(len(common)), key=lambda i: (-round(float(spread[i]), 9), -distance[i], common[i]))
-    found = []
-    for i in order[:images]:
-        if not distance[i]:
-            continue  # all captions are equal
-        each = {name: captions[common[i]] for name, captions in tested.items()}
-        found.append(
-            Disagreement(
-                image_id=common[i],
-                captions={name: image.caption for name, image in each.items()},
-                scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
-                references=next(iter(each.values())).references,
-            )
+    return [
+        Disagreement(
+            image_id=common[i],
+            captions={name: captions[common[i]].caption for name, captions in tested.items()},
+            scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
+            references=next(iter(tested.values()))[common[i]].references,
         )
-    return found
+        for i in order[:images]
+        if distance[i]  # else all captions are equal
+    ]
 
 
 def _distance(captions: Iterable[str]) -> float:
-    """0 for equal captions, up to 1 for captions without a common word; order counts a little."""
+    """Return 0 for equal captions, up to 1 for captions without a common word. Order counts a little."""
     captions = list(captions)
     words = [set(caption.split()) for caption in captions]
     union = set[str]().union(*words)

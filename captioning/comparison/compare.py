@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioning.comparison.captions_table import compare_captions, counts_of, disagreements, names_of
+from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
-from captioning.comparison.grounding_table import compare_grounding
+from captioning.comparison.grounding_table import NOTE, TITLE, grounding_measures
 from captioning.comparison.groups import group_by_seed
+from captioning.comparison.measures import Scored, add_score_table, common_images
 from captioning.comparison.result import Comparison, Group
 from captioning.comparison.runs import Run
-from captioning.comparison.scored import Scored, common_images
 from captioning.comparison.variants_table import add_variants
 from captioning.errors import InputError
 from captioning.evaluation.scores import FAMILIES, TITLES
@@ -53,14 +53,18 @@ def compare(
     scored = Scored(tested, common, compared, resamples, seed)
     java = java and not any(run.search.get("tokenizer") for run in runs)
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
-    if any(metric not in names_of(families) for families in counted.values()):
+    captions, nouns = caption_measures(counted), grounding_measures(scored)
+    if counted and not any(metric in measure.keys for measure in captions):
         missing = next(family.missing for family in FAMILIES if metric in family.names)
         reason = missing() if java and missing is not None else None
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here" + (f" ({reason})" if reason else ""))
-    compare_captions(result, scored, counted)
-    compare_grounding(result, scored)
+    if captions:
+        compare_captions(result, scored, counted, captions)
+    if nouns:
+        add_score_table(result, scored, nouns, TITLE, NOTE)
     if any(len(group.runs) > 1 for group in groups):
-        add_variants(result, scored, counted, groups, {run.name: run for run in runs})
+        measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
+        add_variants(result, scored, measures, groups, {run.name: run for run in runs})
     add_training(result, runs)
     add_conditions(result, runs)
     result.settings = settings_table(runs)

@@ -14,10 +14,11 @@ from captioning.comparison.formats import change_text
 from captioning.comparison.groups import Pairing
 from captioning.comparison.markdown import markdown
 from captioning.comparison.measurements import Scores, read_comparison, read_scores, score_name, write_comparison
+from captioning.comparison.measures import Measure
 from captioning.comparison.result import Cell, Group, Row, Table
 from captioning.comparison.runs import Run, is_run_folder, read_run
 from captioning.comparison.study import Study
-from captioning.comparison.variants_table import Measure, VariantTest, compare_variants, correct
+from captioning.comparison.variants_table import VariantTest, compare_variants, correct
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.resampling import Difference, Floats, Interval

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from captioning.comparison.captions_table import finding
-from captioning.comparison.formats import change_text, key_of
-from captioning.comparison.grounding_table import CAPTIONS, GROUNDING, noun_counts
+from captioning.comparison.formats import change_text
 from captioning.comparison.groups import Pairing, pairs_by_settings
+from captioning.comparison.measures import CORRECTED, Measure, Scored
 from captioning.comparison.result import Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
-from captioning.comparison.scored import CORRECTED, Scored
-from captioning.evaluation.resampling import Difference, Floats, Score, holm, percentage
-from captioning.evaluation.scores import TITLES, Family
+from captioning.evaluation.resampling import Difference, holm
+from captioning.evaluation.scores import TITLES
 from captioning.evaluation.seeds import seed_differences
 
 _LOGGED = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
-
-
-class Measure(NamedTuple):
-    """Scores that are functions of the same counts. ``counts`` has an (images, C) array for every run."""
-
-    keys: tuple[str, ...]
-    titles: tuple[str, ...]
-    counts: dict[str, Floats]
-    scores: Score
 
 
 @dataclass(frozen=True)
@@ -102,14 +91,13 @@ def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
 def add_variants(
     result: Comparison,
     scored: Scored,
-    counted: Mapping[str, list[tuple[Family, Floats]]],
+    measures: Sequence[Measure],
     groups: list[Group],
     runs: Mapping[str, Run],
 ) -> None:
     """Add mean and deviation of every group, and its tests against the first group, as the first table."""
     result.groups = groups
     first = groups[0]
-    measures = list(_measures(scored, counted))
     titles = {key: title for measure in measures for key, title in zip(measure.keys, measure.titles, strict=True)}
     for measure in measures:
         for group in groups:
@@ -139,27 +127,6 @@ def add_variants(
         note += f" Paired, each run with the run of {first.name} that it started from: {', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
-
-
-def _measures(scored: Scored, counted: Mapping[str, list[tuple[Family, Floats]]]) -> Iterator[Measure]:
-    families = {family.names: family for counts_of_run in counted.values() for family, _ in counts_of_run}
-    for names, family in families.items():
-        counts = {
-            run: counts
-            for run, counts_of_run in counted.items()
-            for other, counts in counts_of_run
-            if other.names == names
-        }
-        yield Measure(names, tuple(TITLES[name] for name in names), counts, family.scores)
-    for where, judgements in CAPTIONS.items():
-        for title, (column, is_score) in GROUNDING.items():
-            counts = {
-                name: nouns
-                for name, captions, ids in scored.images()
-                if (nouns := noun_counts(captions, ids, judgements, column)) is not None
-            }
-            if is_score and counts:
-                yield Measure((key_of(title + where),), (title + where,), counts, percentage)
 
 
 def _add_verdicts(result: Comparison) -> None:

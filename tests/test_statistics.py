@@ -16,8 +16,8 @@ from captioning.evaluation.resampling import (
     differences,
     holm,
     intervals,
-    randomization,
     percentage,
+    randomization,
 )
 
 
@@ -97,8 +97,8 @@ def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
         as_large += abs(bleu4(other) - bleu4(one)) >= abs(observed) - 1e-9
     exact = as_large / 2**9
     assert 0.02 < exact < 0.98
-    (found,) = differences(first, second, bleu4, resamples=20_000)
-    assert found.p_value == pytest.approx(exact, abs=0.012)
+    (difference,) = differences(first, second, bleu4, resamples=20_000)
+    assert difference.p_value == pytest.approx(exact, abs=0.012)
 
 
 def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
@@ -132,17 +132,17 @@ def test_an_exchange_keeps_what_both_systems_have_together():
 def test_a_system_does_not_differ_from_itself():
     references, system, _ = corpus(images=13)
     counts = bleu_counts(system, references)
-    for found in differences(counts, counts, bleu_from_counts, resamples=50):
-        assert (found.interval.value, found.interval.low, found.interval.high) == (0, 0, 0)
-        assert found.p_value == 1
+    for difference in differences(counts, counts, bleu_from_counts, resamples=50):
+        assert (difference.interval.value, difference.interval.low, difference.interval.high) == (0, 0, 0)
+        assert difference.p_value == 1
 
 
 def test_a_clear_difference_has_the_smallest_p_value_and_an_interval_above_zero():
     references, _, _ = corpus(images=40)
     perfect, wrong = [refs[1] for refs in references], [list("zzzzzzz") for _ in references]
-    (found,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, resamples=99)
-    assert found.p_value == 1 / 100
-    assert found.interval.low == found.interval.high == 100
+    (difference,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, resamples=99)
+    assert difference.p_value == 1 / 100
+    assert difference.interval.low == difference.interval.high == 100
 
 
 def test_random_draws_come_from_the_seed_alone():
@@ -177,10 +177,10 @@ def difference_of(p_value: float, low: float = 0.5, high: float = 1.5) -> Differ
 
 def test_holms_correction_of_a_case_computed_by_hand():
     """Ascending: 4 x 0.005, 3 x 0.01, then 2 x 0.03 = 0.06 and 1 x 0.04, which may not fall below the one before."""
-    found = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
-    assert [test.corrected for test in found] == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert [test.p_value for test in found] == [0.01, 0.04, 0.03, 0.005]
-    assert [test.clear for test in found] == [True, False, False, True]
+    tests = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
+    assert [test.corrected for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [test.p_value for test in tests] == [0.01, 0.04, 0.03, 0.005]
+    assert [test.clear for test in tests] == [True, False, False, True]
     assert [test.corrected for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
     assert holm([difference_of(0.04)]) == [difference_of(0.04)] and holm([]) == []
 

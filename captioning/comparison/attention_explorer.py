@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
-    """Load the runs' checkpoints, count parameters, and fill in settings that only the checkpoint has.
+    """Load the runs' checkpoints, count their parameters, and fill in settings that only the checkpoint has.
 
     Returns:
-        The models by run, and one sentence for each checkpoint that cannot be loaded.
+        The models by run, and one sentence on every checkpoint that cannot be loaded.
     """
     models, problems = {}, []
     for run in runs:
@@ -35,8 +35,8 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
             problems.append(str(error))
             continue
         models[run.name] = model
-        parts = {"decoder": model.captioner.decoder, "encoder": model.captioner.encoder}
-        run.parameters = {part: sum(p.numel() for p in module.parameters()) for part, module in parts.items()}
+        modules = {"decoder": model.captioner.decoder, "encoder": model.captioner.encoder}
+        run.parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
         run.settings = run.settings or model.settings
     return models, problems
 
@@ -44,12 +44,15 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
 def explore(
     runs: Sequence[Run], models: dict[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
-    """Show the disagreements' images: the captions that were tested, with every loaded model's attention along them.
+    """Return the images of the disagreements with the tested captions and every model's attention along them.
 
-    Teacher forcing gives the attention; no caption is searched for.
+    The attention comes from teacher forcing the tested captions.
 
     Args:
-        seed: of contexts that are sampled.
+        runs: The runs.
+        models: The models of ``load_models``.
+        comparison: The comparison of the runs.
+        seed: Seed of contexts that are sampled.
 
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
@@ -73,17 +76,17 @@ def explore(
         preprocessing = model.encoder.preprocessing
         framing = (preprocessing.crop or 0) / preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        spoken = [item.captions[run.name].split() for item in items]
-        notices += _doubts(run, model, spoken)
+        tested_captions = [item.captions[run.name].split() for item in items]
+        notices += _doubts(run, model, tested_captions)
         inference = run.search.get("inference", model.captioner.decoder.attention.inference)
         try:
             captions = model.force_decode(
                 [files[item.image_id] for item in items],
-                spoken,
+                tested_captions,
                 inference=inference,
                 seed=seed if inference == "sample" else None,
             )
-        except InputError as error:  # an image that is damaged, or a mode that the checkpoint of today does not have
+        except InputError as error:  # a damaged image, or a mode that the checkpoint does not have
             notices.append(f"No attention of {run.name}: {error}.")
             continue
         for item, caption in zip(items, captions, strict=True):
@@ -99,28 +102,28 @@ def explore(
 
 
 def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:
-    """Sentences on why the attention shown may not be the test's."""
-    found = []
+    """Return sentences on why the attention shown may not be that of the test."""
+    doubts = []
     strange = sum(any(word not in model.vocabulary and word != "<unk>" for word in words) for words in captions)
     if strange:
-        found.append(
+        doubts.append(
             f"{strange} of the {len(captions)} captions of {run.name} shown have words that its checkpoint does not "
-            "know: another one was tested, and the attention shown is not that one's; test the run again."
+            "know: another checkpoint was tested, and the attention shown is not its attention; test the run again."
         )
     tested = run.search.get("checkpoint")
     if run.checkpoint is not None and tested not in (None, run.checkpoint.name):
-        found.append(
+        doubts.append(
             f"{run.name} was tested with {tested}, which is gone; the attention shown is {run.checkpoint.name}'s."
         )
     if run.search.get("inference") == "sample":
-        found.append(
-            f"The contexts of {run.name} were sampled in the test; the attention shown is that of other draws."
+        doubts.append(
+            f"The contexts of {run.name} were sampled in the test; the attention shown comes from other draws."
         )
-    return found
+    return doubts
 
 
 def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], str]:
-    """Find image files in the data that a run was tested on; without any, also return the reason."""
+    """Return the image files in the data that a run was tested on, by id; without any, also the reason."""
     reason = "no run's data settings are known"
     for run in runs:
         data = run.settings.get("data")
@@ -136,16 +139,16 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
             try:
                 index = source.index(split)
-            except (InputError, OSError) as error:  # perhaps a data set without this split
+            except (InputError, OSError) as error:  # a data set may lack this split
                 problem = f" ({error})"
                 continue
             rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
             files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}
             if len(files) == len(ids):
                 break
-        there = {i: path for i, path in files.items() if path.is_file()}
-        if there:
-            return there, ""
+        existing = {i: path for i, path in files.items() if path.is_file()}
+        if existing:
+            return existing, ""
         missing = f"{run.name}'s data do not have them{problem}"
         reason = f"{next(iter(files.values()))} is not there" if files else missing
     return {}, reason

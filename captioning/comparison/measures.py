@@ -120,11 +120,7 @@ def _rows(result: Comparison, scored: Scored, measure: Measure) -> Iterator[Row]
     for key, title in zip(measure.keys, measure.titles, strict=True):
         cells = []
         for run in result.runs:
-            of = (
-                f"{int(measure.counts[run][:, 1].sum())} {measure.unit}"
-                if measure.unit and run in measure.counts
-                else ""
-            )
             interval, test = result.scores.get(run, {}).get(key), result.tests.get(run, {}).get(key)
-            cells.append(measured_cell(interval, test, of=of))
+            trials = int(measure.counts[run][:, 1].sum()) if measure.unit and run in measure.counts else 0
+            cells.append(measured_cell(interval, test, of=f"{trials} {measure.unit}" if trials else ""))
         yield Row(title, with_best(cells, max) if scored.common else cells)

@@ -497,7 +497,7 @@ def test_the_report_has_the_comparisons_content(tested_pair, spec):
         block["content"] if isinstance(block["content"], str) else "\n".join(block["content"])
         for block in blocks(content, "markdown-block")
     ]
-    assert tables[0].splitlines()[0] == "| | soft | hard |"
+    assert tables[0].splitlines()[0] == "|  | soft | hard |"
     assert any(line.startswith("| BLEU-4 | ") for line in tables[0].splitlines())
     curves, looks = blocks(content, "panel-grid")
     sets = curves["metadata"]["runSets"]

@@ -409,16 +409,15 @@ def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, ca
     page = Path("results.md").read_text()
     assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `python scripts/study.py tiny.yaml ")
     assert page.endswith("<!-- end -->\n\nAfter.\n") and "of before" not in page
-    scores = table(page, "validation, 30 images")
+    scores = table(page, "val, 30 images")
     bleu4 = [bleu_from_counts(run.sum(axis=0))[3] for run in counts("hard")]
     assert scores["hard"][:2] == ["1, 2, 3", f"{np.mean(bleu4):.2f} ({np.std(bleu4, ddof=1):.2f})"]
     assert scores["soft \\| attention"][2:5] == ["42.00 (1.00)", "3.020 (0.010)", "302"]
-    assert "none" not in scores
+    assert scores["no attention"] == ["-"] * 6
     argmax = [measured_scores()[f"hard_{seed}_argmax"]["values"]["bleu4"] for seed in (1, 2)]
     evaluated = table(page, "BLEU-4 by evaluation")
     assert list(evaluated) == ["BLEU-4 by evaluation", "---", "hard"]
     assert evaluated["hard"] == [scores["hard"][1], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
-    assert "Not yet measured: argmax, seed 3: hard. seed 1, 2, 3: no attention." in page
 
 
 def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(measured):
@@ -444,8 +443,8 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
         assert test["corrected_p_value"] == pytest.approx(difference.corrected)
         assert test["variant_seeds"] == test["reference_seeds"] == [1, 2, 3]
     assert content["command"].endswith("--report results.md") and content["machine"]
-    rows = table(Path("results.md").read_text(), "validation")
-    assert rows["validation, 30 images"][-2:] == [
+    rows = table(Path("results.md").read_text(), "val, ")
+    assert rows["val, 30 images"][-2:] == [
         "BLEU-4, difference from soft \\| attention",
         "BLEU-4, difference from hard",
     ]
@@ -471,7 +470,7 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
         difference.p_value,
     ]
     soft, hard = comparison.groups
-    row = table(Path("results.md").read_text(), "validation")["hard"]
+    row = table(Path("results.md").read_text(), "val, ")["hard"]
     assert row[1] == f"{hard.mean('bleu4'):.2f} ({hard.deviation('bleu4'):.2f})"
     assert test["value"] == pytest.approx(hard.mean("bleu4") - soft.mean("bleu4"))
 
@@ -489,21 +488,21 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True, resamples=RESAMPLES)
     assert (tests[2]["low"], tests[2]["high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     page = Path("results.md").read_text()
-    rows = table(page, "validation")
+    rows = table(page, "val, ")
     assert rows["mean"][-1].endswith(", *paired*") and not rows["hard"][-1].endswith("*paired*")
     assert "*Paired*: each run is compared with the run of the same seed that it started from." in page
     shutil.rmtree("runs")
     main("--report", "results.md")  # The tests are those of the last report.
-    assert table(Path("results.md").read_text(), "validation") == rows
+    assert table(Path("results.md").read_text(), "val, ") == rows
 
 
 def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores_are(measured, capsys):
     main("--report", "results.md")
-    before = table(Path("results.md").read_text(), "validation")["hard"]
+    before = table(Path("results.md").read_text(), "val, ")["hard"]
     Path("runs").rename("elsewhere")
     main("--report", "results.md")
     assert "tiny_soft_3" in capsys.readouterr().out
-    assert table(Path("results.md").read_text(), "validation")["hard"] == before and "p ≤" in before[-1]
+    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and "p ≤" in before[-1]
     scores = measured_scores()["hard_1"]
     scores["values"]["bleu4"] += 1
     add_scores(MEASURED, "hard_1", scores)
@@ -533,25 +532,25 @@ def test_a_variant_of_one_seed_has_no_deviation_and_no_test(place):
     measure("hard", 2, 0.7)
     main("--report", "results.md")
     page = Path("results.md").read_text()
-    assert table(page, "validation")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
+    assert table(page, "val, ")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
     assert f"Rows without a deviation have {ONE_SEED}." in page
-    missing = "seed 2, 3: soft | attention. seed 1, 3: hard. argmax, seed 2: hard. seed 1, 2, 3: no attention."
-    assert f"Not yet measured: {missing}" in page
+    assert table(page, "BLEU-4 by evaluation")["hard"][-1] == "-"  # not measured
 
 
 def test_a_score_that_some_runs_have_is_a_column(place):
     measure("soft", 1, 0.5, pointing_accuracy=91.24)
     measure("hard", 1, 0.7)
     main("--report", "results.md")
-    scores = table(Path("results.md").read_text(), "validation")
-    assert scores["validation, 30 images"][-2:] == ["pointing", "captions/s"]
+    scores = table(Path("results.md").read_text(), "val, ")
+    assert scores["val, 30 images"][-2:] == ["pointing", "captions/s"]
     assert scores["soft \\| attention"][-2:] == ["91.2", "301"] and scores["hard"][-2:] == ["-", "301"]
 
 
 def test_a_study_of_which_nothing_is_measured_says_so(place):
     main("--report", "results.md")
     page = Path("results.md").read_text()
-    assert "Not yet measured: seed 1, 2, 3: soft | attention; hard; no attention." in page and "| ---" not in page
+    rows = list(table(page, "").values())[2:]
+    assert [set(cells) for cells in rows] == [{"-"}] * 3 and "A dash: not measured, or not tested." in page
 
 
 # The file of the measurements
@@ -627,6 +626,6 @@ def test_a_study_from_nothing_to_its_table(place, capsys):
     main("--dry-run")
     assert "tiny_soft_1" + " " * 22 + "done" in capsys.readouterr().out.splitlines()
     main("--report", "results.md")
-    assert "soft" in table(Path("results.md").read_text(), "validation, 2 images")
+    assert "soft" in table(Path("results.md").read_text(), "val, 2 images")
     captions = json.loads(Path("runs/tiny_soft_1/test_captions.json").read_text())
     assert len(captions) == 2  # those of the validation split, for the tests

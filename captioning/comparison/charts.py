@@ -1,4 +1,4 @@
-"""Where curves and intervals lie in small SVG drawings (chart.html, table.html)."""
+"""The positions of curves and intervals in small SVG drawings (chart.html, table.html)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings.
-
-``compare`` takes ``runs.Run`` and returns ``result.Comparison``: rows of text for a terminal, a page or a
-report, and the numbers behind them.
-"""
+"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings."""
 
 from __future__ import annotations
 
@@ -29,15 +25,15 @@ def compare(
     images: int = 12,
     java: bool = False,
 ) -> Comparison:
-    """Compare runs with the first of them; runs that differ in their seed alone are one variant.
+    """Compare runs with the first of them. Runs that differ in their seed alone are one variant.
 
     Args:
-        runs: two or more, with different names.
-        metric: one of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
-        resamples: of the images, for every interval and every test.
-        seed: of the resampling.
-        images: how many disagreements to list.
-        java: also METEOR and SPICE, where they are available and all runs use the English tokenizer.
+        runs: Runs with different names.
+        metric: One of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
+        resamples: Resamples of the images, for every interval and every test.
+        seed: Seed of the resampling.
+        images: Number of disagreements to list.
+        java: Whether to compute METEOR and SPICE, where they are available and all runs use the English tokenizer.
 
     Raises:
         InputError: ``metric`` is not available.
@@ -75,7 +71,7 @@ def compare(
 
 
 def _compared_one_by_one(runs: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Return the runs that images alone are compared on: not those of several seeds, if the first has several too."""
+    """Return the runs that are compared with the first over images alone: unless both have several seeds."""
     seeds = {run: len(group.runs) for group in groups for run in group.runs}
     return [run for run in runs[1:] if run in seeds and min(seeds[run], seeds[runs[0]]) == 1]
 

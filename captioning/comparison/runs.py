@@ -79,7 +79,7 @@ def read_run(folder: Path) -> Run:
     """Read RUNS/NAME: config.yaml, metrics/, the results of `captioning test` and the best checkpoint's settings.
 
     Raises:
-        InputError: the folder is no run's, or a file in it is damaged.
+        InputError: The folder is not a run, or a file in it is damaged.
     """
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")

@@ -56,22 +56,30 @@ def write_report(study: Study, measurements: Path, runs: Path, page: Path, prove
     """
     file = study.measurements(measurements)
     scores = read_scores(file)
-    groups = {name: group for name in study.variants if (group := _group(study, name, scores)).runs}
-    counts, notices = _bleu_counts(list(groups.values()), runs)
+    groups = [_group(study, name, scores) for name in study.variants]
+    counts, notices = _bleu_counts(groups, runs)
     measure = Measure((_METRIC,), ("BLEU-4",), counts, _bleu4)
-    tests = compare_variants(
-        list(groups.values()), study.references, [measure], _pairing(study), resamples=_RESAMPLES, seed=0
-    )
+    tests = compare_variants(groups, study.references, [measure], _pairing(study), resamples=_RESAMPLES, seed=0)
     made = {(test.variant, test.reference) for test in tests}
     tests += [test for test in _written_tests(file, study, groups) if (test.variant, test.reference) not in made]
-    tests.sort(key=lambda test: study.references.index(test.reference))
-    tests = correct(tests)
-    parts = [f"Made by `{provenance['command']}`.", *_tables(study, groups, scores, tests)]
-    if missing := _missing(study, scores):
-        parts.append(f"Not yet measured: {missing}.")
-    _insert(page, study.name, "\n\n".join(parts))
+    tests = correct(sorted(tests, key=lambda test: study.references.index(test.reference)))
+    tables = "\n\n".join(_tables(study, groups, scores, tests))
+    _insert(page, study.name, f"Made by `{provenance['command']}`. A dash: not measured, or not tested.\n\n{tables}")
     if tests:
-        plain = [_plain(test, groups) for test in tests]
+        seeds = {group.name: list(map(int, group.seeds)) for group in groups}
+        plain = [
+            {
+                "variant": test.variant,
+                "reference": test.reference,
+                "variant_seeds": seeds[test.variant],
+                "reference_seeds": seeds[test.reference],
+                "paired": test.paired,
+                **vars(test.difference.interval),
+                "p_value": test.difference.p_value,
+                "corrected_p_value": test.difference.corrected,
+            }
+            for test in tests
+        ]
         write_comparison(file, study.name, {"metric": _METRIC, "tests": plain, **provenance})
     return notices
 
@@ -79,16 +87,20 @@ def write_report(study: Study, measurements: Path, runs: Path, page: Path, prove
 # The variants
 
 
+def _by_seed(study: Study, scores: Mapping[str, Scores], variant: str, evaluation: str = "") -> dict[int, Scores]:
+    names = {seed: score_name(variant, seed, evaluation) for seed in study.seeds}
+    return {seed: scores[name] for seed, name in names.items() if name in scores}
+
+
 def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Group:
     """Return the runs of a variant that are measured, with the scores that all of them have."""
-    seeds = [seed for seed in study.seeds if score_name(variant, seed) in scores]
-    entries = [scores[score_name(variant, seed)] for seed in seeds]
-    values = [entry["values"] | entry.get("training", {}) for entry in entries]
-    common = [key for key in (*_COLUMNS, _SPEED) if all(key in run for run in values)]
+    entries = _by_seed(study, scores, variant)
+    values = [entry["values"] | entry.get("training", {}) for entry in entries.values()]
+    common = [key for key in (*_COLUMNS, _SPEED) if values and all(key in run for run in values)]
     return Group(
         variant,
-        [study.run_name(variant, seed) for seed in seeds],
-        list(map(str, seeds)),
+        [study.run_name(variant, seed) for seed in entries],
+        list(map(str, entries)),
         {key: [run[key] for run in values] for key in common},
     )
 
@@ -105,7 +117,7 @@ def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats]
     images: dict[Path, set[int]] = {}
     missing = []
     for group in groups:
-        if len(group.runs) == 1:
+        if len(group.runs) < 2:
             continue
         for name, bleu4 in zip(group.runs, group.scores[_METRIC], strict=True):
             run = _scored_run(runs / name, bleu4)
@@ -144,39 +156,24 @@ def _pairing(study: Study) -> Pairing:
     return pairing
 
 
-# The tests as they are written
-
-
-def _plain(test: VariantTest, groups: Mapping[str, Group]) -> dict[str, Any]:
-    return {
-        "variant": test.variant,
-        "reference": test.reference,
-        "variant_seeds": list(map(int, groups[test.variant].seeds)),
-        "reference_seeds": list(map(int, groups[test.reference].seeds)),
-        "paired": test.paired,
-        **vars(test.difference.interval),
-        "p_value": test.difference.p_value,
-        "corrected_p_value": test.difference.corrected,
-    }
-
-
-def _written_tests(file: Path, study: Study, groups: Mapping[str, Group]) -> Iterator[VariantTest]:
+def _written_tests(file: Path, study: Study, groups: Sequence[Group]) -> Iterator[VariantTest]:
     """Yield the tests of the last report whose variants still have these scores.
 
     Raises:
         InputError: The file is damaged.
     """
+    seeds = {group.name: list(map(int, group.seeds)) for group in groups}
+    means = {group.name: group.mean(_METRIC) for group in groups if group.runs}
     try:
         for entry in read_comparison(file, study.name).get("tests", []):
-            group, reference = groups.get(entry["variant"]), groups.get(entry["reference"])
-            if group is None or reference is None or reference.name not in study.references:
+            variant, reference = entry["variant"], entry["reference"]
+            if not {variant, reference} <= means.keys() or reference not in study.references:
                 continue
             interval = Interval(entry["value"], entry["low"], entry["high"])
-            difference = Difference(interval, entry["p_value"], entry["corrected_p_value"])
-            change = group.mean(_METRIC) - reference.mean(_METRIC)
-            seeds = [list(map(str, entry[name])) for name in ("variant_seeds", "reference_seeds")]
-            if seeds == [group.seeds, reference.seeds] and abs(interval.value - change) < _ROUNDING:
-                yield VariantTest(group.name, reference.name, _METRIC, difference, entry["paired"])
+            same_scores = abs(interval.value - (means[variant] - means[reference])) < _ROUNDING
+            if same_scores and (entry["variant_seeds"], entry["reference_seeds"]) == (seeds[variant], seeds[reference]):
+                difference = Difference(interval, entry["p_value"], entry["corrected_p_value"])
+                yield VariantTest(variant, reference, _METRIC, difference, entry["paired"])
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{file}: comparisons.{study.name}: not what a study writes; delete it") from error
 
@@ -185,40 +182,37 @@ def _written_tests(file: Path, study: Study, groups: Mapping[str, Group]) -> Ite
 
 
 def _tables(
-    study: Study, groups: Mapping[str, Group], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
+    study: Study, groups: Sequence[Group], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
 ) -> Iterator[str]:
-    """Yield the tables of the scores and of the further evaluations as Markdown, as far as something is measured."""
-    if not groups:
-        return
-    columns = {key: column for key, column in _COLUMNS.items() if any(key in group.scores for group in groups.values())}
+    """Yield the tables of the scores and of the further evaluations as Markdown."""
+    columns = {key: column for key, column in _COLUMNS.items() if any(key in group.scores for group in groups)}
     references = [name for name in study.references if any(test.reference == name for test in tests)]
-    rows = []
-    for name, group in groups.items():
-        cells = [Cell(", ".join(group.seeds))]
-        cells += [_spread_cell(group, key, places) for key, (_, places) in columns.items()]
-        cells.append(Cell(f"{statistics.median(group.scores[_SPEED]):.0f}" if _SPEED in group.scores else ""))
-        cells += [_difference_cell(tests, name, reference) for reference in references]
-        rows.append(Row(study.label(name), cells))
     titles = ["seeds", *(title for title, _ in columns.values()), "captions/s"]
     titles += [f"BLEU-4, difference from {study.label(name)}" for name in references]
-    first = scores[score_name(next(iter(groups)), int(next(iter(groups.values())).seeds[0]))]
-    split = {"val": "validation"}.get(first["split"], first["split"])
-    table = Table("", rows, _note(groups, tests), titles)
-    yield markdown(table, titles, f"{split}, {first['images']:,} images")
-    evaluations = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
     rows = []
-    for name, group in groups.items():
-        cells = [_evaluation_cell(study, name, evaluation, scores) for evaluation in evaluations]
-        if any(cell.text for cell in cells):
-            rows.append(Row(study.label(name), [_spread_cell(group, _METRIC, 2), *cells]))
+    for group in groups:
+        cells = [Cell(", ".join(group.seeds))]
+        cells += [Cell(_spread(group.scores.get(key, []), places)) for key, (_, places) in columns.items()]
+        cells.append(Cell(f"{statistics.median(group.scores[_SPEED]):.0f}" if _SPEED in group.scores else ""))
+        cells += [_difference_cell(tests, group.name, reference) for reference in references]
+        rows.append(Row(study.label(group.name), cells))
+    measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
+    images = dict.fromkeys(f"{entry['split']}, {entry['images']:,} images" for entry in measured)
+    yield markdown(Table("", rows, _note(groups, tests), titles), titles, "; ".join(images))
+    titles = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
+    rows = []
+    for group in groups:
+        if study.variants[group.name].evaluations:
+            cells = [_evaluation_cell(study, scores, group, name) for name in titles]
+            rows.append(Row(study.label(group.name), [Cell(_spread(group.scores.get(_METRIC, []), 2)), *cells]))
     if rows:
-        titles = ["as above", *evaluations]
+        titles = ["as above", *titles]
         yield markdown(Table("", rows, "", titles), titles, "BLEU-4 by evaluation")
 
 
-def _note(groups: Mapping[str, Group], tests: Sequence[VariantTest]) -> str:
+def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
     note = "Mean (standard deviation) over seeds. Captions/s: median of what training logged; other programs ran, too."
-    if any(len(group.runs) == 1 for group in groups.values()):
+    if any(len(group.runs) == 1 for group in groups):
         note += f" Rows without a deviation have {ONE_SEED}."
     if tests:
         note += (
@@ -230,13 +224,10 @@ def _note(groups: Mapping[str, Group], tests: Sequence[VariantTest]) -> str:
     return note
 
 
-def _spread_cell(group: Group, key: str, places: int) -> Cell:
-    if key not in group.scores:
-        return Cell("")
-    return Cell(_spread(group.scores[key], places))
-
-
 def _spread(values: Sequence[float], places: int) -> str:
+    """Return the mean and the deviation of several seeds, the value of one seed, or nothing."""
+    if not values:
+        return ""
     deviation = f" ({statistics.stdev(values):.{places}f})" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{places}f}{deviation}"
 
@@ -248,28 +239,14 @@ def _difference_cell(tests: Sequence[VariantTest], variant: str, reference: str)
     return Cell("")
 
 
-def _evaluation_cell(study: Study, variant: str, evaluation: str, scores: Mapping[str, Scores]) -> Cell:
-    names = {seed: score_name(variant, seed, evaluation) for seed in study.seeds}
-    values = {seed: scores[name]["values"][_METRIC] for seed, name in names.items() if name in scores}
-    if not values or evaluation not in study.variants[variant].evaluations:
+def _evaluation_cell(study: Study, scores: Mapping[str, Scores], group: Group, evaluation: str) -> Cell:
+    """Return the score of an evaluation; of fewer seeds than beside it, with the seeds."""
+    if evaluation not in study.variants[group.name].evaluations:
         return Cell("")
-    scored = [seed for seed in study.seeds if score_name(variant, seed) in scores]
-    seeds = "" if list(values) == scored else f"seed {', '.join(map(str, values))}"
-    return Cell(_spread(list(values.values()), 2), seeds)
-
-
-def _missing(study: Study, scores: Mapping[str, Scores]) -> str:
-    """Return the variants of which something is not measured yet, with what that is."""
-    missing: dict[str, list[str]] = {}  # what -> variants
-    for name, variant in study.variants.items():
-        measured = [seed for seed in study.seeds if score_name(name, seed) in scores]
-        left = {"": [seed for seed in study.seeds if seed not in measured]}
-        for evaluation in variant.evaluations:
-            left[f"{evaluation}, "] = [seed for seed in measured if score_name(name, seed, evaluation) not in scores]
-        for evaluation, seeds in left.items():
-            if seeds:
-                missing.setdefault(f"{evaluation}seed {', '.join(map(str, seeds))}", []).append(study.label(name))
-    return ". ".join(f"{what}: {'; '.join(labels)}" for what, labels in missing.items())
+    entries = _by_seed(study, scores, group.name, evaluation)
+    text = _spread([entry["values"][_METRIC] for entry in entries.values()], 2)
+    partial = entries and list(map(str, entries)) != group.seeds
+    return Cell(text, f"seed {', '.join(map(str, entries))}" if partial else "")
 
 
 def _insert(page: Path, name: str, text: str) -> None:
@@ -287,4 +264,4 @@ def _insert(page: Path, name: str, text: str) -> None:
     _, ended, after = rest.partition(end)
     if not begun or not ended:
         raise InputError(f"--report {page}: has no place for the study; add two lines, {begin} and {end}")
-    write_text(page, f"{before}{begin}\n{text}\n{end}{after}", "--report")
+    write_text(page, f"{before}{begin}\n{text}\n\n{end}{after}", "--report")

@@ -1,4 +1,4 @@
-"""The comparison of runs as a W&B report. Its specification is built without a login; saving it needs one."""
+"""The comparison of runs as a W&B report. Building its specification needs no login, saving it does."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def publish(runs: Sequence[Run], comparison: Comparison, page: Path) -> str:
     """Log the page to wandb, save the report beside it and return the report's address.
 
     Raises:
-        InputError: no run was logged to wandb, or W&B refuses.
+        InputError: No run was logged to wandb, or W&B refuses the report.
     """
     places = {run.name: run.wandb for run in runs if run.wandb}
     if not places:
@@ -47,7 +47,7 @@ def publish(runs: Sequence[Run], comparison: Comparison, page: Path) -> str:
 
 
 class Address(NamedTuple):
-    """Where a run is online."""
+    """The address of a run online."""
 
     entity: str
     project: str
@@ -55,12 +55,12 @@ class Address(NamedTuple):
 
 
 def build_report(comparison: Comparison, addresses: Mapping[str, Address], page: Address) -> Any:
-    """Return the report's specification, to belong to the page's project.
+    """Return the report's specification, in the project of the page.
 
     Args:
-        comparison: what to show.
-        addresses: by name, of the runs that are online; only these have curves.
-        page: of the run that logged the comparison's page, with both attentions, under ``PAGE_KEY``.
+        comparison: The comparison.
+        addresses: By name, the addresses of the runs that are online; only these have curves.
+        page: The address of the run that logged the comparison's page under ``PAGE_KEY``.
     """
     blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts.values(), *comparison.notices]]
     for table in [*comparison.tables, comparison.settings]:
@@ -92,7 +92,7 @@ def _by_project(addresses: Any) -> list[list[Address]]:
 
 
 def _runset(addresses: Sequence[Address], colors: Mapping[str, str]) -> Any:
-    """The runs at addresses in one project."""
+    """Return the runs at addresses in one project."""
     ids = [address.run_id for address in addresses]
     return wr.Runset(
         entity=addresses[0].entity,

@@ -20,13 +20,8 @@ help:  ## list the targets
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
 
-<<<<<<< HEAD
-# STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper does one. An interrupted study goes on where it stopped.
-STUDIES ?= flickr8k flickr8k_decoders flickr8k_deeper
-=======
 # STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
-STUDIES ?= flickr8k flickr8k_options flickr8k_decoders flickr8k_deeper
->>>>>>> main
+STUDIES ?= flickr8k flickr8k_decoders flickr8k_deeper
 
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
 	@for study in $(STUDIES); do \

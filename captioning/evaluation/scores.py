@@ -24,7 +24,7 @@ from captioning.evaluation.java import (
     missing_spice,
     spice,
 )
-from captioning.evaluation.resampling import Floats, share
+from captioning.evaluation.resampling import Floats, percentage
 from captioning.evaluation.rouge import rouge_l
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def _mean_of(score: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Float
 
 
 def _mean(counts: ArrayLike) -> Floats:
-    return share(np.asarray(counts, dtype=np.float64))[..., None]
+    return percentage(np.asarray(counts, dtype=np.float64))[..., None]
 
 
 def _meteor(counts: ArrayLike) -> Floats:

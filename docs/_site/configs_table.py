@@ -78,8 +78,8 @@ def _class(component: dict[str, Any] | None) -> str:
 def _score(text: str) -> str:
     """Return the result that the header of a config states."""
     header = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
-    found = re.findall(r"BLEU-4 (\d+\.\d\d) \(docs/measurements/(\w+\.json)\)", header)
-    return ", ".join(f"{score} ([{name}](measurements/{name}))" for score, name in found) or "not measured"
+    scores = re.findall(r"BLEU-4 (\d+\.\d\d) \(docs/measurements/(\w+\.json): (\w+)\)", header)
+    return ", ".join(f"{bleu4} ([{name}](measurements/{file}))" for bleu4, file, name in scores) or "not measured"
 
 
 def _time(name: str) -> str:

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> None:
 
     import torch
 
-    from captioning.captioner.average import average_checkpoints
+    from captioning.checkpoint.average import average_checkpoints
     from captioning.component import import_modules
 
     refuse_inputs(arguments.output, arguments.checkpoints, "--output")

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     from captioning.captioner import load
-    from captioning.captioner.onnx_graphs import ENCODER, STEP
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
+    from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.component import import_modules
 
     folder = Path(arguments.output)
@@ -49,9 +49,7 @@ def main(argv: list[str] | None = None) -> None:
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
     if arguments.onnx:
-        from captioning.captioner.onnx_graphs import write_onnx
-
-        write_onnx(captioner, folder)
+        write_onnx(captioner.captioner, folder)
     scored = None if run is None else (run.path, Path(arguments.checkpoint).name)
     captioner.export(folder, card(captioner, name, scored, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6

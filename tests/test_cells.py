@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
+from captioning.cells.measure import measure_geometry
 from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder, cells_cache
-from captioning.encoders.cells import measure_geometry
+from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
 from captioning.views.maps import smooth_alphas
 from captioning.views.overlays import attention_figure
@@ -247,7 +247,7 @@ def test_a_trained_layer_after_layer_of_one_side_adds_up():
 
 def test_what_took_long_to_measure_is_kept_for_the_same_frozen_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cells_cache, "_LONG", 0.0)
+    monkeypatch.setattr("captioning.cells.measure._SLOW", 0.0)
     measured = []
     measure = Encoder._measured_cells
     monkeypatch.setattr(Encoder, "_measured_cells", lambda self: measured.append(self) or measure(self))

@@ -15,8 +15,8 @@ from helpers_runs import save_checkpoint
 from PIL import Image
 
 from captioning.captioner import load
+from captioning.captioner.images import is_one, open_image
 from captioning.data import download
-from captioning.data.given import is_one, opened
 from captioning.errors import InputError
 
 ADDRESS = "https://example.org/cat.png"
@@ -86,14 +86,14 @@ def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
 def test_every_form_has_the_same_pixels(path):
     expected = np.array(pixels(path))
     for form, source in forms(path).items():
-        found = opened(source)
+        found = open_image(source)
         np.testing.assert_array_equal(np.array(pixels(found) if isinstance(found, Path) else found), expected, form)
 
 
 def test_grey_images_have_equal_channels():
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for source in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]):
-        np.testing.assert_array_equal(np.array(opened(source)), np.repeat(grey[..., None], 3, axis=2))
+        np.testing.assert_array_equal(np.array(open_image(source)), np.repeat(grey[..., None], 3, axis=2))
 
 
 def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):

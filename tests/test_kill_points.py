@@ -15,7 +15,7 @@ import torch
 from helpers_faults import Fault, faults, proves
 from kill_points import KILLED, in_a_process, watch
 
-from captioning.checkpoint.format import damage_of
+from captioning.checkpoint.io import damage_of
 from captioning.files import write_json, write_text
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 

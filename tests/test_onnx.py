@@ -144,7 +144,7 @@ def test_what_cannot_be_a_graph_is_refused_in_one_line(tmp_path, capsys, changes
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
-    from captioning.captioner import onnx_graphs
+    from captioning.checkpoint import onnx_graphs
 
     captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
     write = onnx_graphs._export
@@ -160,7 +160,7 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
 
 
 def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypatch):
-    from captioning.captioner import onnx_graphs
+    from captioning.checkpoint import onnx_graphs
 
     monkeypatch.setattr(onnx_graphs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs onnx and onnxscript; pip install -e '\.\[onnx\]'"):

@@ -52,7 +52,7 @@ def cached_index(
     with file.open("rb") as content:
         for part in iter(lambda: content.read(1 << 20), b""):
             key.update(part)
-    path = cache_folder() / f"index-{key.hexdigest()[:32]}.npz"
+    path = cache_folder(f"index-{key.hexdigest()[:32]}.npz")
     found = _read(path, root)
     if found is not None:
         found.warn_left_out()

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
+from captioning.cells.measure import kept_cells, measure_cells
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.cells import measure_cells
-from captioning.encoders.cells_cache import kept_cells
 from captioning.errors import InputError
 
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]

@@ -1,9 +1,9 @@
-"""A captioner as two ONNX graphs, for programs without PyTorch; ``scripts/caption_onnx.py`` is one.
+"""A captioner as two ONNX graphs, for programs without PyTorch such as ``scripts/caption_onnx.py``.
 
-``encoder.onnx`` takes ``images`` (B, 3, height, width), prepared as config.json says, and returns what the decoder
-looks at, ``memory.*``, and the state before the first word, ``state.*``. ``step.onnx`` takes ``tokens`` (N,) int64, the
-words before, with both, a row of each for every token. It returns ``log_probs`` (N, V) in nats, ``alphas`` (N, L), and
-the state after the step under the same names with ``next.`` before them. A beam search repeats an image's rows.
+``encoder.onnx`` takes ``images`` (B, 3, height, width), prepared as config.json says. It returns the decoder's memory
+of them, ``memory.*``, and the state before the first word, ``state.*``. ``step.onnx`` takes ``tokens`` (N,) int64, the
+words before, with the memory and the state of every token. It returns ``log_probs`` (N, V) in nats, ``alphas`` (N, L),
+and the state after the step, ``next.state.*``. A beam search repeats an image's memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import Memory
-from captioning.captioner.captioner import ImageCaptioner
 from captioning.errors import InputError, one_line
 from captioning.files import complete, errors_named, part_of
 from captioning.kernels.marginal import Located
@@ -31,20 +30,20 @@ from captioning.vocabulary import START, UNK
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 _OPSET = 18
-_TOLERANCE = 1e-3  # nats: what the graphs may differ by from the model
+_TOLERANCE = 1e-3  # nats: the largest difference between graphs and model
 
 
-def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
+def write_onnx(captioner: CaptionModel, folder: Path) -> None:
     """Write both graphs, and compare them with the model on noise where onnxruntime is installed.
 
     Raises:
-        InputError: onnx is not installed, the model cannot be a graph, or a file cannot be written.
+        InputError: onnx is not installed, the model cannot be exported, or a file cannot be written.
     """
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise InputError(f"--onnx: needs {' and '.join(missing)}; pip install -e '.[onnx]'")
-    model = _exportable(captioner.captioner)
-    images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # more than one, or their number becomes a constant
-    device = captioner.device
+    model = _exportable(captioner)
+    images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # of a single image B would become a constant
+    device = next(model.parameters()).device
     model.cpu()
     try:
         with torch.no_grad():
@@ -60,7 +59,7 @@ def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
             if importlib.util.find_spec("onnxruntime") is not None:
                 _compare(encoder, folder / ENCODER, {"images": images})
                 _compare(step, folder / STEP, {"tokens": tokens, **parts})
-        for path in (folder / ENCODER, folder / STEP):  # both, or what was there before
+        for path in (folder / ENCODER, folder / STEP):  # both graphs are written, or neither
             with errors_named(path):
                 complete(path)
     finally:
@@ -70,7 +69,11 @@ def write_onnx(captioner: ImageCaptioner, folder: Path) -> None:
 
 
 def _exportable(model: CaptionModel) -> Captioner:
-    """Return the model, if graphs can be made of it."""
+    """Return the model.
+
+    Raises:
+        InputError: Graphs of it cannot be exported.
+    """
     if not isinstance(model, Captioner):
         raise InputError("--onnx: an ensemble is not exported as one; export its members")
     decoder = model.decoder
@@ -86,7 +89,7 @@ def _exportable(model: CaptionModel) -> Captioner:
 
 
 def _parts(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """Return the tensors of a memory and a state, those that every image has of its own, by name."""
+    """Return the tensors of a memory and a state by name; their first axis is the images."""
     images = (memory.annotations.shape[0], -1)
     parts = {
         f"memory.{name}": part.unflatten(0, images)  # an image may have several rows, such as one for each head
@@ -111,11 +114,11 @@ class _Encoder(nn.Module):
 
 
 class _Step(nn.Module):
-    """One step of the decoder, over a row of memory for each token.
+    """One step of the decoder, with a memory and a state for each token.
 
     Args:
-        memory: one such as the steps get, of any images.
-        names: of the parts that ``forward`` takes.
+        memory: An example, of any images.
+        names: The names of the parts that ``forward`` takes.
     """
 
     def __init__(self, model: Captioner, memory: Memory, names: list[str]) -> None:
@@ -139,10 +142,10 @@ class _Step(nn.Module):
 
 
 def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: list[str], returns: list[str]) -> None:
-    """Write one graph, whose first axis is free, under its temporary name.
+    """Write one graph of any batch size, under its temporary name.
 
     Raises:
-        InputError: an operation has no counterpart in ONNX.
+        InputError: ONNX lacks an operation.
     """
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     first, *others = [{0: batch} for _ in inputs]
@@ -164,7 +167,7 @@ def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: li
             )
         except OSError:
             raise
-        except Exception as error:  # the exporter's are many, and their texts are pages
+        except Exception as error:  # the exporter raises many types, with messages of pages
             reason = one_line(_innermost(error), 200)
             raise InputError(f"--onnx: {path.name}: this model cannot be exported ({reason})") from error
 
@@ -176,7 +179,7 @@ def _innermost(error: Exception) -> Exception:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what the exporter says of itself."""
+    """Silence the exporter's warnings and log."""
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
@@ -187,19 +190,18 @@ def _quiet() -> Iterator[None]:
 
 
 def _compare(module: nn.Module, path: Path, inputs: dict[str, Tensor]) -> None:
-    """Run a graph, under its temporary name, on one row and on all of them.
+    """Compare a graph with its module, on the first of the inputs and on all of them.
 
     Raises:
-        InputError: it does not compute what the module does.
+        InputError: Their results differ.
     """
     import onnxruntime
 
     session = onnxruntime.InferenceSession(part_of(path), providers=["CPUExecutionProvider"])
     for rows in (1, len(next(iter(inputs.values())))):
         given = {name: part[:rows] for name, part in inputs.items()}
-        expected = module(*given.values())
-        found = session.run(None, {name: part.numpy() for name, part in given.items()})
-        for output, wanted, got in zip(session.get_outputs(), expected, found, strict=True):
-            if not np.allclose(wanted.numpy(), got, rtol=_TOLERANCE, atol=_TOLERANCE):
-                off = float(np.abs(wanted.numpy() - got).max())
+        results = session.run(None, {name: part.numpy() for name, part in given.items()})
+        for output, expected, result in zip(session.get_outputs(), module(*given.values()), results, strict=True):
+            if not np.allclose(expected.numpy(), result, rtol=_TOLERANCE, atol=_TOLERANCE):
+                off = float(np.abs(expected.numpy() - result).max())
                 raise InputError(f"--onnx: {path.name}: {output.name} is off by {off:.3g}; the model is not exported")

@@ -184,9 +184,8 @@ def test_a_marked_photograph_is_turned_upright(captioner, tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6  # stored lying on its left side: to be turned by 90 degrees clockwise
     upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "marked.png", exif=exif)
-    np.testing.assert_array_equal(
-        np.asarray(captioner.view(tmp_path / "marked.png")), np.asarray(captioner.view(upright))
-    )
+    marked, expected = captioner.caption([tmp_path / "marked.png", upright])
+    np.testing.assert_array_equal(np.asarray(marked.view), np.asarray(expected.view))
 
 
 def test_search_defaults_to_what_the_run_was_evaluated_with(tmp_path, images):

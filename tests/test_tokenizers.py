@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import load_script, save_image
-from helpers_runs import TINY, save_checkpoint
+from helpers_runs import TINY, edit_checkpoint, save_checkpoint
 
 from captioning.captioner import load
 from captioning.cli.fit import main
@@ -89,11 +89,11 @@ def test_settings_in_a_checkpoint_choose_no_code(tokenizer):
         evaluation_settings(settings, "best.ckpt")
 
 
-def test_a_checkpoint_of_an_earlier_version_is_english(tmp_path):
-    captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
-    assert captioner.vocabulary.tokenizer == PennTreebank()
-    captioner.export(tmp_path / "out")
-    assert load(tmp_path / "out").vocabulary == captioner.vocabulary
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path / "best.ckpt")
+    edit_checkpoint(path, lambda content: content["captioning"].pop("tokenizer"))
+    with pytest.raises(InputError, match=r"best\.ckpt: has no 'tokenizer'; it is damaged or was edited"):
+        load(path)
 
 
 def write_coco(folder: Path) -> CocoSource:

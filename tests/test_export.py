@@ -106,12 +106,9 @@ def test_a_card_without_a_test_says_so(tmp_path):
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("model.safetensors", b"x" * 20, r"model\.safetensors: damaged"),
         ("config.json", b"[", r"config\.json: cannot be read"),
-        ("config.json", b"[]", r"config\.json or vocabulary\.json is not what scripts/export\.py writes"),
         ("config.json", b'{"format": 99}', "has checkpoint format 99"),
         ("vocabulary.json", b'{"words": 3}', r"is not what scripts/export\.py writes"),
-        ("vocabulary.json", b'{"words": ["a"]}', "weights do not fit the model"),
     ],
 )
 def test_a_damaged_folder_is_one_line(run, file, content, message):

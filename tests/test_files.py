@@ -66,12 +66,12 @@ def test_what_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
 
 def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "a")
-    found = RunFolder.of(folder.checkpoint("best"))
-    assert found is not None and found.path == folder.path
+    run = RunFolder.of(folder.checkpoint("best"))
+    assert run is not None and run.path == folder.path
     assert RunFolder.of(tmp_path / "best.ckpt") is None
     monkeypatch.chdir(tmp_path)
-    found = RunFolder.of(folder.checkpoint("last"))
-    assert found is not None and found.config == Path("runs/a/config.yaml")
+    run = RunFolder.of(folder.checkpoint("last"))
+    assert run is not None and run.config == Path("runs/a/config.yaml")
 
 
 class Terminal(io.StringIO):

@@ -108,21 +108,15 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (7, r"images: an image is a path, .*, got int 7"),
-        (None, "got NoneType None"),
+        (None, r"images: an image is a path, .*, got NoneType None"),
         ({"image": "cat.png"}, "got dict"),
         ([3.5], r"image: must be a path, .*, got float 3\.5"),
-        (b"not an image", "bytes: 12 bytes that are no image file"),
         (
             np.zeros((4, 5, 2), np.uint8),
             r"array must be \(height, width, 1, 3 or 4\) or \(height, width\), got \(4, 5, 2\)",
         ),
         (torch.zeros(5, 4, 3), r"tensor must be \(1, 3 or 4, height, width\) or \(height, width\), got \(5, 4, 3\)"),
         (np.zeros((0, 5, 3), np.uint8), r"got \(0, 5, 3\)"),
-        (np.zeros((4, 5, 3), np.int64), r"must be uint8, or floating-point in 0 \.\. 1, got int64"),
-        (np.full((4, 5, 3), 255.0), r"array of float64 must lie in 0 \.\. 1, got 255 \.\. 255"),
-        (torch.full((3, 4, 5), float("nan")), r"tensor of float32 must lie in 0 \.\. 1, got nan"),
-        (ADDRESS, r"cat\.png: is an address; save the image as a file"),
     ],
 )
 def test_what_is_no_image_is_said(captioner, source, message):

@@ -1,9 +1,15 @@
-"""The attention of decoding steps: one type from a step to the picture."""
+"""What passes from one decoding step to the next, and what a step leaves for the picture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+State: TypeAlias = "tuple[Tensor, ...]"
+"""What a decoder, an attention or a search carries from step to step: as many tensors at every step, N rows each."""
 
 EXPECTATION = -1
 """In place of a location: the context is the expectation over all locations."""

@@ -32,7 +32,6 @@ def save_checkpoint(
     *,
     attention: type[Attention] = SoftAttention,
     gated: bool = True,
-    tied: bool = False,
     search: dict | None = None,
     output: Output | None = None,
     with_encoder: Encoder | None = None,
@@ -44,13 +43,11 @@ def save_checkpoint(
     if encoder is None:
         encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
         encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
-    decoder = AttentionDecoder(
-        attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, tie_embeddings=tied, output=output
-    )
+    decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, output=output)
     vocabulary = Vocabulary(WORDS)
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     for name, parameter in captioner.decoder.named_parameters():
-        if "output" in name or "gates" in name or "score" in name:
+        if "L_o" in name or "gates" in name or "score" in name:
             torch.nn.init.normal_(parameter, 0, 2)
     settings = {} if search is None else {"model": {"search": search}}
     content = describe(captioner, vocabulary, settings) | changes

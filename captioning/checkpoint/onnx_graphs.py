@@ -24,8 +24,8 @@ from captioning.attention import Memory
 from captioning.errors import InputError, one_line
 from captioning.files import complete, errors_named, part_of
 from captioning.kernels.marginal import Located
-from captioning.model import AttentionDecoder, MarginalOutput
-from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model import AttentionDecoder, Captioner, CaptionModel
+from captioning.model.marginal import LocatedMemory
 from captioning.vocabulary import START, UNK
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
@@ -83,8 +83,6 @@ def _exportable(model: CaptionModel) -> Captioner:
         raise InputError(
             "--onnx: attention that draws its locations is not exported; set inference to expected or argmax"
         )
-    if isinstance(decoder.words, MarginalOutput) and decoder.words.top_k is not None:
-        raise InputError("--onnx: a marginal output with top_k is not exported; set top_k to null")
     return model
 
 
@@ -96,7 +94,7 @@ def _parts(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
         for name, part in vars(memory).items()
         if isinstance(part, Tensor)
     }
-    if memory.located is not None:
+    if isinstance(memory, LocatedMemory):
         parts |= {"memory.located": memory.located.A, "memory.located_exp": memory.located.exp_G}
     return parts | {f"state.{number}": part for number, part in enumerate(state)}
 
@@ -126,16 +124,15 @@ class _Step(nn.Module):
         self.decoder = model.decoder
         self.kind = type(memory)
         self.names = names
-        self.located_words = None if memory.located is None else memory.located.W
+        self.W = memory.located.W if isinstance(memory, LocatedMemory) else None
 
     def forward(self, tokens: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
         given = dict(zip(self.names, parts, strict=True))
-        fields: dict[str, Any]
         fields = {name.removeprefix("memory."): part for name, part in given.items() if name.startswith("memory.")}
-        located = None
-        if self.located_words is not None:
-            located = Located(fields.pop("located"), self.located_words, fields.pop("located_exp"))
-        memory = self.kind(**{name: part.flatten(0, 1) for name, part in fields.items()}, located=located)
+        located: dict[str, Any] = {}
+        if self.W is not None:
+            located = {"located": Located(fields.pop("located"), self.W, fields.pop("located_exp"))}
+        memory = self.kind(**{name: part.flatten(0, 1) for name, part in fields.items()}, **located)
         state = tuple(part for name, part in given.items() if name.startswith("state."))
         logits, state, trace = self.decoder.step(tokens, state, memory)
         return torch.log_softmax(logits.float(), dim=-1), trace.alphas, *state

@@ -100,10 +100,10 @@ def known_class(path: str, kind: type[T]) -> type[T]:
     if module.split(".")[0] == __package__:
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    found = next((cls for cls in subclasses(kind) if path in _paths(cls)), None)
-    if found is None:
+    cls = next((cls for cls in subclasses(kind) if path in _paths(cls)), None)
+    if cls is None:
         raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
-    return found
+    return cls
 
 
 def import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:

@@ -132,7 +132,7 @@ class _Pieces(dict[str, str]):
     def __missing__(self, piece: str) -> str:
         if len(self) >= 1 << 16:
             self.clear()
-        words = "\n" if piece == "\n" else " ".join(word for part in piece.split() for word in _tokenize_piece(part))
+        words = "\n" if piece == "\n" else " ".join(word for text in piece.split() for word in _tokenize_piece(text))
         self[piece] = words
         return words
 

@@ -26,12 +26,12 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from captioning.errors import InputError, exits_on_input_error, printable
-from captioning.files import complete, destination, errors_named, part_of, refuse_inputs, write_text
+from captioning.files import refuse_inputs, replacing, write_text
 from captioning.run_folder import RunFolder
 from captioning.terminal import Progress, add_import_option, script_parser
 
@@ -63,7 +63,6 @@ def main(argv: list[str] | None = None) -> None:
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint, _device(arguments.device))
     options = _options(arguments, captioner)
-    json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
     undrawn = 0
     explored: list[Caption] = []
@@ -77,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
-        json_file or nullcontext(),
+        _json_file(arguments.json) as json_file,
         _until_the_reader_leaves(),
     ):
         for caption in captions:
@@ -96,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
                 text = printable(caption.text)
                 print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
             if json_file is not None:
-                json_file.write(caption.to_dict() | extra)
+                print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
             if arguments.explorer is not None:
                 explored.append(caption)
             progress.update(progress.done + 1)
@@ -143,10 +142,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--json",
-        metavar="FILE",
-        help="write words, log-probabilities (nats; one more for the end of a finished caption), alphas (words x "
-        "locations), posteriors, betas, grid size and beam alternatives: an object of a single image, else an array "
-        "of them, or lines of them in a .jsonl FILE and on standard output (-), where they replace the captions",
+        metavar="FILE.jsonl",
+        help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
+        "caption), alphas (words x locations), posteriors, betas, grid size and beam alternatives; - writes them to "
+        "standard output in place of the captions",
     )
     search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
     search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
@@ -306,48 +305,14 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> D
     return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
 
 
-class _JsonFile:
-    """One object per image: in lines (.jsonl, standard output), alone (a single image) or in an array.
-
-    The file appears under its name when it is complete.
-    """
-
-    def __init__(self, target: str, single: bool) -> None:
-        self.path = None if target == "-" else Path(target)
-        self.written = 0
-        self.array = self.path is not None and not single and self.path.suffix.lower() != ".jsonl"
-        if self.path is None:
-            self.file: TextIO = sys.stdout
-            return
-        with errors_named(self.path, "--json"):
-            self.path = destination(self.path, "--json")
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = part_of(self.path).open("w", encoding="utf-8")
-
-    def write(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content)
-        with errors_named(self.path, "--json") if self.path is not None else nullcontext():
-            self.file.write((",\n" if self.written else "[\n") + text if self.array else text + "\n")
-            self.file.flush()
-        self.written += 1
-
-    def __enter__(self) -> _JsonFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self.path is None:
-            return
-        part = part_of(self.path)
-        with errors_named(self.path, "--json"):
-            if kind is None and self.array:
-                self.file.write("\n]\n" if self.written else "[]\n")
-            self.file.close()
-            if kind is None and (self.written or self.array):
-                complete(self.path)
-            elif kind is not None and issubclass(kind, KeyboardInterrupt) and self.written:
-                print(f"the images done so far are in {part}", file=sys.stderr)
-            else:
-                part.unlink()
+@contextmanager
+def _json_file(target: str | None) -> Iterator[TextIO | None]:
+    """Yield the file that --json names, if any. It gets its name when it is complete."""
+    if target is None or target == "-":
+        yield None if target is None else sys.stdout
+        return
+    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+        yield file
 
 
 @contextmanager

@@ -48,17 +48,15 @@ def write_onnx(captioner: CaptionModel, folder: Path) -> None:
     try:
         with torch.no_grad():
             memory = model.decoder.prepare_search(model.encode(images))
-            parts = _parts(memory, model.init_state(memory))
-            encoder, step = _Encoder(model), _Step(model, memory, list(parts))
+            tensors = _tensors(memory, model.init_state(memory))
+            encoder, step = _Encoder(model), _Step(model, memory, list(tensors))
             tokens = torch.tensor([START, UNK])
-            carried = [f"next.{name}" for name in parts if name.startswith("state.")]
-            _export(encoder, (images,), folder / ENCODER, ["images"], list(parts))
-            _export(
-                step, (tokens, *parts.values()), folder / STEP, ["tokens", *parts], ["log_probs", "alphas", *carried]
-            )
+            _export(encoder, (images,), folder / ENCODER, ["images"], list(tensors))
+            results = ["log_probs", "alphas", *(f"next.{name}" for name in tensors if name.startswith("state."))]
+            _export(step, (tokens, *tensors.values()), folder / STEP, ["tokens", *tensors], results)
             if importlib.util.find_spec("onnxruntime") is not None:
                 _compare(encoder, folder / ENCODER, {"images": images})
-                _compare(step, folder / STEP, {"tokens": tokens, **parts})
+                _compare(step, folder / STEP, {"tokens": tokens, **tensors})
         for path in (folder / ENCODER, folder / STEP):  # both graphs are written, or neither
             with errors_named(path):
                 complete(path)
@@ -86,21 +84,21 @@ def _exportable(model: CaptionModel) -> Captioner:
     return model
 
 
-def _parts(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def _tensors(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
     """Return the tensors of a memory and a state by name; their first axis is the images."""
     images = (memory.annotations.shape[0], -1)
-    parts = {
-        f"memory.{name}": part.unflatten(0, images)  # an image may have several rows, such as one for each head
-        for name, part in vars(memory).items()
-        if isinstance(part, Tensor)
+    tensors = {
+        f"memory.{name}": tensor.unflatten(0, images)  # an image may have several rows, such as one for each head
+        for name, tensor in vars(memory).items()
+        if isinstance(tensor, Tensor)
     }
     if isinstance(memory, LocatedMemory):
-        parts |= {"memory.located": memory.located.A, "memory.located_exp": memory.located.exp_G}
-    return parts | {f"state.{number}": part for number, part in enumerate(state)}
+        tensors |= {"memory.located": memory.located.A, "memory.located_exp": memory.located.exp_G}
+    return tensors | {f"state.{number}": tensor for number, tensor in enumerate(state)}
 
 
 class _Encoder(nn.Module):
-    """Images to ``_parts``."""
+    """Images to ``_tensors``."""
 
     def __init__(self, model: Captioner) -> None:
         super().__init__()
@@ -108,7 +106,7 @@ class _Encoder(nn.Module):
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         memory = self.model.decoder.prepare_search(self.model.encode(images))
-        return tuple(_parts(memory, self.model.init_state(memory)).values())
+        return tuple(_tensors(memory, self.model.init_state(memory)).values())
 
 
 class _Step(nn.Module):
@@ -116,7 +114,7 @@ class _Step(nn.Module):
 
     Args:
         memory: An example, of any images.
-        names: The names of the parts that ``forward`` takes.
+        names: The names of the tensors that ``forward`` takes.
     """
 
     def __init__(self, model: Captioner, memory: Memory, names: list[str]) -> None:
@@ -126,14 +124,14 @@ class _Step(nn.Module):
         self.names = names
         self.W = memory.located.W if isinstance(memory, LocatedMemory) else None
 
-    def forward(self, tokens: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-        given = dict(zip(self.names, parts, strict=True))
-        fields = {name.removeprefix("memory."): part for name, part in given.items() if name.startswith("memory.")}
+    def forward(self, tokens: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = dict(zip(self.names, tensors, strict=True))
+        fields = {name.removeprefix("memory."): tensor for name, tensor in given.items() if name.startswith("memory.")}
         located: dict[str, Any] = {}
         if self.W is not None:
             located = {"located": Located(fields.pop("located"), self.W, fields.pop("located_exp"))}
-        memory = self.kind(**{name: part.flatten(0, 1) for name, part in fields.items()}, **located)
-        state = tuple(part for name, part in given.items() if name.startswith("state."))
+        memory = self.kind(**{name: tensor.flatten(0, 1) for name, tensor in fields.items()}, **located)
+        state = tuple(tensor for name, tensor in given.items() if name.startswith("state."))
         logits, state, trace = self.decoder.step(tokens, state, memory)
         return torch.log_softmax(logits.float(), dim=-1), trace.alphas, *state
 
@@ -196,8 +194,8 @@ def _compare(module: nn.Module, path: Path, inputs: dict[str, Tensor]) -> None:
 
     session = onnxruntime.InferenceSession(part_of(path), providers=["CPUExecutionProvider"])
     for rows in (1, len(next(iter(inputs.values())))):
-        given = {name: part[:rows] for name, part in inputs.items()}
-        results = session.run(None, {name: part.numpy() for name, part in given.items()})
+        given = {name: tensor[:rows] for name, tensor in inputs.items()}
+        results = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
         for output, expected, result in zip(session.get_outputs(), module(*given.values()), results, strict=True):
             if not np.allclose(expected.numpy(), result, rtol=_TOLERANCE, atol=_TOLERANCE):
                 off = float(np.abs(expected.numpy() - result).max())

@@ -168,7 +168,7 @@ def test_a_damaged_exif_header_costs_the_orientation_alone(tmp_path, checkpoint,
     path = tmp_path / f"x.{suffix}"
     random_view(20, 10).save(path, exif=exif)
     assert upright(load_image(path)).size == (20, 10)
-    assert load(checkpoint).view(path).size == (12, 12)
+    assert load(checkpoint)(path).view.size == (12, 12)
 
 
 # Annotations
@@ -273,7 +273,7 @@ READERS: dict[Fault, Callable[[Path], Any]] = {
     Fault("half of a pair of surrogates in an image's name", "is no text that UTF-8 can hold"): lambda folder: (
         FolderSource(str(Path(written(folder / "captions.jsonl", HALF_A_PAIR)).parent)).index("val")
     ),
-    Fault("a vocabulary nested 100,000 deep", "not a vocabulary file"): lambda folder: Vocabulary.load(
+    Fault("a vocabulary nested 100,000 deep", "cannot be read as JSON"): lambda folder: Vocabulary.load(
         written(folder / "words.json", DEEP)
     ),
 }

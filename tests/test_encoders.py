@@ -183,8 +183,8 @@ def test_a_published_files_name_selects_its_preprocessing(tmp_path):
 
 
 def test_preprocessing_can_be_overridden():
-    encoder = small(resize=50, mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
-    assert encoder.preprocessing == Preprocessing(50, 48, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
+    encoder = small(mean=[0.1, 0.2, 0.3], std=[0.4, 0.5, 0.6])
+    assert encoder.preprocessing == Preprocessing(55, 48, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6), "bilinear")
     assert small().preprocessing.resize == 55  # 48 of 55 is the published 224 of 256
     squashed = small(crop=False).preprocessing
     assert (squashed.resize, squashed.crop) == (48, None)
@@ -473,7 +473,7 @@ def test_fingerprints_tell_weights_nodes_and_preprocessing_apart(file):
     others = {
         "weights": small("layer1").fingerprint(),
         "node": small("relu", weights=str(file)).fingerprint(),
-        "preprocessing": small("layer1", weights=str(file), resize=60).fingerprint(),
+        "preprocessing": small("layer1", weights=str(file), mean=[0.5, 0.5, 0.5]).fingerprint(),
     }
     for name, other in others.items():
         assert name in {key for key in base if base[key] != other[key]}

@@ -25,7 +25,7 @@ Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first
 _NOT_IDENTITY = frozenset(
     {
         *("weights", "trainable_from", "learning_rate"),  # do not change what is computed
-        *("image_size", "resize", "crop", "mean", "std"),  # compared as preprocessing
+        *("image_size", "crop", "mean", "std"),  # compared as preprocessing
     }
 )
 

@@ -25,8 +25,7 @@ class TimmEncoder(Encoder):
         weights: "DEFAULT" downloads the published weights. A path reads a ``.pth`` or ``.safetensors`` file with the
             state dict of the whole network or of the used part. None initialises them at random.
         image_size: Side of the square input in pixels; None takes the published one.
-        resize: Short side in pixels before the crop; None takes the published fraction.
-        crop: False squashes the whole image into the square instead of cutting its border off.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
         mean: Mean of RGB in 0..1; None takes the published one.
         std: Standard deviation of RGB in 0..1; None takes the published one.
         model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
@@ -45,7 +44,6 @@ class TimmEncoder(Encoder):
         *,
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
-        resize: int | None = None,
         crop: bool = True,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
@@ -53,14 +51,14 @@ class TimmEncoder(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        check_range(1, image_size=image_size, resize=resize)
+        check_range(1, image_size=image_size)
         timm = _timm()
         args = dict(model_args or {})
         if not weights_wanted():
             args.pop("checkpoint_path", None)  # timm would read that file
         published = weights == "DEFAULT" and weights_wanted()
         network = _create(timm, name, out_index, args, image_size=image_size, pretrained=published)
-        preprocessing = _preprocessing(network, image_size, resize, crop, mean, std)
+        preprocessing = _preprocessing(network, image_size, crop, mean, std)
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
 
         if weights is None or weights == "DEFAULT" or not weights_wanted():
@@ -166,7 +164,6 @@ def _fixed_input_size(timm: Any, name: str) -> bool:
 def _preprocessing(
     network: Any,
     image_size: int | None,
-    resize: int | None,
     crop: bool,
     mean: tuple[float, float, float] | None,
     std: tuple[float, float, float] | None,
@@ -174,7 +171,7 @@ def _preprocessing(
     published = network.pretrained_cfg
     side = image_size or published["input_size"][-1]
     return Preprocessing(
-        resize=(resize or max(side, int(side / published["crop_pct"]))) if crop else side,
+        resize=max(side, int(side / published["crop_pct"])) if crop else side,
         crop=side if crop else None,
         mean=mean or published["mean"],
         std=std or published["std"],

@@ -34,8 +34,7 @@ class TorchvisionEncoder(Encoder):
             None for random weights. A path contains a dot or a slash. The preprocessing of a file is that of the
             published weights with the same file name, or else the default one.
         image_size: Side of the square input in pixels; None takes the published one.
-        resize: Short side in pixels before the crop; None takes the published fraction.
-        crop: False squashes the whole image into the square instead of cutting its border off.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
         mean: Mean of RGB in 0..1; None takes the published one.
         std: Standard deviation of RGB in 0..1; None takes the published one.
         model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
@@ -54,7 +53,6 @@ class TorchvisionEncoder(Encoder):
         *,
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
-        resize: int | None = None,
         crop: bool = True,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
@@ -66,10 +64,10 @@ class TorchvisionEncoder(Encoder):
             from torchvision.models import get_model_weights
 
         _check_name(name)
-        check_range(1, image_size=image_size, resize=resize)
+        check_range(1, image_size=image_size)
         published = get_model_weights(name)
         member, path = _resolve(weights, published, name)
-        preprocessing = _preprocessing(member, image_size, resize, crop, mean, std)
+        preprocessing = _preprocessing(member, image_size, crop, mean, std)
 
         with torch.device("meta"), LeaveUnfilled():
             whole = _build(name, model_args, preprocessing)
@@ -125,7 +123,6 @@ def _resolve(weights: str | None, published: type[WeightsEnum], name: str) -> tu
 def _preprocessing(
     member: Weights,
     image_size: int | None,
-    resize: int | None,
     crop: bool,
     mean: tuple[float, float, float] | None,
     std: tuple[float, float, float] | None,
@@ -135,7 +132,7 @@ def _preprocessing(
     side = image_size or published_crop
     scaled = round(published_resize * side / published_crop)  # keeps the published fraction of the image
     return Preprocessing(
-        resize=(resize or scaled) if crop else side,
+        resize=scaled if crop else side,
         crop=side if crop else None,
         mean=mean or tuple(published.mean),
         std=std or tuple(published.std),

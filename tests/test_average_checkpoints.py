@@ -51,9 +51,9 @@ def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     before = [weights(path) for path in paths]
     main(*paths, "--fractions", 1, 3, "--output", "new/mean.ckpt")
     assert "written to new/mean.ckpt: 0.25 of a.ckpt, 0.75 of b.ckpt" in capsys.readouterr().out
-    found = weights("new/mean.ckpt")
-    assert found.keys() == before[0].keys()
-    for name, tensor in found.items():
+    averaged = weights("new/mean.ckpt")
+    assert averaged.keys() == before[0].keys()
+    for name, tensor in averaged.items():
         first, last = (state[name] for state in before)
         expected = 0.25 * first + 0.75 * last if last.is_floating_point() else last
         torch.testing.assert_close(tensor, expected)

@@ -148,9 +148,9 @@ def test_the_networks_own_gradients_lie_around_the_measured_centre(make):
     encoder._arrange(encoder._maps(images))[:, cell].sum().backward()
     mass = images.grad.abs().sum(dim=(0, 1)).double().numpy() ** 2
     mass /= mass.sum()
-    found = [float(mass.sum(axis=1 - axis) @ (np.arange(mass.shape[axis]) + 0.5)) for axis in (0, 1)]
+    centroid = [float(mass.sum(axis=1 - axis) @ (np.arange(mass.shape[axis]) + 0.5)) for axis in (0, 1)]
     # The kernels of random weights are not symmetric. What the regular grid says is half a stride away.
-    np.testing.assert_allclose(found, encoder.cells.centre(cell), atol=0.25 * encoder.cells.stride[0])
+    np.testing.assert_allclose(centroid, encoder.cells.centre(cell), atol=0.25 * encoder.cells.stride[0])
 
 
 class GlobalContext(nn.Module):
@@ -352,10 +352,10 @@ def test_the_chosen_cell_is_framed_where_it_lies():
     for location, picture, frame in zip((0, 6, 11), axes.images[1:-1], axes.patches[::2], strict=True):
         left, right, _, top = picture.get_extent()
         x, y = frame.get_xy()
-        found = [y, y + frame.get_height(), x, x + frame.get_width()]
+        drawn = [y, y + frame.get_height(), x, x + frame.get_width()]
         scale = (right - left) / 32
         expected = np.array(SHIFTED.square(location)) * scale + [top, top, left, left]
-        np.testing.assert_allclose(found, expected, atol=0.01)
+        np.testing.assert_allclose(drawn, expected, atol=0.01)
 
 
 # Grounding

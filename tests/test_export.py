@@ -44,10 +44,10 @@ def export(run, *options):
 def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     images = [save_image(tmp_path / f"{n}.png", n, (30 + n, 20)) for n in range(4)]
     folder = export(run)
-    expected, found = load(run / "checkpoints/best.ckpt"), load(folder)
-    assert found.options == expected.options and found.vocabulary == expected.vocabulary
-    assert found.settings == SETTINGS and found.encoder.preprocessing == expected.encoder.preprocessing
-    for caption, other in zip(found(images, max_length=6), expected(images, max_length=6), strict=True):
+    expected, exported = load(run / "checkpoints/best.ckpt"), load(folder)
+    assert exported.options == expected.options and exported.vocabulary == expected.vocabulary
+    assert exported.settings == SETTINGS and exported.encoder.preprocessing == expected.encoder.preprocessing
+    for caption, other in zip(exported(images, max_length=6), expected(images, max_length=6), strict=True):
         assert (caption.text, caption.log_probs) == (other.text, other.log_probs)
     assert "model.safetensors, vocabulary.json" in capsys.readouterr().out
 

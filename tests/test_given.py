@@ -86,8 +86,8 @@ def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
 def test_every_form_has_the_same_pixels(path):
     expected = np.array(pixels(path))
     for form, source in forms(path).items():
-        found = open_image(source)
-        np.testing.assert_array_equal(np.array(pixels(found) if isinstance(found, Path) else found), expected, form)
+        image = open_image(source)
+        np.testing.assert_array_equal(np.array(pixels(image) if isinstance(image, Path) else image), expected, form)
 
 
 def test_grey_images_have_equal_channels():

@@ -70,9 +70,9 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
     given = [["a", "cat", "sits"], ["two", "mats"], [], ["red", "dogs"], ["a"]]  # "dogs" is not in the vocabulary
     inference = "argmax" if attention is HardAttention else None
-    found = captioner.force_decode(images, given, inference=inference, batch_size=3)
-    assert [caption.words for caption in found] == given
-    for path, words, caption in zip(images, given, found, strict=True):
+    captions = captioner.force_decode(images, given, inference=inference, batch_size=3)
+    assert [caption.words for caption in captions] == given
+    for path, words, caption in zip(images, given, captions, strict=True):
         model = captioner.captioner
         memory = model.encode(captioner.encoder.preprocessing(captioner.encoder.preprocessing.load(path)).unsqueeze(0))
         state, token = model.decoder.init_state(memory), START

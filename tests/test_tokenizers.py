@@ -243,8 +243,10 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     line = next(line for line in printed.splitlines() if line.startswith("BLEU-4"))
     assert float(line.split()[1]) == pytest.approx(expected["bleu4"], abs=0.006) and expected["bleu4"] > 20
     assert f"Tokens: {Characters.description}." in printed and "METEOR" not in printed
-    found = pair(read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results)
-    assert found[1][0] == [[CHINESE[0]], [CHINESE[2]]]
+    _, references_of = pair(
+        read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results
+    )
+    assert references_of[0] == [[CHINESE[0]], [CHINESE[2]]]
     with pytest.raises(SystemExit):
         load_script("evaluate").main([*command, "--tokenizer", "Nobody"])
     assert "Nobody is not a known Tokenizer" in capsys.readouterr().err

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from captioning.captioner import load
 from captioning.cells import CellGrid
+from captioning.cells.measure import measure_cells, measure_geometry
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
-from captioning.encoders.cells import measure_cells, measure_geometry
 from captioning.errors import exits_on_input_error
 from captioning.files import write_json
 from captioning.provenance import provenance

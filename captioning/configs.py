@@ -15,14 +15,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, get_loader, set_loader
 
-from captioning.component import Component, current_arguments, current_path, import_modules, known_class, public_path
+from captioning.component import Component, import_modules, known_class, public_path
 from captioning.errors import InputError, one_line
 
 _MAX_NODES, _MAX_DEPTH = 100_000, 100
 
 
 def load_config(text: str) -> Any:
-    """Read a config or an option's value as jsonargparse does; earlier names of classes and arguments are known.
+    """Read a config or an option's value as jsonargparse does, but refuse what would take too long.
 
     Raises:
         YAMLError: it is no YAML, is nested too deeply, or its aliases stand for too many values.
@@ -32,7 +32,7 @@ def load_config(text: str) -> Any:
             _refuse_deep(text)
         if "&" in text and "*" in text:
             _count_nodes(yaml.compose(text, Loader=yaml.SafeLoader), {})
-        return _with_current_paths(get_loader("yaml")(text))
+        return get_loader("yaml")(text)
     except RecursionError as error:  # a short text in an option
         raise yaml.YAMLError("nested too deeply") from error
     except (ValueError, OverflowError) as error:  # such as a date that there is not
@@ -58,19 +58,6 @@ def _count_nodes(node: yaml.Node | None, counts: dict[int, int]) -> int:
     if counts[id(node)] > _MAX_NODES:
         raise yaml.YAMLError(f"its aliases stand for more than {_MAX_NODES:,} values")
     return counts[id(node)]
-
-
-def _with_current_paths(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_with_current_paths(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    found = {key: _with_current_paths(item) for key, item in value.items()}
-    if isinstance(found.get("class_path"), str):
-        if isinstance(found.get("init_args"), dict):
-            found["init_args"] = current_arguments(found["class_path"], found["init_args"])
-        found["class_path"] = current_path(found["class_path"])
-    return found
 
 
 CONFIG_FORMAT = "captioning"

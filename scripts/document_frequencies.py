@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Count in how many images' references each n-gram occurs: what makes a word rare for a CIDEr-D reward.
+"""Count in how many images' references each n-gram occurs: these counts weight the words of a CIDEr-D reward.
 
-Training counts those of its own references, unless model.self_critical.frequencies names a file: what is rare is better
-known from a large corpus than from a small data set. The end of a caption counts as a word, as it does in the reward.
+Training counts its own references, unless model.self_critical.frequencies names a file: a large corpus tells rare words
+better than a small data set. The end of a caption counts as a word, as in the reward.
 
 examples:
   python scripts/document_frequencies.py --config configs/coco_vgg19_soft.yaml --output data/coco/frequencies.json

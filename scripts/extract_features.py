@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     options, overrides = _parse(argv)
     import torch
 
-    from captioning.captioner.load import known_device
+    from captioning.checkpoint.load import check_device
     from captioning.configs import build_parts
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
             "features; give --model.encoder.weights PATH"
         )
     source.prepare()
-    device = known_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     extract_features(
         encoder.to(device).eval(),
         {split: source.index(split) for split in options.splits},

@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import load_script, save_image
-from helpers_runs import TINY, save_checkpoint
+from helpers_runs import TINY, edit_checkpoint, save_checkpoint
 
 from captioning.captioner import load
 from captioning.cli.fit import main
@@ -89,11 +89,11 @@ def test_settings_in_a_checkpoint_choose_no_code(tokenizer):
         evaluation_settings(settings, "best.ckpt")
 
 
-def test_a_checkpoint_of_an_earlier_version_is_english(tmp_path):
-    captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
-    assert captioner.vocabulary.tokenizer == PennTreebank()
-    captioner.export(tmp_path / "out")
-    assert load(tmp_path / "out").vocabulary == captioner.vocabulary
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path / "best.ckpt")
+    edit_checkpoint(path, lambda content: content["captioning"].pop("tokenizer"))
+    with pytest.raises(InputError, match=r"best\.ckpt: has no 'tokenizer'; it is damaged or was edited"):
+        load(path)
 
 
 def write_coco(folder: Path) -> CocoSource:
@@ -243,8 +243,10 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     line = next(line for line in printed.splitlines() if line.startswith("BLEU-4"))
     assert float(line.split()[1]) == pytest.approx(expected["bleu4"], abs=0.006) and expected["bleu4"] > 20
     assert f"Tokens: {Characters.description}." in printed and "METEOR" not in printed
-    found = pair(read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results)
-    assert found[1][0] == [[CHINESE[0]], [CHINESE[2]]]
+    _, references_of = pair(
+        read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results
+    )
+    assert references_of[0] == [[CHINESE[0]], [CHINESE[2]]]
     with pytest.raises(SystemExit):
         load_script("evaluate").main([*command, "--tokenizer", "Nobody"])
     assert "Nobody is not a known Tokenizer" in capsys.readouterr().err

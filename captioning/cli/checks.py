@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import EarlyStopping
 
-from captioning.checkpoint.format import damage_of, refuse_other_files, sound_beside
+from captioning.checkpoint.io import damage_of, refuse_other_files, sound_beside
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import score_names

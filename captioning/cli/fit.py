@@ -18,7 +18,8 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.captioner import load
-from captioning.checkpoint.format import refuse_other_files
+from captioning.checkpoint.io import refuse_other_files
+from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.cli.parser import CommandLineParser
@@ -52,7 +53,6 @@ from captioning.training.progress import with_own_displays
 from captioning.training.resumed_settings import ResumedSettings
 from captioning.training.run_facts import LogFacts
 from captioning.training.run_place import RunPlace
-from captioning.training.start import Start
 from captioning.training.wandb_run import WandbRun
 
 
@@ -139,7 +139,7 @@ class CaptioningCLI(LightningCLI):
     run_dir: Path
     wandb_run: WandbRun | None = None
     """What a test is logged to."""
-    start: Start | None = None
+    start: SavedModel | None = None
     """What training begins with."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -229,7 +229,7 @@ class CaptioningCLI(LightningCLI):
             if not Path(config.init_from).exists():
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
             refuse_other_files(Path(config.init_from))
-            self.start = Start.read(config.init_from)
+            self.start = read_model(config.init_from)
         if not process_rank() and not resumed:
             RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
         group = variant_name(config, self._words)

@@ -32,8 +32,6 @@ from scipy.special import stdtr, stdtrit
 
 from captioning.evaluation.resampling import Difference, Floats, Interval, Score, bootstrap
 
-
-
 LEAST_PAIRS = 3
 
 

@@ -1,4 +1,4 @@
-"""A captioner from the Hugging Face hub: the files that scripts/export.py writes, none that runs."""
+"""A captioner from the Hugging Face hub: the files that scripts/export.py writes. Nothing from the hub is run."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from captioning.checkpoint.export import CARD, CONFIG, VOCABULARY, WEIGHTS
 from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
-PREFIX = "hf:"
+_PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
-_NAME = re.compile(rf"{PREFIX}(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_NAME = re.compile(rf"{_PREFIX}(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
+_OTHER_MODEL = "no captioner of this project; scripts/export.py writes what can be uploaded"
 
 
 def is_on_hub(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(PREFIX)
+    return isinstance(name, str) and name.startswith(_PREFIX)
 
 
 def download(name: str) -> Path:
-    """Return the folder of an exported captioner, downloaded where the hub's cache does not have it yet.
+    """Return the folder of an exported captioner, downloaded where the hub's cache lacks it.
 
-    Without a connection, or with ``HF_HUB_OFFLINE=1``, the cache alone is looked into. Only the four files that
-    ``captioning.checkpoint.export`` knows are fetched, the configuration first, so that the weights of something else
-    never are.
+    Without a connection, or with ``HF_HUB_OFFLINE=1``, only the cache is used. Only the four files of an export are
+    fetched, and the configuration first, so that the weights of another kind of model are never downloaded.
 
     Args:
-        name: "hf:owner/name", and after an "@" a branch, a tag or a commit.
+        name: "hf:owner/name", which may be followed by an "@" and a branch, a tag or a commit.
 
     Raises:
-        InputError: the name is malformed, huggingface_hub is not installed, the hub cannot be reached, or there is no
+        InputError: The name is malformed, huggingface_hub is not installed, the hub cannot be reached, or it has no
             captioner of this project under that name.
     """
-    found = _NAME.fullmatch(name)
-    if found is None or ".." in name or "--" in found["repository"]:
+    match = _NAME.fullmatch(name)
+    if match is None or ".." in name or "--" in match["repository"]:
         raise InputError(f"{name}: not a name on the hub; give hf:owner/name, or hf:owner/name@revision")
     try:
         from huggingface_hub import hf_hub_download
@@ -43,27 +43,23 @@ def download(name: str) -> Path:
         raise InputError(f"{name}: needs huggingface_hub; pip install -e '.[hub]'") from error
 
     def fetch(file: str, revision: str | None) -> Path:
-        return Path(hf_hub_download(found["repository"], file, revision=revision))
+        return Path(hf_hub_download(match["repository"], file, revision=revision))
 
     try:
-        config = fetch(CONFIG, found["revision"])
-        _check(name, config)
-        commit = config.parent.name  # all files of one state of the repository
+        config = fetch(CONFIG, match["revision"])
+        content = read_json(config)
+        if not isinstance(content, dict) or not {"format", "encoder", "decoder", "preprocessing"} <= content.keys():
+            raise InputError(f"{name}: {_OTHER_MODEL}")
+        commit = config.parent.name  # the same state of the repository for all files
         for file in (VOCABULARY, WEIGHTS):
             fetch(file, commit)
         with contextlib.suppress(EntryNotFoundError):
             fetch(CARD, commit)
     except InputError:
         raise
-    except Exception as error:  # those of the HTTP library are among them
+    except Exception as error:  # the HTTP library's errors are among them
         raise InputError(f"{name}: {_reason(error)}") from error
     return config.parent
-
-
-def _check(name: str, config: Path) -> None:
-    content = read_json(config)
-    if not isinstance(content, dict) or not {"format", "encoder", "decoder", "preprocessing"} <= content.keys():
-        raise InputError(f"{name}: no captioner of this project; scripts/export.py writes what can be uploaded")
 
 
 def _reason(error: Exception) -> str:
@@ -78,5 +74,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, errors.LocalEntryNotFoundError):
         return "the hub cannot be reached, and the cache does not have it; check the connection"
     if isinstance(error, errors.EntryNotFoundError):
-        return "no captioner of this project; scripts/export.py writes what can be uploaded"
+        return _OTHER_MODEL
     return f"cannot be downloaded ({one_line(error, 160)})"

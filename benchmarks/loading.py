@@ -66,9 +66,7 @@ def cached_features(
     writer = FeatureWriter(folder, "train", **options, shard_images=images)
     while writer.done < images:
         writer.write(torch.rand(min(50, images - writer.collected), *shape))
-    return data_module(
-        RandomCaptions(folder, paths, vocabulary), encoder, batch_size=batch_size, features=str(folder)
-    )
+    return data_module(RandomCaptions(folder, paths, vocabulary), encoder, batch_size=batch_size, features=str(folder))
 
 
 def endless(data: CaptionDataModule, device: torch.device) -> Iterator[CaptionBatch]:

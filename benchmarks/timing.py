@@ -1,4 +1,4 @@
-"""Wall-clock times of several subjects that take turns in one process, so that load drift affects all of them equally."""
+"""Wall-clock times of subjects that take turns in one process, so that load drift affects all of them equally."""
 
 from __future__ import annotations
 

@@ -19,8 +19,9 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup
 from benchmarks.work import Sizes, Work, interleave_with_machine
 from captioning import decoding
-from captioning.decoding import Hypothesis, ImageStepFunction, State, Step
+from captioning.decoding import Hypothesis, ImageStepFunction, Step
 from captioning.model.captioner import Captioner
+from captioning.trace import State
 from captioning.vocabulary import END
 
 STRATEGIES = {"greedy": 1, "beam3": 3, "beam5": 5}

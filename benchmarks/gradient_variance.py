@@ -21,21 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.models import reinforce
+from benchmarks.models import bare_likelihood
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
 from captioning.captioner import ImageCaptioner, load
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.model.captioner import Captioner
-from captioning.objective.estimators import (
+from captioning.objective import (
+    ArgmaxBaseline,
     Estimator,
     ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
     RewardToGo,
-    SelfCritical,
 )
 from captioning.provenance import provenance
 from captioning.terminal import script_parser
@@ -44,8 +44,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),
     "moving average (the paper's)": MovingAverage(),
     "reward to go": RewardToGo(),
-    "self-critical, caption": SelfCritical(to_go=False),
-    "self-critical, to go": SelfCritical(),
+    "self-critical, caption": ArgmaxBaseline(to_go=False),
+    "self-critical, to go": ArgmaxBaseline(),
     "expected context, to go": ExpectedContext(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
@@ -161,9 +161,10 @@ def _variance(
     decoder = captioner.decoder
     decoder.attention = attention
     attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
-    objective = reinforce(attention, estimator)
+    objective = bare_likelihood(attention, estimator)
     with torch.no_grad():
         for earlier in warm_up:
+            captioner.begin_batch()
             objective(captioner, earlier)
     warm = copy.deepcopy(objective.state_dict())
     scores = set(attention.score.parameters()) if attention.score is not None else set()
@@ -171,8 +172,9 @@ def _variance(
     of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
     mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
     for number in range(1, draws + 1):  # Welford's sums: some entries' mean is large compared with their spread
+        captioner.begin_batch()
         objective.load_state_dict(warm)  # the moving average must not include this batch
-        gradient = _gradient(objective(captioner, batch)[0], parameters)
+        gradient = _gradient(objective(captioner, batch).loss, parameters)
         deviation = gradient - mean
         mean += deviation / number
         squares += deviation * (gradient - mean)

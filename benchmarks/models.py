@@ -15,8 +15,7 @@ from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Decoder
-from captioning.objective.estimators import Estimator
-from captioning.objective.objective import Objective
+from captioning.objective import Estimator, Likelihood
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 
@@ -103,9 +102,9 @@ def our_module(
     return module.to(device).train()
 
 
-def reinforce(attention: StochasticAttention, estimator: Estimator | None) -> Objective:
+def bare_likelihood(attention: StochasticAttention, estimator: Estimator | None) -> Likelihood:
     """Return NLL and, with an estimator, REINFORCE; no penalty and no entropy."""
-    return Objective(attention, estimator=estimator, attention_penalty=0.0, entropy_weight=0.0)
+    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(attention)
 
 
 def port_model(sizes: Sizes, device: torch.device) -> CommonPort:

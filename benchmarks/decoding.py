@@ -150,7 +150,7 @@ def _measure_case(name: str, case: Case, setup: Setup, alone: bool) -> Report:
                 timings[strategy].per_item(images),
                 timings[f"{strategy} port"].per_item(case.alone),
                 limit / images,
-                count=1,
+                items=1,
             )
         )
     return report

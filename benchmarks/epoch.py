@@ -161,7 +161,7 @@ def measure(setup: Setup) -> Report:
         f"B={scale.batch_size} L={scale.locations} D={scale.dim}"
     )
     rows = [
-        Row(f"epoch_{config}", description, Timing(tuple(taken)), count=tokens, unit="tokens")
+        Row(f"epoch_{config}", description, Timing(tuple(taken)), items=tokens, unit="tokens")
         for config, taken in seconds.items()
     ]
     return Report(rows, fractions={"epoch_waiting_for_features": waited / elapsed})

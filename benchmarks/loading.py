@@ -120,10 +120,10 @@ def measure(setup: Setup) -> Report:
     for name, dtype, fraction in (("load_features", "float16", 1.0), ("load_features_8_bit", "uint8", 0.75)):
         description = f"a batch of {B} images' cached features, {L} x {D} {dtype}, read in one thread"
         report.rows.append(
-            Row(name, description, timings[dtype], limit=fraction * traffic / machine.bandwidth, count=B)
+            Row(name, description, timings[dtype], limit=fraction * traffic / machine.bandwidth, items=B)
         )
-    for precision, dtype in PRECISIONS.items():
-        step, steps = our_step(sizes, setup.device, precision=dtype), 2 if setup.quick else 10
+    for name, precision in PRECISIONS.items():
+        step, steps = our_step(sizes, setup.device, precision=precision), 2 if setup.quick else 10
         fraction = waiting_fraction(endless(modules["float16"], setup.device), step, steps=steps, device=setup.device)
-        report.fractions[f"waiting_for_cached_features_{precision}"] = fraction
+        report.fractions[f"waiting_for_cached_features_{name}"] = fraction
     return report

@@ -20,7 +20,7 @@ class Row(NamedTuple):
         ours: Time of this project.
         port: Time of the common port for the same work; None if it has no counterpart.
         limit: Seconds that the same work takes at the machine's measured speed; None if no work was counted.
-        count: Number of items that the time covers; None if nothing is counted.
+        items: Number of items that the time covers; None if nothing is counted.
         unit: Name of these items.
     """
 
@@ -29,7 +29,7 @@ class Row(NamedTuple):
     ours: Timing
     port: Timing | None = None
     limit: float | None = None
-    count: int | None = None
+    items: int | None = None
     unit: str = "images"
 
 
@@ -71,7 +71,7 @@ class Report:
             | {f"{name}_limit": limit for name, limit in limits.items()},
             "spread": spread | {f"{name}_common_port": list(port.quartiles) for name, port in ports.items()},
             "per_second": {
-                row.name: {row.unit: row.count / row.ours.median} for row in self.rows if row.count is not None
+                row.name: {row.unit: row.items / row.ours.median} for row in self.rows if row.items is not None
             },
             "fractions": self.fractions,
             "machine": self.machine,
@@ -89,7 +89,7 @@ class Report:
                 times.add_row(
                     f"[bold]{row.name}[/bold]\n{row.description}",
                     _spread(row.ours),
-                    "" if row.count is None else f"{row.count / row.ours.median:,.1f} {row.unit}",
+                    "" if row.items is None else f"{row.items / row.ours.median:,.1f} {row.unit}",
                     *(("", "") if row.port is None else (_spread(row.port), f"{row.ours.speedup_over(row.port):.2f}")),
                     *(("", "") if row.limit is None else (_seconds(row.limit), f"{row.ours.median / row.limit:.2f}")),
                 )

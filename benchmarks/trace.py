@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from captioning.captioner import load
@@ -70,7 +71,7 @@ def captions(name: str, checkpoint: Path) -> Iterator[str]:
     images = sorted(Path("data/shapes/val").glob("*.png"))[:IMAGES]
     for beam in BEAMS:
         for path, caption in zip(images, captioner.caption(images, beam_size=beam), strict=True):
-            digest = hashlib.sha256(caption.alphas.tobytes() + caption.betas.tobytes()).hexdigest()[:16]
+            digest = hashlib.sha256(caption.alphas.tobytes() + np.asarray(caption.betas).tobytes()).hexdigest()[:16]
             yield f"{name} beam {beam} {path.name}: {caption.text} {float(caption.score).hex()} {digest}"
 
 

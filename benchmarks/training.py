@@ -63,6 +63,7 @@ def our_step(
     """Return a function that trains on a batch as ``captioning fit`` does."""
     module = our_module(sizes, device, hard=hard, decoder=decoder)
     if compile is not None:
+        assert module.captioner is not None
         module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -115,7 +116,7 @@ def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
                     timings[f"{kind} {way}"],
                     timings["port"] if kind == "soft" else None,
                     machine.seconds(work, dtype),
-                    count=len(sizes.lengths),
+                    items=len(sizes.lengths),
                     unit="captions",
                 )
             )

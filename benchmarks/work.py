@@ -49,14 +49,14 @@ class Sizes(NamedTuple):
 
 
 class Product(NamedTuple):
-    """A matrix product (rows, inner) x (inner, columns), done ``count`` times.
+    """A matrix product (rows, inner) x (inner, columns), done several times.
 
     Attributes:
         gradients: Products of the same cost in the backward pass: one for each factor that needs a gradient.
     """
 
     name: str
-    count: int
+    times: int
     rows: int
     inner: int
     columns: int
@@ -64,7 +64,7 @@ class Product(NamedTuple):
 
     def flops(self, *, backward: bool) -> int:
         """Return multiplications and additions."""
-        return 2 * self.count * self.rows * self.inner * self.columns * (1 + self.gradients * backward)
+        return 2 * self.times * self.rows * self.inner * self.columns * (1 + self.gradients * backward)
 
 
 def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:

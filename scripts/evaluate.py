@@ -233,14 +233,14 @@ def _print_grounding(scores: dict[str, float]) -> None:
     """Print how well attention at nouns finds their objects, for captions and references, beside baselines."""
     if not any(name.endswith("pointing_accuracy") for name in scores):
         return
-    columns = ("pointing_accuracy", "pointing_chance", "pointing_centre")
-    columns += ("attention_correctness", "correctness_uniform", "correctness_centre")
+    pointing = ("pointing_accuracy", "pointing_chance", "pointing_centre")
+    correctness = ("attention_correctness", "correctness_uniform", "correctness_centre")
     print(f"\n{'':20}" + "".join(f"{title:>10}" for title in ("pointing", "chance", "centre")), end="")
     print("".join(f"{title:>12}" for title in ("correctness", "uniform", "centre")))
     for title, prefix in (("generated captions", ""), ("references", "reference_")):
         if f"{prefix}pointing_accuracy" in scores:
-            values = [scores[prefix + name] for name in columns]
-            print(f"{title:20}" + "".join(f"{v:10.2f}" for v in values[:3]) + "".join(f"{v:12.2f}" for v in values[3:]))
+            values = "".join(f"{scores[prefix + name]:10.2f}" for name in pointing)
+            print(f"{title:20}{values}" + "".join(f"{scores[prefix + name]:12.2f}" for name in correctness))
 
 
 if __name__ == "__main__":

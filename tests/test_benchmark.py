@@ -217,8 +217,8 @@ def test_ratios_compare_within_a_round():
 
 def test_a_report_holds_every_ratio_by_name():
     rows = [
-        Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, count=8),
-        Row("epoch", "", Timing((0.5,)), count=30, unit="tokens"),
+        Row("step", "sizes", Timing((2.0,)), Timing((6.0,)), 1.0, items=8),
+        Row("epoch", "", Timing((0.5,)), items=30, unit="tokens"),
     ]
     report = Report(rows, fractions={"waiting": 0.01})
     content = report.to_dict()

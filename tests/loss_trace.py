@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """The losses of the first steps of tiny models, which a change that alters no numbers must reproduce.
 
-Weights, images, captions and hard attention's draws come from NumPy's generator, and there is no dropout: PyTorch draws
-in another way on other processors. ``python tests/loss_trace.py`` writes tests/loss_trace.json anew: for a change that
-alters the numbers on purpose, and says so in CHANGELOG.md.
+Weights, images and captions come from NumPy's generator and there is no dropout, since PyTorch's random numbers depend on
+the processor; only hard attention's draws are PyTorch's. ``python tests/loss_trace.py`` writes tests/loss_trace.json
+anew, for a change that alters the numbers on purpose and says so in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from captioning.encoders import ConvEncoder
 from captioning.files import write_json
 from captioning.model import AttentionDecoder, MarginalOutput
 from captioning.model.captioner import Captioner
-from captioning.objective.objective import Objective
+from captioning.objective import Likelihood
 from captioning.vocabulary import UNK
 
 FILE = Path(__file__).with_suffix(".json")
@@ -32,39 +32,38 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     """Return the loss of every step.
 
     Args:
-        lr: of plain gradient descent, which does not enlarge rounding as Adam's division does.
-        scale: of the initial weights.
+        lr: Learning rate of plain gradient descent, which does not enlarge rounding as Adam's division does.
+        scale: Factor of the initial weights.
     """
     draw = np.random.default_rng(5)
     attention = HardAttention(AdditiveScore(6), ramp=[0, 1]) if kind == "hard" else SoftAttention(AdditiveScore(6))
     output = MarginalOutput() if kind == "marginal" else None
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
     captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()
-    parameters = list(captioner.parameters())
+    # L_h, L_z and L_o last: the order in which they got their numbers when the losses were stored.
+    named = sorted(captioner.named_parameters(), key=lambda item: ".output.L_" in item[0])
+    parameters = [parameter for _, parameter in named]
     with torch.no_grad():
         for parameter in parameters:
             parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
-    objective = Objective(decoder.attention, decoder.words)
+    objective = Likelihood().connect(decoder.attention)
 
-    def drawn(empty: torch.Tensor) -> torch.Tensor:
-        """Hard attention's draws."""
-        return empty.copy_(torch.from_numpy(draw.exponential(size=empty.shape)))
-
-    torch.manual_seed(5)  # of the coin between drawing and expecting: uniform numbers are the same everywhere
-    found = []
+    torch.manual_seed(5)  # of hard attention's draws
+    values = []
     for _ in range(STEPS):
         captions, lengths = pad_captions([draw.integers(UNK, V, size).tolist() for size in (6, 3, 5, 1, 4, 4)])
         images = torch.from_numpy(draw.random((3, 3, 12, 12), dtype=np.float32))
         numbers = torch.arange(3)
         batch = CaptionBatch(captions, lengths, numbers.repeat_interleave(2), numbers, numbers, images=images)
+        captioner.begin_batch()
         loss, terms, _ = objective(captioner, batch)
         for parameter, gradient in zip(
             parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True
         ):
             if gradient is not None:
                 parameter.data -= lr * gradient
-        found.append(float(terms["loss"]))
-    return found
+        values.append(float(terms["loss"]))
+    return values
 
 
 def stored() -> dict[str, list[float]]:

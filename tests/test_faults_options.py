@@ -68,10 +68,6 @@ OPTIONS = {
     Fault("`init_layers 0`", "init_layers must be in 1 .. 64"): [f"{DECODER}init_layers", "0"],
     Fault("`dropout 1.5`", "dropout must be in 0 .. 0.99, got 1.5"): [f"{DECODER}dropout", "1.5"],
     Fault("`dropout` NaN", "dropout must be in 0 .. 0.99, got nan"): [f"{DECODER}dropout", ".nan"],
-    Fault("`recurrent_dropout 7`", "recurrent_dropout must be in 0 .. 0.99, got 7.0"): [
-        f"{DECODER}recurrent_dropout",
-        "7",
-    ],
     Fault("an attention's `dropout 3`", "dropout must be in 0 .. 0.99, got 3.0"): [
         f"{DECODER}attention.init_args.dropout",
         "3",
@@ -106,7 +102,7 @@ OPTIONS = {
         "--model.attention_penalty",
         ".inf",
     ],
-    Fault("`--model.rows_per_caption 0`", "rows_per_caption must be at least 1"): ["--model.rows_per_caption", "0"],
+    Fault("`--model.samples 0`", "samples must be at least 1"): ["--model.samples", "0"],
     Fault("`--model.r_drop -1`", "r_drop must be at least 0"): ["--model.r_drop", "-1"],
     Fault("`--model.bound_samples -1`", "bound_samples must be in 0 .. 100000"): ["--model.bound_samples", "-1"],
     Fault("a beam of 0", "beam_size must be in 1 .. 1000, got 0"): ["--model.search.beam_size", "0"],

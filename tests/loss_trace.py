@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """The losses of the first steps of tiny models, which a change that alters no numbers must reproduce.
 
-Weights, images and captions come from NumPy's generator and there is no dropout, since PyTorch's random numbers depend on
-the processor; only hard attention's draws are PyTorch's. ``python tests/loss_trace.py`` writes tests/loss_trace.json
+Weights, images and captions come from NumPy's generator and there is no dropout, since PyTorch's random numbers depend
+on the processor; only hard attention's draws are PyTorch's. ``python tests/loss_trace.py`` writes tests/loss_trace.json
 anew, for a change that alters the numbers on purpose and says so in CHANGELOG.md.
 """
 

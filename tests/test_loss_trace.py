@@ -6,8 +6,8 @@ import pytest
 from loss_trace import KINDS, STEPS, losses, stored
 
 # Other processors and numbers of threads add the same numbers in another order. Weights that differ by float32's
-# rounding, 1e-7, change these losses by 1e-7, a twentieth of the tolerance. A learning rate that differs by 1e-3 changes
-# them by more than ten tolerances. The second test checks both.
+# rounding, 1e-7, change these losses by 1e-7, a twentieth of the tolerance. A learning rate that differs by 1e-3
+# changes them by more than ten tolerances. The second test checks both.
 TOLERANCE = 2e-6
 
 

@@ -58,11 +58,11 @@ def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionD
 
 
 def cached_features(
-    folder: Path, encoder: FeatureSource, *, images: int, batch_size: int, vocabulary: int, dtype: str = "float16"
+    folder: Path, encoder: FeatureSource, *, images: int, batch_size: int, vocabulary: int
 ) -> CaptionDataModule:
     """Return a data module of random features in a cache of one file, as ``scripts/extract_features.py`` writes it."""
     paths, shape = [f"{n}.jpg" for n in range(images)], (math.prod(encoder.grid_size), encoder.annotation_dim)
-    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape, "dtype": dtype}
+    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape}
     writer = FeatureWriter(folder, "train", **options, shard_images=images)
     while writer.done < images:
         writer.write(torch.rand(min(50, images - writer.collected), *shape))
@@ -106,24 +106,18 @@ def measure(setup: Setup) -> Report:
     sizes = cases(setup.quick)["512"]
     B, L, D, V = sizes.images, sizes.locations, sizes.annotation_dim, sizes.vocabulary
     images, encoder = B * (3 if setup.quick else 10), FeatureSource(L, D)
-    modules, subjects = {}, {}
-    for dtype in ("float16", "uint8"):
-        modules[dtype] = cached_features(
-            setup.folder / dtype, encoder, images=images, batch_size=B, vocabulary=V, dtype=dtype
-        )
-        subjects[dtype] = partial(next, read_on_demand(modules[dtype], setup.device))
-        for _ in range(2 * images // B):  # maps all of the file
-            subjects[dtype]()
-    timings, machine = interleave_with_machine(subjects, setup)
-    report = Report(machine=machine.to_dict())
+    data = cached_features(setup.folder / "features", encoder, images=images, batch_size=B, vocabulary=V)
+    load = partial(next, read_on_demand(data, setup.device))
+    for _ in range(2 * images // B):  # maps all of the file
+        load()
+    timings, machine = interleave_with_machine({"load_features": load}, setup)
     traffic = 2 * B * L * D * 2  # fp16, read from the page cache and written into the batch
-    for name, dtype, fraction in (("load_features", "float16", 1.0), ("load_features_8_bit", "uint8", 0.75)):
-        description = f"a batch of {B} images' cached features, {L} x {D} {dtype}, read in one thread"
-        report.rows.append(
-            Row(name, description, timings[dtype], limit=fraction * traffic / machine.bandwidth, items=B)
-        )
+    description = f"a batch of {B} images' cached features, {L} x {D} fp16, read in one thread"
+    limit = traffic / machine.bandwidth
+    row = Row("load_features", description, timings["load_features"], limit=limit, items=B)
+    report = Report([row], machine=machine.to_dict())
     for name, precision in PRECISIONS.items():
         step, steps = our_step(sizes, setup.device, precision=precision), 2 if setup.quick else 10
-        fraction = waiting_fraction(endless(modules["float16"], setup.device), step, steps=steps, device=setup.device)
+        fraction = waiting_fraction(endless(data, setup.device), step, steps=steps, device=setup.device)
         report.fractions[f"waiting_for_cached_features_{name}"] = fraction
     return report

@@ -240,7 +240,7 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     searches |= {f"{name}_one_at_a_time" for name in searches}
     hard = {f"train_step_{size}_hard_{kind}" for size in sizes for kind in ("fp32", "bf16")}
     assert set(content["vs_common_port"]) == steps | searches
-    assert set(content["vs_limit"]) == steps | searches | hard | {"load_features", "load_features_8_bit"}
+    assert set(content["vs_limit"]) == steps | searches | hard | {"load_features"}
     assert {f"epoch_{config}" for config in epoch.CONFIGS} < set(content["seconds"])
     assert all(ratio > 0 for key in ("vs_common_port", "vs_limit", "seconds") for ratio in content[key].values())
     waiting = {f"waiting_for_cached_features_{precision}" for precision in ("fp32", "bf16")}

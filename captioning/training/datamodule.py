@@ -75,8 +75,6 @@ class CaptionDataModule(pl.LightningDataModule):
             ``Whitespace``, ``Characters`` for Chinese and Japanese, or one of your own.
         vocabulary_file: use this vocabulary instead of counting the training captions.
         features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
-        feature_shares: machines that have a share of the training images' features each, as ``extract_features.py
-            --shard I/N`` wrote it, the first processes the first share. They train on those images alone.
         random_crop: cut training images from anywhere in the resized image, not from its centre alone.
         flip: probability of mirroring a training image, whose caption may say "left" or "right". With ``features``, of
             reading those of its mirrored side, for all its captions of an epoch (``extract_features.py --flipped``).
@@ -103,7 +101,6 @@ class CaptionDataModule(pl.LightningDataModule):
         tokenizer: Tokenizer | None = None,
         vocabulary_file: str | None = None,
         features: str | None = None,
-        feature_shares: int = 1,
         random_crop: bool = False,
         flip: float = 0.0,
         test_split: str = "test",
@@ -112,7 +109,7 @@ class CaptionDataModule(pl.LightningDataModule):
     ) -> None:
         super().__init__()
         check_range(1, batch_size=batch_size, eval_batch_size=eval_batch_size, limit_images=limit_images)
-        check_range(1, min_count=min_count, max_words=max_words, feature_shares=feature_shares)
+        check_range(1, min_count=min_count, max_words=max_words)
         check_range(0, 1024, num_workers=num_workers)
         check_range(0, 2**32 - 1, seed=seed)
         if test_split not in SPLITS:
@@ -127,7 +124,6 @@ class CaptionDataModule(pl.LightningDataModule):
         self.max_words = max_words
         self.vocabulary_file = vocabulary_file
         self.features = features
-        self.feature_shares = feature_shares
         self.random_crop = random_crop
         self.flip = flip
         self.test_split = test_split
@@ -315,7 +311,6 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset("train", by_image=False)
         index = dataset.index
         rank, world_size = self._processes
-        image_share = self._image_share(dataset)
         sampler = CaptionBatchSampler(
             index.caption_lengths,
             index.caption_image,
@@ -324,25 +319,14 @@ class CaptionDataModule(pl.LightningDataModule):
             rank=rank,
             world_size=world_size,
             group=self.group,
-            image_share=image_share,
-            shares=self.feature_shares,
         )
-        images = torch.arange(len(index))
-        dataset.check_features(images if image_share is None else images[image_share == sampler.share])
+        dataset.check_features(torch.arange(len(index)))
         options = self._loader_options(dataset)
         loader = ResumableLoader(dataset, trained_on=self._trained_on, sampler=sampler, **options)
         if self._resume_from is not None:
             loader.load_state_dict(self._resume_from)
         self._train_loader, self._resume_from = loader, None
         return loader
-
-    def _image_share(self, dataset: CaptionDataset) -> Tensor | None:
-        """Return (N,) the share of each image; None where every process has all of them."""
-        if self.feature_shares == 1:
-            return None
-        if dataset.features is None or dataset.feature_rows is None:
-            raise InputError("data.feature_shares: divides cached features; give --data.features")
-        return dataset.features.shares(dataset.feature_rows, self.feature_shares)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training captions, from which a resumed run continues.

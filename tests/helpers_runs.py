@@ -113,7 +113,10 @@ CAPTION = {
     "log_prob": -2.5,
     "finished": True,
     "references": ["a dog", "the red dog runs"],
-    "hits": [{"step": 2, "noun": "dog", "hit": True, "chance": 0.25}],
+    "hits": [
+        {"step": 2, "noun": "dog", "hit": True, "chance": 0.25}
+        | {"centre_hit": 0.5, "correctness": 0.4, "uniform": 0.2, "centre": 0.3}
+    ],
 }
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.processes import part_of
 from captioning.attention import (
     AdditiveScore,
     Attention,
@@ -112,8 +111,10 @@ def batch_of(rank: int = 0, world_size: int = 1) -> CaptionBatch:
     lengths = torch.randint(2, 8, (len(owner),), generator=draw)
     captions = torch.randint(4, V, (len(owner), 8), generator=draw)
     captions = captions.masked_fill(torch.arange(8) > lengths.unsqueeze(1), 0)
-    rows = torch.arange(len(CAPTIONS))
-    return part_of(CaptionBatch(captions, lengths, owner, rows, rows, images), rank, world_size)
+    numbers = torch.arange(rank, len(CAPTIONS), world_size)  # every world_size-th image, with all of its captions
+    mine = owner % world_size == rank
+    captions, lengths = captions[mine, : int(lengths[mine].max()) + 1], lengths[mine]
+    return CaptionBatch(captions, lengths, owner[mine] // world_size, numbers, numbers, images[numbers])
 
 
 def passes(step: nn.Module, batch: CaptionBatch, samples: int) -> dict[str, Tensor]:

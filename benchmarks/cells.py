@@ -17,12 +17,12 @@ from pathlib import Path
 
 from captioning.captioner import load
 from captioning.cells import CellGrid
+from captioning.cli.arguments import script_parser
 from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.encoders.cells import measure_cells, measure_geometry
 from captioning.errors import exits_on_input_error
 from captioning.files import write_json
 from captioning.provenance import provenance
-from captioning.terminal import script_parser
 
 ENCODERS: dict[str, Callable[[], Encoder]] = {
     "ConvEncoder of the shapes configs": lambda: ConvEncoder((48, 96, 128), (4, 2, 2)),

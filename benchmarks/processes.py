@@ -24,9 +24,9 @@ from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Decoder, MarginalOutput, TransformerDecoder
-from captioning.training.batch_norm import BatchNormSync
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
+from captioning.training.processes import BatchNormSync
 
 PROCESSES = (2, 3)
 _DRAWN = 1_000_000  # random numbers of a step and process that are compared

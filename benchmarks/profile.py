@@ -18,10 +18,10 @@ import torch
 
 from benchmarks.models import Data
 from benchmarks.training import PRECISIONS, cases, our_step
+from captioning.cli.arguments import script_parser
 from captioning.files import write_json
 from captioning.kernels import native
 from captioning.provenance import provenance
-from captioning.terminal import script_parser
 
 _OPERATIONS = 12
 _STEPS = 5

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from benchmarks.report import Report

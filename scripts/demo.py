@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
@@ -80,9 +80,11 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
 def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
     """Caption and draw an image of the test split; returns a tested run's entry of the summary."""
-    from captioning.configs import build, read_config
+    from captioning.captioner import load
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.provenance import provenance
+    from captioning.settings import read_config
 
     folder = RunFolder(runs / name)
     settings, best = read_config(folder.config), folder.checkpoint("best")
@@ -90,7 +92,7 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     (source,) = build({"data.source": CaptionSource}, [settings])
     index = source.index("test")
     images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
-    captions = captioner.load(best).caption(images)
+    captions = load(best).caption(images)
     image, caption = images[0], captions[0]
     overlay_file = folder.path / "overlay.png"
     with replacing(overlay_file) as part:

@@ -33,10 +33,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs, write_json
 from captioning.run_folder import RunFolder
-from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error
@@ -80,7 +80,8 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, config = Path(folder) / "vocabulary.json", Path(folder) / "config.yaml"
         captioner.vocabulary.save(vocabulary)
-        settings["data"] = settings["data"] | {"vocabulary_file": str(vocabulary)}
+        words = settings["data"].get("vocabulary", {}) | {"file": str(vocabulary)}
+        settings["data"] = settings["data"] | {"vocabulary": words}
         overlay, results = [], []
         if args.data is not None:
             overlay = ["--config", str(_data_overlay(args.data, Path(folder)))]
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
             "search": search,
             **provenance(command=shown, seed=settings.get("seed_everything")),
             "settings": {"model": model}
-            | {"data": cli.config_dump["data"] | {"vocabulary_file": trained["data"]["vocabulary_file"]}}
+            | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
             | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
             | {name: trained[name] for name in ("averaged",) if name in trained},
         }
@@ -209,7 +210,7 @@ def _data_overlay(path: Path, folder: Path) -> Path:
     """Copy the ``data`` of a config file into ``folder``, without what else it sets, and return the copy."""
     import yaml
 
-    from captioning.configs import read_config
+    from captioning.settings import read_config
 
     data = read_config(path, "--data").get("data")
     if not isinstance(data, dict) or "source" not in data:

@@ -11,7 +11,7 @@ several, each with its --shard I/N.
 examples:
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
-      --flipped          # then train with --data.features data/features/flickr8k --data.flip 0.5
+      --flipped          # then train with --data.features data/features/flickr8k --data.augmentation.flip 0.5
   python scripts/extract_features.py --config configs/coco_vgg19_soft.yaml --output data/features/coco \
       --dtype uint8 --shard 0/4     # and 1/4, 2/4, 3/4 elsewhere: 8-bit numbers, half of the bytes
   python scripts/extract_features.py --output data/features/coco --verify
@@ -28,8 +28,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from captioning.cli.arguments import config_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error, one_line
-from captioning.terminal import config_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
 
     from captioning.captioner.load import known_device
-    from captioning.configs import build_parts
+    from captioning.cli.build import build_parts
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
     with without_weights() if options.init_from else contextlib.nullcontext():
         encoder, source, tokenizer = build_parts(
-            kinds, options.config, options.imports, overrides, optional={"data.tokenizer": Tokenizer}
+            kinds, options.config, options.imports, overrides, optional={"data.vocabulary.tokenizer": Tokenizer}
         )
     source.tokenizer = tokenizer or source.tokenizer
     if options.init_from:
@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
         share=options.shard,
     )
     start = f" --init_from {options.init_from}" if options.init_from else ""
-    sides = " --data.flip 0.5" if options.flipped else ""
+    sides = " --data.augmentation.flip 0.5" if options.flipped else ""
     print(f"To train from these features, add to the training command:  --data.features {options.output}{sides}{start}")
 
 
@@ -101,7 +101,9 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = config_parser(__doc__, output="folder of the feature cache")
     parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
     parser.add_argument("--init_from", metavar="FILE", help="a checkpoint whose encoder's weights are taken")
-    parser.add_argument("--flipped", action="store_true", help="also write the mirrored training images, for data.flip")
+    parser.add_argument(
+        "--flipped", action="store_true", help="also write the mirrored training images, for data.augmentation.flip"
+    )
     parser.add_argument(
         "--dtype",
         default="float16",

@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from captioning.comparison.study import Study, Variant
@@ -205,8 +205,9 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
     Raises:
         InputError: what is missing, and what to do.
     """
-    from captioning.configs import build, read_config
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
+    from captioning.settings import read_config
 
     prepared = set()
     for variant in {job.variant: study.variants[job.variant] for job in jobs}.values():

@@ -9,7 +9,6 @@ import torch
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.attention.layers import AnnotationLSTM
-from captioning.configs import load_config
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
 

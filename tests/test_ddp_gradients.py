@@ -36,8 +36,7 @@ from captioning.objective import (
     RewardToGo,
     SelfCritical,
 )
-from captioning.training.batch_norm import BatchNormSync
-from captioning.training.ordered_sums import mean_in_order
+from captioning.training.processes import BatchNormSync, mean_in_order
 
 V = 11
 CAPTIONS = (1, 3, 2, 4, 2)  # of each image: the processes have different numbers of captions and of words

@@ -53,13 +53,16 @@ OPTIONS = {
     Fault("`--data.num_workers 99999`", "num_workers must be in 0 .. 1024"): ["--data.num_workers", "99999"],
     Fault("`--data.batch_size 0`", "batch_size must be at least 1, got 0"): ["--data.batch_size", "0"],
     Fault("`--data.eval_batch_size -3`", "eval_batch_size must be at least 1"): ["--data.eval_batch_size", "-3"],
-    Fault("`--data.max_words -5`", "max_words must be at least 1, got -5"): ["--data.max_words", "-5"],
-    Fault("`--data.min_count 0`", "min_count must be at least 1"): ["--data.min_count", "0"],
+    Fault("`--data.vocabulary.max_words -5`", "max_words must be at least 1, got -5"): [
+        "--data.vocabulary.max_words",
+        "-5",
+    ],
+    Fault("`--data.vocabulary.min_count 0`", "min_count must be at least 1"): ["--data.vocabulary.min_count", "0"],
     Fault("`--data.limit_images 0`", "limit_images must be at least 1"): ["--data.limit_images", "0"],
     Fault("`--data.test_split x`", "test_split must be one of train, val, test"): ["--data.test_split", "x"],
-    Fault("`--data.flip 2`", "flip must be a probability, got 2.0"): ["--data.flip", "2"],
+    Fault("`--data.augmentation.flip 2`", "flip must be a probability, got 2.0"): ["--data.augmentation.flip", "2"],
     Fault("a vocabulary file that is not there", "nope.json: cannot be read (No such file"): [
-        "--data.vocabulary_file",
+        "--data.vocabulary.file",
         "nope.json",
     ],
     Fault("`hidden_dim 0`", "hidden_dim must be in 1 .. 65536, got 0"): [f"{DECODER}hidden_dim", "0"],
@@ -184,7 +187,7 @@ OPTIONS = {
         *("--model.scheduler", "torch.optim.lr_scheduler.StepLR"),
     ],
     Fault("random crops where an encoder squashes", "data.random_crop: this encoder sees the whole image"): [
-        *("--data.random_crop", "true"),
+        *("--data.augmentation.random_crop", "true"),
     ],
     Fault("images of 0 pixels for VGG", "image_size must be at least 1, got 0"): [
         *("--model.encoder", "captioning.encoders.TorchvisionEncoder"),

@@ -56,7 +56,7 @@ def settings(tmp_path, monkeypatch):
         ("--data.batch 3", "--data.batch: no such option; did you mean --data.batch_size?"),
         ("--ckpt x.ckpt", "--ckpt: no such option; did you mean --ckpt_path?"),
         ("stray", "stray: no such option"),
-        ("--data.flip", "--data.flip: needs a value"),
+        ("--data.augmentation.flip", "--data.augmentation.flip: needs a value"),
         ("--data.source FoldrSource", "data.source: FoldrSource is no class that can stand there; did you mean Folder"),
         ("--data.source captioning.data.FoldrSource", "data.source: FoldrSource is no class that can stand there; did"),
         ("--data.source FolderSource", "data.source: FolderSource needs root; give --data.source.root"),

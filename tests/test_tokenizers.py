@@ -225,7 +225,7 @@ def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
     load_script("evaluate").main(["--checkpoint", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
-        main(["test", "--ckpt_path", BEST, "--data.tokenizer", "Whitespace"])
+        main(["test", "--ckpt_path", BEST, "--data.vocabulary.tokenizer", "Whitespace"])
     load_script("export").main([BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
@@ -253,6 +253,6 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
 def test_the_words_of_a_vocabulary_file_are_those_of_the_data_s_tokenizer(workdir):
     write_run(workdir, CHINESE, "Characters")
     Vocabulary(list("猫狗"), Characters()).save("words.json")
-    main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+    main(["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "words.json"])
     content = torch.load(BEST, weights_only=True)["captioning"]
     assert content["vocabulary"] == ["猫", "狗"] and content["tokenizer"] == tokenizer_config(Characters())

@@ -19,40 +19,37 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.captioner import load
 from captioning.checkpoint.format import refuse_other_files
-from captioning.cli.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
+from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
+from captioning.cli.checks import refusal, refuse_impossible, while_restoring
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
-from captioning.cli.parser import CommandLineParser
-from captioning.cli.usage import values_of
-from captioning.component import import_modules
-from captioning.configs import CONFIG_FORMAT, build, read_config, refuse_null_arguments
-from captioning.data import CaptionSource
-from captioning.encoders.base import without_weights
-from captioning.errors import DEBUG, InputError, check_range, one_line
-from captioning.files import write_text
-from captioning.model.ensemble import Ensemble
-from captioning.run_folder import RunFolder
-from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, StopEarly, Throughput
-from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.datamodule import CaptionDataModule
-from captioning.training.divergence import StopOnDivergence
-from captioning.training.failed_start import removes_what_a_failed_start_wrote
-from captioning.training.interruption import ends_after_the_step
-from captioning.training.loggers import (
+from captioning.cli.loggers import (
     run_labels,
     run_loggers,
     say_how_to_upload,
     variant_name,
     wandb_offline_without_account,
 )
+from captioning.cli.parser import CommandLineParser
+from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
+from captioning.cli.usage import values_of
+from captioning.component import import_modules
+from captioning.data import CaptionSource
+from captioning.encoders.base import without_weights
+from captioning.errors import DEBUG, InputError, check_range, one_line
+from captioning.files import write_text
+from captioning.model.ensemble import Ensemble
+from captioning.run_folder import RunFolder
+from captioning.settings import read_config
+from captioning.training.callbacks import BestCheckpoint, LogTest, StopEarly, refuse_unknown_monitors
+from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.divergence import StopOnDivergence
 from captioning.training.module import CaptioningModule
-from captioning.training.ordered_sums import OrderedSums
-from captioning.training.preemption import Preemption, process_rank
-from captioning.training.progress import with_own_displays
+from captioning.training.processes import BatchNormSync, OrderedSums, process_rank
+from captioning.training.progress import LogFacts, LogLines, Throughput, with_own_displays
 from captioning.training.resumed_settings import ResumedSettings
-from captioning.training.run_facts import LogFacts
-from captioning.training.run_place import RunPlace
 from captioning.training.start import Start
+from captioning.training.stopping import Preemption, ends_after_the_step
 from captioning.training.wandb_run import WandbRun
 
 
@@ -190,7 +187,6 @@ class CaptioningCLI(LightningCLI):
                 "early_stopping.patience": 5,
             }
         )
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
 
     def _parse_ckpt_path(self) -> None:
         """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
@@ -302,6 +298,7 @@ class CaptioningCLI(LightningCLI):
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
+        self.datamodule.seed = self._seed()
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_validate(self) -> None:
@@ -322,7 +319,7 @@ class CaptioningCLI(LightningCLI):
         refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
-            logger.log_hyperparams(self.config_dump | run_labels(self.config_dump))
+            logger.log_hyperparams(self.config_dump | run_labels(self.config_dump, self._seed()))
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
@@ -337,6 +334,6 @@ class CaptioningCLI(LightningCLI):
         if self.wandb_run is not None:
             say_how_to_upload(self.run_dir)
 
-
-def _seed(seed: int | bool) -> int:
-    return 1 if seed is True else int(seed or 0)
+    def _seed(self) -> int:
+        seed = self.config[self.subcommand].seed_everything if self.subcommand else self.config.seed_everything
+        return 1 if seed is True else int(seed or 0)

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from captioning.configs import read_config
 from captioning.errors import InputError
+from captioning.settings import read_config
 
 _NAME = re.compile(r"[A-Za-z0-9][\w-]*")
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from captioning.data.features.codes import Scale
 from captioning.data.features.layout import HEADER_BYTES, Manifest
 from captioning.errors import InputError
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
 
 def digest(numbers: NDArray[np.generic], scale: Scale | None) -> str:

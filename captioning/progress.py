@@ -38,7 +38,7 @@ class Progress:
         shown: bool = True,
     ) -> None:
         self.label, self.total, self.done, self.unit = label, total, done, unit
-        self._first, self._shown, self._stream = done, shown, stream or sys.stdout
+        self.first, self._shown, self._stream = done, shown, stream or sys.stdout
         self._started = self._printed = time.monotonic()
         self._bar = self._make_bar() if shown and self._stream.isatty() else None
 
@@ -80,7 +80,7 @@ class Progress:
 
     def rate(self) -> str:
         """Return such as "12.3 images/s"."""
-        speed = (self.done - self._first) / max(1e-9, time.monotonic() - self._started)
+        speed = (self.done - self.first) / max(1e-9, time.monotonic() - self._started)
         return f"{decimal(int(speed))}/s" if self.unit == "bytes" else f"{speed:.1f} {self.unit}/s"
 
     def _count(self) -> str:

@@ -186,7 +186,7 @@ OPTIONS = {
     Fault("a schedule whose first number is another", "model.scheduler: StepLR does not follow the length"): [
         *("--model.scheduler", "torch.optim.lr_scheduler.StepLR"),
     ],
-    Fault("random crops where an encoder squashes", "data.random_crop: this encoder sees the whole image"): [
+    Fault("random crops where an encoder squashes", "data.augmentation.random_crop: this encoder sees"): [
         *("--data.augmentation.random_crop", "true"),
     ],
     Fault("images of 0 pixels for VGG", "image_size must be at least 1, got 0"): [

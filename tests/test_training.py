@@ -19,7 +19,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
 from captioning.model import MarginalOutput
-from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training import CaptionSamples, Throughput, Unfreeze
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 from helpers import load_script
-from helpers_faults import Fault, ends, faults, proves, split_page, table
+from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import tiny_config
 
 from captioning.captioner import DecodingOptions
@@ -405,10 +405,6 @@ def test_a_claim_ends_with_its_process(workdir):
     again = RunFolder(Path("runs/x")).claim()
     assert again is not None
     again.release()
-
-
-def test_the_page_has_the_table_of_the_tests():
-    assert split_page()[1] == table(), "python tests/helpers_faults.py writes it"
 
 
 def test_tracebacks_are_found_in_restoring_alone():

@@ -164,17 +164,17 @@ def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
     cli = main(
         [
             *("validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"),
-            *("--model.search.beam_size", "2", "--model.attention_penalty", "0.25"),
+            *("--model.search.beam_size", "2", "--model.bound_samples", "3"),
         ]
     )
-    assert cli.model.search.beam_size == 2 and cli.model.objective.attention_penalty == 0.25
+    assert cli.model.search.beam_size == 2 and cli.model.bound_samples == 3
 
 
 def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     main(["fit", "--config", "tiny.yaml", "--data.batch_size", "7"])
     settings = torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["captioning"]["settings"]
     assert settings["data"]["batch_size"] == 7
-    assert settings["seed_everything"] == 1 and settings["data"]["seed"] == 1
+    assert settings["seed_everything"] == 1 and "seed" not in settings["data"]
 
 
 def test_seed_decides_the_result(workdir):
@@ -332,7 +332,13 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     main(["fit", "--config", "tiny.yaml"])
     first = "runs/tiny/checkpoints/best.ckpt"
     second = {
-        "model": {"self_critical": {"samples": 3, "bleu4": 0.5}, "optimizer": {"class_path": "torch.optim.SGD"}},
+        "model": {
+            "objective": {
+                "class_path": "captioning.objective.SelfCriticalTraining",
+                "init_args": {"samples": 3, "bleu4": 0.5},
+            },
+            "optimizer": {"class_path": "torch.optim.SGD"},
+        },
         "data": {"group": "image"},
         "checkpoint": {"monitor": "val/cider_d"},
     }

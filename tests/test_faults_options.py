@@ -42,9 +42,10 @@ def workdir(shapes, tmp_path, monkeypatch) -> Path:
 
 ADAM = ["--model.optimizer", "Adam", "--model.optimizer.lr"]
 DECODER = "--model.decoder.init_args."
+LIKELIHOOD = ["--model.objective", "Likelihood"]
 OPTIONS = {
-    Fault("an option that there is not", "no such option; did you mean --model.attention_penalty?"): [
-        "--model.attention_penaltie",
+    Fault("an option that there is not", "no such option; did you mean --model.bound_samples?"): [
+        "--model.bound_sample",
         "3",
     ],
     Fault("a class that there is not", "model.encoder: Nope is no class that can stand"): ["--model.encoder", "Nope"],
@@ -80,8 +81,8 @@ OPTIONS = {
         "3",
     ],
     Fault("an estimator of 0 draws", "samples: LeaveOneOut compares at least 2 draws of a caption, got 0"): [
-        *("--model.estimator", "captioning.objective.LeaveOneOut"),
-        *("--model.estimator.samples", "0"),
+        *(*LIKELIHOOD, "--model.objective.estimator", "captioning.objective.LeaveOneOut"),
+        *("--model.objective.estimator.samples", "0"),
     ],
     Fault("a callback that refuses its argument", "WeightAverage: decay must be at least 0 and below 1, got 7.0"): [
         *("--trainer.callbacks+", "captioning.training.WeightAverage"),
@@ -100,17 +101,18 @@ OPTIONS = {
         "100",
     ],
     Fault("a folder to begin with", ": is a folder; give a .ckpt file in it"): ["--init_from", "."],
-    Fault("`--model.label_smoothing 2`", "label_smoothing must be in 0 .. 0.99"): ["--model.label_smoothing", "2"],
-    Fault("`--model.attention_penalty -1`", "attention_penalty must be at least 0, got -1.0"): [
-        "--model.attention_penalty",
-        "-1",
+    Fault("a label smoothing of 2", "label_smoothing must be in 0 .. 0.99"): [
+        *(*LIKELIHOOD, "--model.objective.label_smoothing", "2"),
     ],
-    Fault("`--model.attention_penalty` infinite", "attention_penalty must be at least 0, got inf"): [
-        "--model.attention_penalty",
-        ".inf",
+    Fault("an attention penalty of -1", "attention_penalty must be at least 0, got -1.0"): [
+        *(*LIKELIHOOD, "--model.objective.attention_penalty", "-1"),
     ],
-    Fault("`--model.rows_per_caption 0`", "rows_per_caption must be at least 1"): ["--model.rows_per_caption", "0"],
-    Fault("`--model.r_drop -1`", "r_drop must be at least 0"): ["--model.r_drop", "-1"],
+    Fault("an infinite attention penalty", "attention_penalty must be at least 0, got inf"): [
+        *(*LIKELIHOOD, "--model.objective.attention_penalty", ".inf"),
+    ],
+    Fault("a caption decoded 0 times", "samples must be at least 1"): [
+        *(*LIKELIHOOD, "--model.objective.samples", "0"),
+    ],
     Fault("`--model.bound_samples -1`", "bound_samples must be in 0 .. 100000"): ["--model.bound_samples", "-1"],
     Fault("a beam of 0", "beam_size must be in 1 .. 1000, got 0"): ["--model.search.beam_size", "0"],
     Fault("captions of 0 words", "max_length must be in 1 .. 1000, got 0"): ["--model.search.max_length", "0"],

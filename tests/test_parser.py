@@ -76,7 +76,7 @@ def settings(tmp_path, monkeypatch):
             "attention.score.attention_dim: must be a whole number, got",
         ),
         (
-            "--model.estimator LeaveOneOut --model.estimator.sampls 2",
+            "--model.objective Likelihood --model.objective.estimator LeaveOneOut --model.objective.estimator.sampls 2",
             "LeaveOneOut takes no sampls; did you mean samples",
         ),
         ("--model.optimizer SDG", "model.optimizer: SDG is no class that can stand there; did you mean SGD?"),

@@ -1,10 +1,12 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
-from captioning.attention.base import Attention, AttentionOutput, Memory, Score, Selected, State, expected_context
+from captioning.attention.base import Attention, AttentionOutput, Score, Selected, expected_context
 from captioning.attention.coverage import CoverageScore
-from captioning.attention.hard import GumbelAttention, HardAttention, StochasticAttention
-from captioning.attention.layers import AnnotationAttention, AnnotationLayer, AnnotationLSTM
+from captioning.attention.gumbel import GumbelAttention
+from captioning.attention.hard import HardAttention, StochasticAttention
+from captioning.attention.layers import AnnotationAttention, AnnotationDropout, AnnotationLayer, AnnotationLSTM
 from captioning.attention.local import LocalScore
+from captioning.attention.memory import Memory
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.ntm import NTMScore
 from captioning.attention.scores import (
@@ -20,6 +22,7 @@ from captioning.attention.soft import SoftAttention, UniformAttention
 __all__ = [
     "AdditiveScore",
     "AnnotationAttention",
+    "AnnotationDropout",
     "AnnotationLSTM",
     "AnnotationLayer",
     "Attention",
@@ -39,7 +42,6 @@ __all__ = [
     "Score",
     "Selected",
     "SoftAttention",
-    "State",
     "StochasticAttention",
     "UniformAttention",
     "expected_context",

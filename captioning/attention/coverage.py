@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention.base import State
 from captioning.attention.scores import AdditiveScore
+from captioning.trace import State
 
 
 class CoverageScore(AdditiveScore):

@@ -7,10 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score, State, check_grid, check_locations
+from captioning.attention.base import Score, check_grid, check_locations
 from captioning.component import check_size
 from captioning.errors import InputError
 from captioning.kernels.unroll import StepLinear
+from captioning.trace import State
 
 _OUTSIDE = -1e3
 """Added to logits outside the window. Their weight underflows to exactly 0 in float32 and float64, but where the window

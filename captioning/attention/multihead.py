@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017): a step looks at several places at once."""
+"""Multi-head attention (Vaswani et al. 2017): a step looks at several locations at once."""
 
 from __future__ import annotations
 
@@ -6,47 +6,47 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from captioning.attention.base import AttentionOutput, Memory, Score, State, check_mask, for_rows
+from captioning.attention.base import AttentionOutput, Score, check_mask
+from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
 from captioning.errors import InputError
-from captioning.kernels.unroll import StepLinear, share
+from captioning.kernels.unroll import StepLinear, collected
+from captioning.trace import State
 
 
 @dataclass(frozen=True)
 class MultiHeadMemory(Memory):
-    """A memory of B images with what each of h heads sees of them; ``projected`` has a row for each head, too.
+    """A memory of B images for h heads; ``projected`` and ``values`` are (B * h, ..), the heads of an image adjacent.
 
     Attributes:
-        values: (B * h, L, d / h), what the heads' contexts are sums of; the heads of an image adjacent.
+        values: (B * h, L, d / h), the annotations as the heads' contexts sum them.
     """
 
     values: Tensor = field(kw_only=True)
 
-    def shared(self) -> MultiHeadMemory:
-        memory = super().shared()
-        assert isinstance(memory, MultiHeadMemory)
-        return replace(memory, values=share(self.values))
+    def collected(self) -> MultiHeadMemory:
+        return replace(super().collected(), values=collected(self.values))
 
 
 class MultiHeadAttention(SoftAttention):
     """z_t = W_o [z_t1 .. z_th]: the soft contexts of h heads, concatenated and projected (Vaswani et al. 2017).
 
-    Head k attends with its own projections of the query, the annotations as keys and the annotations as values, each of
-    size d / h; keys and values are computed once per image. All heads are rows of one batch: the score sees B * h
-    images and knows nothing of heads, so any will do. Its own parameters, if it has any, are the same for all heads.
+    Head k attends with its own projections of the query, the keys and the values, each of size d / h; keys and values
+    are projections of the annotations, computed once per image. All heads are rows of one batch: the score sees B * h
+    images, so that any score serves. The score's own parameters are shared by all heads.
 
-    Alphas are means over the heads, so that they are probabilities again; ``heads`` has each head's. The doubly
-    stochastic penalty asks of all heads together, not of each, that they visit every location.
+    Alphas are the mean over the heads; ``heads`` has each head's. The doubly stochastic penalty therefore asks that all
+    heads together, not each of them, visit every location.
 
     Args:
-        score: gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
-        heads: h.
-        dim: d, the heads' sizes together; None for the annotations' size D.
-        dropout: probability of dropping a weight in training, as in ``SoftAttention``, head by head.
+        score: Gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
+        heads: Number of heads h.
+        dim: Size d of all heads together; None for the annotations' size D.
+        dropout: Probability of dropping a weight of a head in training, as in ``SoftAttention``.
 
     Raises:
-        InputError: d cannot be divided among the heads.
+        InputError: d is not a multiple of h.
     """
 
     def __init__(self, score: Score, *, heads: int = 4, dim: int | None = None, dropout: float = 0.0) -> None:
@@ -80,29 +80,29 @@ class MultiHeadAttention(SoftAttention):
     def init_state(self, memory: Memory) -> State:
         """Return the score's state of every head, (B, h, ..) each."""
         state = self.score.init_state(memory.exists.repeat_interleave(self.heads, 0))
-        return tuple(part.unflatten(0, (-1, self.heads)) for part in state)
+        return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         assert isinstance(memory, MultiHeadMemory)
-        images, heads = memory.annotations.shape[0], self.heads
+        B, heads = memory.annotations.shape[0], self.heads
         if state is None:
-            state = for_rows(self.init_state(memory), len(query) // images)
+            state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
 
         def to_heads(x: Tensor) -> Tensor:  # (N, h, ..) -> (B * h * R, ..)
-            return x.unflatten(0, (images, -1)).transpose(1, 2).flatten(0, 2)
+            return x.unflatten(0, (B, -1)).transpose(1, 2).flatten(0, 2)
 
         def to_rows(x: Tensor) -> Tensor:  # and back
-            return x.unflatten(0, (images, heads, -1)).transpose(1, 2).flatten(0, 1)
+            return x.unflatten(0, (B, heads, -1)).transpose(1, 2).flatten(0, 1)
 
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
         mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0)
-        each = Memory(memory.values, memory.projected, mask)
-        out = super().forward(queries, each, tuple(to_heads(part) for part in state))
+        memory_of_heads = Memory(memory.values, memory.projected, mask)
+        out = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
         alphas = to_rows(out.alphas)
         return AttentionOutput(
             context=self.output(to_rows(out.context).flatten(1)),
             alphas=alphas.mean(dim=1),
             locations=to_rows(out.locations)[:, 0],
-            state=tuple(to_rows(part) for part in out.state),
-            heads=alphas,
+            state=tuple(to_rows(tensor) for tensor in out.state),
+            heads=None if self.training else alphas,
         )

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, State, check_grid, check_locations, masked_log_softmax
+from captioning.attention.base import Score, check_grid, check_locations, masked_log_softmax
 from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
+from captioning.trace import State
 
 _NEIGHBOURS = 9  # of the 3 x 3 shift
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from captioning.attention.base import Attention, Memory, Score, Selected, expected_context
+from captioning.attention.base import Attention, Score, Selected, expected_context
+from captioning.attention.memory import Memory
 from captioning.errors import check_range
 from captioning.kernels.dropout import Dropout
 
@@ -13,9 +14,9 @@ class SoftAttention(Attention):
     """z_t = sum_i alpha_ti a_i, Eq. 13.
 
     Args:
-        score: gives the logits that alphas are the softmax of.
-        dropout: probability of dropping a location's weight in training; those that stay are divided by 1 - dropout
-            (Vaswani et al. 2017). The alphas that are reported, and penalised, are those before dropping.
+        score: Gives the logits, whose softmax are the alphas.
+        dropout: Probability of dropping a location's weight in training; the others are divided by 1 - dropout
+            (Vaswani et al. 2017). Reported and penalised alphas are those before dropout.
     """
 
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
@@ -33,10 +34,7 @@ class SoftAttention(Attention):
 
 
 class UniformAttention(SoftAttention):
-    """The control without attention: every step sees the mean annotation.
-
-    Shows what attention is worth: the same decoder, the same features, no choice of where to look.
-    """
+    """The control without attention: every step sees the mean annotation, with the same decoder and features."""
 
     def __init__(self) -> None:
         super().__init__(_EvenScore())

@@ -24,17 +24,11 @@ from captioning.data.shapes import ShapesSource
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.model import Decoder
-from captioning.objective.estimators import Estimator
-from captioning.objective.terms import Reduction
+from captioning.objective import Objective
 from captioning.settings import load_yaml
 from captioning.tokenizers import Tokenizer
 
-_PARTS: dict[str, type] = {
-    "encoder": Encoder,
-    "decoder": Decoder,
-    "estimator": Estimator,
-    "reduction": Reduction,
-}
+_PARTS: dict[str, type] = {"encoder": Encoder, "decoder": Decoder, "objective": Objective}
 _LIGHTNING_CALLBACKS = frozenset(
     "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary "
     "RichProgressBar TQDMProgressBar".split()

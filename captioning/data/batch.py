@@ -26,8 +26,6 @@ class CaptionBatch:
         images: (B, 3, height, width) float, normalised for the encoder; None where annotations are given.
         annotations: (B, L, D) float or half, cached encoder output; None where images are given.
         annotation_mask: (B, L) bool, True where a location exists; None when all do.
-        inputs: (N, T) int64, the words that a decoder is fed where they are not those of the captions, <start> first;
-            None where they are.
     """
 
     captions: Tensor
@@ -38,7 +36,6 @@ class CaptionBatch:
     images: Tensor | None = None
     annotations: Tensor | None = None
     annotation_mask: Tensor | None = None
-    inputs: Tensor | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CaptionBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))

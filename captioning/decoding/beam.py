@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from captioning.decoding.search import Beams, Rules, Search
-from captioning.decoding.step import Hypothesis, State, StepFunction, check_lengths
+from captioning.decoding.step import Hypothesis, StepFunction, check_lengths
 from captioning.errors import InputError
+from captioning.trace import State
 from captioning.vocabulary import END, START
 
 

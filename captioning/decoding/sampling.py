@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from captioning.decoding.search import Beams, Rules, Search
-from captioning.decoding.step import Hypothesis, ImageStepFunction, State, StepFunction, check_lengths
+from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction, check_lengths
 from captioning.errors import InputError
+from captioning.trace import State
 from captioning.vocabulary import END, START
 
 

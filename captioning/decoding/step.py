@@ -14,9 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from captioning.errors import InputError, check_range, check_whole
-from captioning.trace import AttentionTrace
-
-State = tuple[Tensor, ...]
+from captioning.trace import AttentionTrace, State
 
 
 class Step(NamedTuple):

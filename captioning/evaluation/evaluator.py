@@ -19,8 +19,8 @@ from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
 from captioning.model.captioner import Captioner, CaptionModel
-from captioning.objective import terms as losses
-from captioning.objective.objective import sampled_bounds
+from captioning.objective.bounds import sampled_bounds
+from captioning.objective.reductions import token_log_probs
 from captioning.vocabulary import Vocabulary
 
 
@@ -157,7 +157,7 @@ class Evaluator:
                 output = self.captioner.teacher_force(batch, memory)
             sums = {
                 "words": len(output.targets),
-                "nll": -float(losses.token_log_probs(output.logits, output.targets).sum()),
+                "nll": -float(token_log_probs(output.logits, output.targets).sum()),
             }
             if self.bound_samples and isinstance(self.captioner, Captioner):
                 bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)

@@ -48,7 +48,7 @@ class CaptionReward:
             frequencies = DocumentFrequencies.load(Path(options.frequencies))
             if END_WORD not in frequencies.counts:
                 raise InputError(
-                    f"self_critical.frequencies: {options.frequencies} does not count the ends of captions, "
+                    f"objective.frequencies: {options.frequencies} does not count the ends of captions, "
                     f"{END_WORD}; count them with scripts/document_frequencies.py, or leave it out"
                 )
         self._cider = CiderD(words_with_end(index), frequencies=frequencies)

@@ -47,3 +47,17 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for x (..., in)."""
         return linear(x, self.weight, self.bias)
+
+
+def precise_linear(layer: nn.Linear, x: Tensor) -> Tensor:
+    """Return ``layer`` of x (N, in) as (N, out), in at least float32, also under autocast.
+
+    bfloat16 has 8 significant bits: among thousands of words the best two logits are often equal, and the order of a
+    search would then be arbitrary.
+    """
+    device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
+    if layer.weight.dtype == x.dtype == wide and not torch.is_autocast_enabled(device):
+        return layer(x)
+    weight, bias = layer.weight.to(wide), layer.bias.to(wide)
+    with torch.autocast(device, enabled=False):
+        return nn.functional.linear(x.to(wide), weight, bias)

@@ -12,9 +12,8 @@ with maxima subtracted, which cancel. Callers pass factors of G = A W^T: A (B, L
 output's hidden layer or a projection of lower rank, and W (V, r). G and its gradient exist for a few images at a time,
 while they are in the cache; of all images exp(G) alone is kept, for the backward pass.
 
-Letters: B images; M steps, ``image_index`` (M,) says of which image; L locations, thus L + 1 weights. Fewer components
-are other inputs of the same functions: A averaged over blocks of cells, with the sums of their weights; A and W of low
-rank r; or what ``top_components`` returns.
+Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. For fewer components
+callers pass other inputs: A averaged over blocks of cells, with the sums of their weights, or A and W of low rank r.
 """
 
 from __future__ import annotations
@@ -144,54 +143,6 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
         mixed = _mix(S, A, W, log_w, None, exp_G)
     assert mixed.log_p is not None
     return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)
-
-
-class Components(NamedTuple):
-    """Components of M steps, each with its own: A (M, K + 1, r) and log_w (M, K + 2), nowhere first, the rest last.
-
-    They go where those of all locations go, with ``image_index`` = 0 .. M - 1. The first K are ``locations`` (M, K).
-    """
-
-    A: Tensor
-    log_w: Tensor
-    locations: Tensor
-
-    def component_of(self, locations: int) -> Tensor:
-        """Return the component 0 .. K that each of L ``locations`` belongs to, (M, L) int64."""
-        M, K = self.locations.shape
-        numbers = torch.arange(K, device=self.locations.device).expand(M, K)
-        return self.locations.new_full((M, locations), K).scatter(1, self.locations, numbers)
-
-
-def top_components(A: Tensor, log_w: Tensor, image_index: Tensor, count: int, *, rest: bool = True) -> Components:
-    """Return each step's ``count`` locations of the largest weight, and one component for the others.
-
-    The others' weight is what is left, their place the expectation of A over them: soft attention over the rest. With
-    ``count`` >= L nothing is left, the last component has weight 0, and the mixture is the exact one.
-
-    Args:
-        A: (B, L, r).
-        log_w: (M, L + 1).
-        image_index: (M,) int64, ascending.
-        count: K >= 1.
-        rest: without it the others are not looked at: their component has weight 0, and the K have it all.
-    """
-    steps = ByImage.of(image_index, len(A))
-    nowhere, log_w = log_w[:, :1], log_w[:, 1:]
-    top = log_w.topk(min(count, A.shape[1]), dim=-1)
-    others = log_w.exp().scatter(1, top.indices, 0.0)  # (M, L)
-    mass = others.sum(1, keepdim=True)
-    is_left = mass > torch.finfo(mass.dtype).tiny
-    share = others / torch.where(is_left, mass, 1.0)
-    others_mean = steps.flat(torch.bmm(steps.padded(share).to(A.dtype), A)).unsqueeze(1)  # (M, 1, r)
-    log_mass = torch.where(is_left, mass, 1.0).log().masked_fill(~is_left, float("-inf"))
-    values = top.values
-    if not rest:
-        values = values + log_w.logsumexp(1, keepdim=True) - values.logsumexp(1, keepdim=True)
-        log_mass = torch.full_like(log_mass, float("-inf"))
-    rows = (image_index.unsqueeze(1) * A.shape[1] + top.indices).flatten()
-    chosen = A.flatten(0, 1).index_select(0, rows).unflatten(0, top.indices.shape)  # (M, K, r)
-    return Components(torch.cat([chosen, others_mean], 1), torch.cat([nowhere, values, log_mass], 1), top.indices)
 
 
 class ByImage:

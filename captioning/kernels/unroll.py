@@ -1,13 +1,13 @@
-"""Gradients of what every step of a recurrence uses, computed once after the last step instead of at every step.
+"""Gradients of tensors that every step of a recurrence uses, computed once after the last step of the backward pass.
 
-A weight that T steps multiply with receives the sum of T small products. Autograd computes them one by one and adds
-them up; here the steps leave their factors, and one large product at the end of the backward pass gives the same sum:
+The gradient of a weight that T steps use is a sum of T small products. Autograd computes and adds them one by one.
+Here the steps leave their factors, and one large product at the end of the backward pass gives the same sum:
 
-    shared = share(weight)
+    weight = collected(weight)
     for x in steps:
-        y = linear(x, shared)
+        y = linear(x, weight)
 
-A tensor that was not shared, or needs no gradient, goes the ordinary way.
+A tensor that was not collected, or that needs no gradient, takes the ordinary path of autograd.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from torch.autograd.function import once_differentiable
 from captioning.kernels.linear import Linear
 
 Use = tuple[Tensor, ...]
-SharedGradient = Callable[[Tensor, list[Use]], Tensor]
-"""Called with the shared tensor and what the steps left; returns the tensor's gradient."""
+CollectedGradient = Callable[[Tensor, list[Use]], Tensor]
+"""Called with the collected tensor and the factors that the steps left; returns the tensor's gradient."""
 
 
-class _Share(torch.autograd.Function):
+class _Collect(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
         ctx.save_for_backward(tensor)
@@ -39,26 +39,26 @@ class _Share(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
-        """Runs after the backward pass of all steps, because each of them took this node's output."""
+        """Runs after the backward pass of all steps, because every step took this node's output."""
         (tensor,) = ctx.saved_tensors
-        for shared_gradient, uses in ctx.uses.items():
-            part = shared_gradient(tensor, uses)
-            gradient = part if gradient is None else gradient + part
+        for collected_gradient, uses in ctx.uses.items():
+            sum_over_steps = collected_gradient(tensor, uses)
+            gradient = sum_over_steps if gradient is None else gradient + sum_over_steps
         ctx.uses.clear()
         return gradient
 
 
-def share(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` with a place where steps can leave what its gradient is made of."""
+def collected(tensor: Tensor) -> Tensor:
+    """Return ``tensor`` with a place where steps can leave the factors of its gradient."""
     if tensor.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        return _Share.apply(tensor)
+        return _Collect.apply(tensor)
     return tensor
 
 
-def uses_of(tensor: Tensor) -> dict[SharedGradient, list[Use]] | None:
-    """Return where a step leaves its factors: lists by the function that is to be called with them; None: not shared.
+def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
+    """Return where a step leaves its factors, by the function that turns them into a gradient; None: not collected.
 
-    A step that leaves something there must give ``tensor`` itself no gradient.
+    A step that leaves factors there must give ``tensor`` itself no gradient.
     """
     return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
 
@@ -114,31 +114,31 @@ def matmul(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 class StepLinear(Linear):
-    """A linear layer for the inside of a recurrence: within ``unrolled`` its weight is shared by all steps."""
+    """A linear layer inside a recurrence: within ``unrolled`` the gradient of its weight is collected over all steps."""
 
-    _shared: Tensor | None = None
+    _collected: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for x (..., in)."""
-        if self._shared is None:
+        if self._collected is None:
             return super().forward(x)
-        weight = self._shared
+        weight = self._collected
         y = linear(x.to(weight.dtype).flatten(0, -2), weight).unflatten(0, x.shape[:-1])
         return y if self.bias is None else y + self.bias.to(weight.dtype)
 
 
 @contextmanager
 def unrolled(module: nn.Module) -> Iterator[None]:
-    """Share the weights of all ``StepLinear`` below ``module`` among the steps that are taken within."""
+    """Collect the weight gradients of all ``StepLinear`` below ``module`` over the steps that are taken within."""
     layers = [layer for layer in module.modules() if isinstance(layer, StepLinear)]
     try:
         for layer in layers:
             weight, device = layer.weight, layer.weight.device.type
             if torch.is_autocast_enabled(device):
                 weight = weight.to(torch.get_autocast_dtype(device))
-            shared = share(weight)
-            layer._shared = None if isinstance(shared, nn.Parameter) else shared  # a parameter would be registered
+            weight = collected(weight)
+            layer._collected = None if isinstance(weight, nn.Parameter) else weight  # a parameter would be registered
         yield
     finally:
         for layer in layers:
-            layer._shared = None
+            layer._collected = None

@@ -1,4 +1,4 @@
-"""Encoder and decoder together, nothing else."""
+"""Encoder and decoder together, and the searches that every captioning model has."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, State, Step, beam_search
+from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, Step, beam_search
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
+from captioning.trace import State
 
 
-class _Stepper:
-    """One decoder step over the images of a memory."""
+class _DecoderStep:
+    """The decoder's step function over the images of a memory, as ``decoding`` takes it."""
 
     def __init__(self, decoder: Decoder, memory: Memory) -> None:
         self.decoder, self.memory = decoder, memory
@@ -31,17 +32,17 @@ class _Stepper:
         logits, state, trace = self.decoder.step(tokens, state, self.memory)
         return Step(torch.log_softmax(logits.float(), dim=-1), state, trace)
 
-    def select(self, images: Tensor) -> _Stepper:
-        return _Stepper(self.decoder, self.memory.select(images))
+    def select(self, images: Tensor) -> _DecoderStep:
+        return _DecoderStep(self.decoder, self.memory.select(images))
 
 
 class CaptionModel(nn.Module):
-    """What captions images: a ``Captioner``, or several of them (``captioning.model.ensemble``).
+    """A model that captions images: a ``Captioner``, or an ``Ensemble`` of several.
 
-    A memory is what the model keeps of a batch of images while it searches for their captions.
+    A memory holds a batch of encoded images.
 
     Attributes:
-        encoder: says where the locations of a trace lie, on which view of the image.
+        encoder: The encoder whose cells the locations of a trace are.
     """
 
     encoder: Encoder
@@ -73,15 +74,15 @@ class CaptionModel(nn.Module):
 
     @abstractmethod
     def inferring(self, mode: str | None) -> AbstractContextManager[None]:
-        """Form contexts by an inference mode of attention for a while; None by the one that is set.
+        """Form contexts by an inference mode of attention within the context; None leaves the mode as it is.
 
         Raises:
-            InputError: the attention does not know the mode.
+            InputError: The attention does not know the mode.
         """
 
     @abstractmethod
-    def with_posterior(self, memory: Any, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """Return hypotheses of every image with the posterior in their traces, as they are if the output has none."""
+    def with_posterior(self, memory: Any, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the hypotheses of every image with posteriors in their traces, unchanged if the model has none."""
 
     @torch.inference_mode()
     def search(self, memory: Any, options: BeamOptions) -> list[list[Hypothesis]]:
@@ -97,34 +98,36 @@ class CaptionModel(nn.Module):
 
     @torch.inference_mode()
     def force_decode(self, memory: Any, captions: list[list[int]]) -> list[Hypothesis]:
-        """Return given captions, word ids, one per image of ``memory``, as a search would have found them.
+        """Return given captions, word ids, one per image of ``memory``, as hypotheses.
 
-        Their log-probabilities and traces, with the posterior if the output has one, come from teacher forcing.
+        Log-probabilities and traces, with the posterior if the model has one, come from teacher forcing.
         """
         ids, lengths = pad_captions(captions)
-        each = torch.arange(len(captions))
-        batch = CaptionBatch(ids, lengths, each, each, each).to(next(self.parameters()).device)
+        images = torch.arange(len(captions))
+        batch = CaptionBatch(ids, lengths, images, images, images).to(next(self.parameters()).device)
         output = self.teacher_force(batch, memory)
         log_probs = torch.log_softmax(output.logits.float(), dim=-1).gather(1, output.targets.unsqueeze(1)).squeeze(1)
         trace = output.trace.map(Tensor.cpu)
         return [
             Hypothesis(
-                known,
-                each.tolist(),
-                float(each.sum()),
+                words,
+                word_log_probs.tolist(),
+                float(word_log_probs.sum()),
                 finished=True,
-                trace=trace.map(itemgetter((row, slice(len(known))))),
+                trace=trace.map(itemgetter((row, slice(len(words))))),
             )
-            for row, (known, each) in enumerate(zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True))
+            for row, (words, word_log_probs) in enumerate(
+                zip(captions, log_probs.cpu().split(lengths.tolist()), strict=True)
+            )
         ]
 
 
 class Captioner(CaptionModel):
-    """An image captioner, assembled: the decoder is built for the encoder's annotations and the vocabulary.
+    """Encoder and decoder; the decoder is built for the encoder's annotations and the vocabulary.
 
     Args:
-        encoder: images -> annotations (B, L, D).
-        decoder: annotations -> words.
+        encoder: Images to annotations (B, L, D).
+        decoder: Annotations to words.
         vocabulary_size: V, special tokens included.
     """
 
@@ -134,13 +137,18 @@ class Captioner(CaptionModel):
         self.decoder = decoder
         decoder.build(vocabulary_size, encoder.annotation_dim, encoder.grid_size)
 
+    def begin_batch(self) -> None:
+        """Start the next training batch: schedules of attention count these calls."""
+        for attention in self.decoder.attentions():
+            attention.begin_batch()
+
     def encode(
         self, images: Tensor | None = None, annotations: Tensor | None = None, mask: Tensor | None = None
     ) -> Memory:
         """Return the decoder's memory of images (B, 3, height, width) or of their annotations (B, L, D).
 
         Raises:
-            ValueError: neither is given, or annotations of another size than the encoder makes.
+            ValueError: Neither is given, or annotations have another size than the encoder's.
         """
         if annotations is None:
             if images is None:
@@ -161,27 +169,19 @@ class Captioner(CaptionModel):
         return self.encode(views[0])
 
     def forward(self, batch: CaptionBatch, samples: int = 1) -> DecoderOutput:
-        """Teacher-forced logits and alphas of every caption in the batch.
-
-        Args:
-            samples: rows per caption, adjacent, which differ in what a stochastic attention draws for them.
-        """
+        """Encode the batch's images and teacher-force its captions; see ``teacher_force``."""
         return self.teacher_force(batch, self.encode_batch(batch), samples)
 
     def teacher_force(self, batch: CaptionBatch, memory: Memory, samples: int = 1) -> DecoderOutput:
-        """``forward`` over the memory of the batch's images."""
-        memory = self.memory_of_captions(batch, memory)
-        return self.decoder(batch.captions, batch.lengths, memory, batch.inputs, samples)
+        """Return the words and traces of every caption in the batch, over the memory of its images.
 
-    def memory_of_captions(self, batch: CaptionBatch, memory: Memory) -> Memory:
-        """Return the memory of the batch's images so that all have as many of its captions, adjacent ones."""
-        images, rows = batch.image_ids.shape[0], batch.captions.shape[0]
-        each = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, rows // images))
-        # Images with different numbers of captions need a row for each.
-        return memory if torch.equal(batch.image_index, each) else memory.select(batch.image_index)
+        Args:
+            samples: Times that every caption is decoded, each with its own dropout and draws; adjacent in the output.
+        """
+        return self.decoder(batch.captions, batch.lengths, memory_per_caption(batch, memory), samples)
 
     def stepper(self, memory: Memory) -> ImageStepFunction:
-        return _Stepper(self.decoder, self.decoder.prepare_search(memory))
+        return _DecoderStep(self.decoder, self.decoder.prepare_search(memory))
 
     def init_state(self, memory: Memory) -> State:
         return self.decoder.init_state(memory)
@@ -190,21 +190,30 @@ class Captioner(CaptionModel):
         return nullcontext() if mode is None else self.decoder.attention.inferring(mode)
 
     @torch.inference_mode()
-    def with_posterior(self, memory: Memory, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        """``CaptionModel.with_posterior``. Costs one pass of teacher forcing over them."""
-        words = self.decoder.words
-        if words is None or not words.has_posterior:
-            return found
-        captions, lengths = pad_captions([hypothesis.ids for hypotheses in found for hypothesis in hypotheses])
-        counts = torch.tensor([len(hypotheses) for hypotheses in found])
+    def with_posterior(self, memory: Memory, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """``CaptionModel.with_posterior``, by teacher-forcing all hypotheses once."""
+        if not self.decoder.has_posterior:
+            return hypotheses
+        captions, lengths = pad_captions([hypothesis.ids for image in hypotheses for hypothesis in image])
+        counts = torch.tensor([len(image) for image in hypotheses])
         device = memory.annotations.device
-        each = torch.arange(len(found)).repeat_interleave(counts).to(device)
-        trace = self.decoder(captions.to(device), lengths.to(device), memory.select(each)).trace
+        image_index = torch.arange(len(hypotheses)).repeat_interleave(counts).to(device)
+        trace = self.decoder(captions.to(device), lengths.to(device), memory.select(image_index)).trace
         posteriors = iter(trace.posterior.float().cpu())
         return [
             [
-                replace(known, trace=known.trace._replace(posterior=next(posteriors)[: len(known.ids)]))
-                for known in hypotheses
+                replace(hypothesis, trace=hypothesis.trace._replace(posterior=next(posteriors)[: len(hypothesis.ids)]))
+                for hypothesis in image
             ]
-            for hypotheses in found
+            for image in hypotheses
         ]
+
+
+def memory_per_caption(batch: CaptionBatch, memory: Memory) -> Memory:
+    """Return a memory whose images all have the same number of the batch's captions, adjacent ones.
+
+    That is the memory of the batch's images if they do, otherwise one image per caption.
+    """
+    images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
+    image_index = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, captions // images))
+    return memory if torch.equal(batch.image_index, image_index) else memory.select(batch.image_index)

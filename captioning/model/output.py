@@ -1,8 +1,9 @@
-"""From a step of the decoder to the distribution of its word; the paper's deep output, Eq. 7."""
+"""From a step of the recurrence to the distribution of its word: the interface, and the deep output of Eq. 7."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,136 +11,125 @@ from torch import Tensor, nn
 
 from captioning.attention import Attention, Memory
 from captioning.component import Component
-from captioning.kernels.marginal import Located
+from captioning.kernels.dropout import Dropout
+from captioning.kernels.linear import Linear, precise_linear
+from captioning.trace import AttentionTrace
 
 
-class Layers(NamedTuple):
-    """The layers of Eq. 7. They are the decoder's, whatever the output makes of them."""
-
-    hidden: nn.Linear
-    """L_h, H -> E."""
-    context: nn.Linear
-    """L_z, D -> E."""
-    words: nn.Linear
-    """L_o with a bias, E -> V."""
-    dropout: nn.Module
-
-
-class Steps(NamedTuple):
-    """M steps of the recurrence whose words are asked for.
+class Recurred(NamedTuple):
+    """The result of Eq. 1-6 at N rows of one step, at steps (N, T), or at the M steps of all captions that exist.
 
     Attributes:
-        embedded: (M, E), the word before.
-        h: (M, H).
-        context: (M, D), gated.
-        alphas: (M, L), at least float32.
-        gate: (M,), logits of beta; None if the decoder has no gate.
+        h: (.., H), h_t.
+        context: (.., D), z_t multiplied by beta_t.
+        beta_logit: (..), f_beta(h_{t-1}); None if the decoder has no gate.
+        alphas: (.., L), at least float32.
+        locations: (..) int64, the location of the context, ``trace.EXPECTATION`` where it is the expectation.
+        log_prob: (..), log-probability in nats of a location that was drawn; None for deterministic attention.
+        heads: (.., h, L), the alphas of each head; None in training, and where attention has no heads.
     """
 
-    embedded: Tensor
     h: Tensor
     context: Tensor
+    beta_logit: Tensor | None
     alphas: Tensor
-    gate: Tensor | None
+    locations: Tensor
+    log_prob: Tensor | None = None
+    heads: Tensor | None = None
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Recurred:
+        """Return it with ``function`` applied to every field that is not None."""
+        return Recurred(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
 
-class Drawn(NamedTuple):
-    """What an output that draws locations in training says of M draws, in nats.
-
-    Attributes:
-        log_prob: (M,), log-probability of the location that was drawn, with gradient.
-        divergence: (M,), from the distribution of draws to the attention's.
-        expected: (M,), log-probability of the word with the expected context, without gradient.
-    """
-
-    log_prob: Tensor
-    divergence: Tensor
-    expected: Tensor
+    def trace(self) -> AttentionTrace:
+        """Return where the steps looked."""
+        betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
+        return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
 
 
 class Words(NamedTuple):
-    """What M steps say.
+    """The words of M steps.
 
     Attributes:
         logits: (M, V), log-probabilities of the words, normalised or not.
-        posterior: (M, L), the probability that step looked at a location if it looked at all, now that its word is
-            known; sums to 1. None in training, where no targets are given, or where words do not come from single
-            locations.
-        drawn: in training, where the output draws locations: ``logits`` are then those of the drawn locations.
+        posterior: (M, L), the probability that the step looked at a location, given its word and that it looked at
+            all; sums to 1. None in training, without targets, or where words do not come from single locations.
     """
 
     logits: Tensor
     posterior: Tensor | None = None
-    drawn: Drawn | None = None
 
 
 class Output(Component):
-    """Makes words of what the recurrence leaves behind.
+    """The layers L_h, L_z and L_o of Eq. 7, and how they make words.
 
     Attributes:
-        has_posterior: whether ``forward`` returns one for targets.
-        draws: whether ``forward`` draws locations in training, so that its gradient needs an estimator.
+        has_posterior: Whether ``forward`` returns a posterior for targets.
     """
 
     has_posterior = False
-    draws = False
 
     def check(self, attention: Attention) -> None:
         """Raises:
-        InputError: attention that this output makes no sense with.
+        InputError: This output does not work with the attention.
         """
 
-    def build(self, embedding_dim: int, grid_size: tuple[int, int] | None) -> None:
-        """Create the parameters beside ``Layers``, for annotations that lie on ``grid_size`` (rows, columns)."""
+    def build(
+        self,
+        embedding_dim: int,
+        hidden_dim: int,
+        annotation_dim: int,
+        vocabulary_size: int,
+        grid_size: tuple[int, int] | None,
+        *,
+        dropout: float,
+    ) -> None:
+        """Create the layers, for annotations on a grid of ``grid_size`` (height, width) or on none.
 
-    def prepare(self, layers: Layers, memory: Memory) -> Located | None:
-        """Return what the steps of a search share, computed once per image, for ``Memory.located``."""
-        return None
+        Args:
+            dropout: Probability of dropping a unit of h_t and of the hidden layer.
+        """
+        self.L_h = Linear(hidden_dim, embedding_dim, bias=False)
+        self.L_z = Linear(annotation_dim, embedding_dim, bias=False)
+        self.L_o = Linear(embedding_dim, vocabulary_size)
+        self.dropout = Dropout(dropout)
+        nn.init.zeros_(self.L_o.bias)
+
+    def prepare_search(self, memory: Memory) -> Memory:
+        """Return ``memory`` with everything that the steps of a search share."""
+        return memory
 
     @abstractmethod
     def forward(
-        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, word: Tensor, recurred: Recurred, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
         """Return the words of all steps of teacher forcing.
 
         Args:
+            word: (M, E), the embedded word before.
+            recurred: The recurrence at M steps.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
-            targets: (M,) int64, the words that came.
+            targets: (M,) int64, the true words.
         """
 
     @abstractmethod
-    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        """Return the logits (N, V) of one step of a search of N = B * R rows, the rows of an image adjacent.
+    def step(self, word: Tensor, recurred: Recurred, memory: Memory) -> Tensor:
+        """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
-        They are at least float32, whatever the rest of the model computes in; see ``precise_words``.
+        A search compares words, so logits are at least float32 (``kernels.linear.precise_linear``).
         """
 
 
-def precise_words(words: nn.Linear, hidden: Tensor) -> Tensor:
-    """Return ``words`` of the hidden layer (N, E), (N, V), in at least float32, also where autocast is on.
-
-    A search compares words. bfloat16 has 8 significant bits: among thousands of words the best two logits are often the
-    same number, and which of them comes first is then the search's accident, not the model's choice.
-    """
-    device, precise = hidden.device.type, torch.promote_types(hidden.dtype, torch.float32)
-    if words.weight.dtype == hidden.dtype == precise and not torch.is_autocast_enabled(device):
-        return words(hidden)
-    weight, bias = words.weight.to(precise), words.bias.to(precise)
-    with torch.autocast(device, enabled=False):
-        return nn.functional.linear(hidden.to(precise), weight, bias)
-
-
 class DeepOutput(Output):
-    """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7: a word follows from the context."""
+    """p(y_t) = softmax(L_o(E y_{t-1} + L_h h_t + L_z z_t)), Eq. 7."""
 
     def forward(
-        self, layers: Layers, steps: Steps, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+        self, word: Tensor, recurred: Recurred, memory: Memory, image_index: Tensor, targets: Tensor | None = None
     ) -> Words:
-        return Words(layers.words(self._hidden(layers, steps)))
+        return Words(self.L_o(self._hidden(word, recurred)))
 
-    def step(self, layers: Layers, steps: Steps, memory: Memory) -> Tensor:
-        return precise_words(layers.words, self._hidden(layers, steps))
+    def step(self, word: Tensor, recurred: Recurred, memory: Memory) -> Tensor:
+        return precise_linear(self.L_o, self._hidden(word, recurred))
 
-    def _hidden(self, layers: Layers, steps: Steps) -> Tensor:
-        hidden = steps.embedded + layers.hidden(layers.dropout(steps.h)) + layers.context(steps.context)
-        return layers.dropout(hidden)
+    def _hidden(self, word: Tensor, recurred: Recurred) -> Tensor:
+        return self.dropout(word + self.L_h(self.dropout(recurred.h)) + self.L_z(recurred.context))

@@ -1,4 +1,4 @@
-"""The decoder of Vaswani et al. 2017 over annotations: what the LSTM is compared with."""
+"""The transformer decoder of Vaswani et al. 2017 over annotations, which the LSTM is compared with."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
+from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
-from captioning.kernels.linear import Linear
-from captioning.model.decoder import Decoder, DecoderOutput, ForcedSteps, State, each
-from captioning.model.output import precise_words
-from captioning.trace import AttentionTrace
+from captioning.kernels.linear import Linear, precise_linear
+from captioning.model.decoder import Decoder, DecoderOutput, Packed
+from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
 
 
 @dataclass(frozen=True)
 class LayeredMemory(Memory):
-    """What all layers look at: annotations (B, L, d), and what each layer's attention made of them."""
+    """The annotations (B, L, d), and the memory of each layer's attention."""
 
     layers: tuple[Memory, ...] = field(kw_only=True)
 
@@ -34,30 +34,29 @@ class LayeredMemory(Memory):
 
 
 class TransformerDecoder(Decoder):
-    """Layers of self-attention over the words so far, attention over the annotations, and a perceptron.
+    """Pre-norm layers of self-attention over the words so far, attention over the annotations, and a perceptron.
 
-    Each of the three reads its input normalised and adds to it, and a normalisation stands at the end (pre-norm). Words
-    get the sines and cosines of their position. Training computes all words at once; a search keeps the keys and values
-    of the words so far, which are its state: (N, t, d) twice a layer.
+    Words have sinusoidal positions. Training computes all words at once. The state of a search is the keys and values
+    of the words so far, (N, t, d) twice per layer.
 
-    Annotations are projected to d, so that any encoder fits. They have no position of their own: give
-    ``captioning.attention.AnnotationAttention`` as ``annotation_layer`` for that of their cells.
+    Annotations are projected to d, so that any encoder fits. They have no positions; an ``annotation_layer`` such as
+    ``captioning.attention.AnnotationAttention`` adds those of their cells.
 
     Args:
-        attention: over annotations, the same in all layers with weights of their own; the transformer's is
-            ``MultiHeadAttention`` with a ``ScaledDotScore``. Traces, and the penalty on alphas, are those of the last
-            layer, where heads count by their mean.
-        dim: d, even and a multiple of ``heads``; also the embedding's size.
-        layers: how many.
-        heads: of the self-attention over words.
-        feedforward_dim: width of the perceptron's hidden layer; None for 4 d.
-        dropout: probability of dropping a unit of the embedded words, of what a part of a layer adds, of the
-            perceptron's hidden layer, and a weight of the self-attention.
-        standardize_annotations, annotation_dropout, annotation_layer: as in ``AttentionDecoder``.
-        tie_embeddings: the output layer and the embedding of the input words are one matrix (Press & Wolf 2017).
+        attention: The attention over annotations; every layer has a copy with weights of its own. The transformer's is
+            ``MultiHeadAttention`` with a ``ScaledDotScore``. Traces and the penalty on alphas are those of the last
+            layer, as the mean over its heads.
+        dim: Size d of words and layers, even and a multiple of ``heads``.
+        layers: Number of layers.
+        heads: Heads of the self-attention over words.
+        feedforward_dim: Width of the perceptron's hidden layer; None for 4 d.
+        dropout: Probability of dropping a unit of the embedded words, of each residual branch and of the perceptron's
+            hidden layer, and a weight of the self-attention.
+        standardize_annotations, annotation_layer: As in ``AttentionDecoder``.
+        tie_embeddings: Whether the output layer and the word embedding share one matrix (Press & Wolf 2017).
 
     Raises:
-        InputError: a size or probability out of range, or attention that draws locations.
+        InputError: A size or probability is out of range, or the attention draws locations.
     """
 
     def __init__(
@@ -72,12 +71,10 @@ class TransformerDecoder(Decoder):
         standardize_annotations: bool = False,
         annotation_layer: AnnotationLayer | None = None,
         tie_embeddings: bool = False,
-        annotation_dropout: float = 0.0,
     ) -> None:
         super().__init__(
             attention,
             standardize_annotations=standardize_annotations,
-            annotation_dropout=annotation_dropout,
             annotation_layer=annotation_layer,
         )
         check_size(dim=dim, feedforward_dim=feedforward_dim)
@@ -91,7 +88,6 @@ class TransformerDecoder(Decoder):
             raise InputError(
                 f"TransformerDecoder: {name} draws locations, which all words at once cannot; use MultiHeadAttention"
             )
-        self.words = None
         self.dim = dim
         self.layer_count = layers
         self.heads = heads
@@ -124,25 +120,25 @@ class TransformerDecoder(Decoder):
             TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
         )
         self.norm = nn.LayerNorm(d)
-        self.output = Linear(d, vocabulary_size)
+        self.to_words = Linear(d, vocabulary_size)
         if self.tie_embeddings:
-            self.output.weight = self.embedding.weight
+            self.to_words.weight = self.embedding.weight
         nn.init.normal_(self.embedding.weight, std=d**-0.5)  # of size 1 once it is multiplied by the root of d
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
-        nn.init.zeros_(self.output.bias)
+        nn.init.zeros_(self.to_words.bias)
 
     @staticmethod
     def _refuse_state(attention: Attention, grid_size: tuple[int, int] | None) -> None:
-        rows, columns = grid_size or (1, 1)
-        if attention.score.init_state(torch.ones(1, rows * columns, dtype=torch.bool)):
+        height, width = grid_size or (1, 1)
+        if attention.score.init_state(torch.ones(1, height * width, dtype=torch.bool)):
             name = type(attention.score).__name__
             raise InputError(
                 f"TransformerDecoder: {name} carries something from word to word, and training computes all words at "
                 "once; use another score"
             )
 
-    def _prepare(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:
+    def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:
         projected = self.annotation_projection(annotations)
         layers = tuple(attention.prepare(projected, mask) for attention in self.attentions())
         return LayeredMemory(projected, projected, mask, layers=layers)
@@ -153,42 +149,32 @@ class TransformerDecoder(Decoder):
         return (nothing,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        hidden, after, trace = self._read(tokens.unsqueeze(1), state, memory)
-        return precise_words(self.output, hidden.squeeze(1)), after, trace.map(lambda part: part.squeeze(1))
+        hidden, state, trace = self._read(tokens.unsqueeze(1), state, memory)
+        return precise_linear(self.to_words, hidden.squeeze(1)), state, trace.map(lambda field: field.squeeze(1))
 
-    def forward(
-        self, captions: Tensor, lengths: Tensor, memory: Memory, inputs: Tensor | None = None, rows: int = 1
-    ) -> DecoderOutput:
-        forced = ForcedSteps(captions, lengths, inputs, rows)
-        hidden, _, trace = self._read(each(forced.inputs, rows), None, memory)  # dropout begins with the embedding
-        return DecoderOutput(
-            logits=self.output(forced.of_existing(hidden)),
-            targets=forced.targets,
-            mask=forced.mask,
-            trace=trace._replace(
-                alphas=trace.alphas * forced.mask.unsqueeze(-1),
-                heads=None if trace.heads is None else trace.heads * forced.mask[..., None, None],
-            ),
-        )
+    def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
+        packed = Packed(captions, lengths, samples)
+        hidden, _, trace = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
+        return packed.output(self.to_words(packed.pack(hidden)), trace)
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        """Read words (N, T) after those of ``state``; None: after none, and T of any size, otherwise 1.
+        """Read words (N, T) that follow those of ``state``; T is 1 if there is a state.
 
         Returns:
-            what the output layer is given (N, T, d), the new state, and where the last layer looked, of (N, T) steps.
+            The input of the output layer (N, T, d), the new state, and the trace of the last layer, of (N, T) steps.
         """
         assert isinstance(memory, LayeredMemory)
         before = 0 if state is None else state[0].shape[1]
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
         positions = word_positions(before, tokens.shape[1], self.dim, embedded.device)
         x = self.dropout(embedded + positions.to(embedded.dtype))
-        after: list[Tensor] = []
+        new_state: list[Tensor] = []
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
-            x, kept, looked = layer(x, words, attention, memory.layers[number])
-            after += kept
-        trace = AttentionTrace(looked.alphas, None, looked.locations, heads=None if self.training else looked.heads)
-        return self.norm(x), tuple(after), trace.map(lambda part: part.unflatten(0, tokens.shape))
+            x, keys_and_values, looked = layer(x, words, attention, memory.layers[number])
+            new_state += keys_and_values
+        trace = AttentionTrace(looked.alphas, None, looked.locations, heads=looked.heads)
+        return self.norm(x), tuple(new_state), trace.map(lambda field: field.unflatten(0, tokens.shape))
 
 
 Words = tuple[Tensor, Tensor]
@@ -196,13 +182,13 @@ Words = tuple[Tensor, Tensor]
 
 
 class TransformerLayer(nn.Module):
-    """One layer but its attention over annotations, which it is handed.
+    """One layer; its attention over annotations is passed to ``forward``.
 
     Args:
-        dim: d.
-        heads: of the self-attention.
-        feedforward_dim: width of the perceptron's hidden layer.
-        dropout: as in ``TransformerDecoder``.
+        dim: Size d.
+        heads: Heads of the self-attention.
+        feedforward_dim: Width of the perceptron's hidden layer.
+        dropout: As in ``TransformerDecoder``.
     """
 
     def __init__(self, dim: int, heads: int, feedforward_dim: int, dropout: float) -> None:
@@ -226,27 +212,26 @@ class TransformerLayer(nn.Module):
         """Read x (N, T, d).
 
         Args:
-            before: of the words before x, which is one word then; None for x from the start.
+            before: The keys and values of the words before x, which is then one word; None if x begins the caption.
 
         Returns:
-            x with what the parts of the layer add, the keys and values of all words, and what ``attention`` returned
-            for N * T rows.
+            The layer's output, the keys and values of all words, and the output of ``attention`` for N * T rows.
         """
-        said, words = self._of_words(self.before_words(x), before)
-        x = x + self.dropout(said)
+        attended, words = self._attend_words(self.before_words(x), before)
+        x = x + self.dropout(attended)
         looked = attention(self.before_attention(x).flatten(0, 1), memory)
         x = x + self.dropout(looked.context.unflatten(0, x.shape[:2]))
         return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, looked
 
-    def _of_words(self, x: Tensor, before: Words | None) -> tuple[Tensor, Words]:
+    def _attend_words(self, x: Tensor, before: Words | None) -> tuple[Tensor, Words]:
         """Return the self-attention of x (N, T, d) over the words up to each, and the keys and values of all."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)
         if before is not None:
             key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (query, key, value))
+        q, k, v = (x.unflatten(-1, (self.heads, -1)).transpose(1, 2) for x in (query, key, value))
         dropout = self.dropout.p if self.training else 0.0
-        said = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=before is None)
-        return self.word_output(said.transpose(1, 2).flatten(2)), (key, value)
+        attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=before is None)
+        return self.word_output(attended.transpose(1, 2).flatten(2)), (key, value)
 
 
 def word_positions(first: int, count: int, dim: int, device: torch.device | None = None) -> Tensor:

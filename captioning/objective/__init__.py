@@ -1,28 +1,32 @@
-"""What training minimises, and how its gradient reaches drawn locations. PyTorch alone."""
+"""What training minimises: objectives, their terms, and estimators of the gradient of drawn locations."""
 
 from captioning.objective.estimators import (
+    ArgmaxBaseline,
     Estimator,
     ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
     RewardToGo,
-    SelfCritical,
 )
-from captioning.objective.objective import Objective
+from captioning.objective.objective import Likelihood, Objective
+from captioning.objective.reductions import ArcticReduction, Reduction
 from captioning.objective.self_critical import SelfCriticalTraining
-from captioning.objective.terms import ArcticReduction, Reduction
+from captioning.objective.terms import Term, TrainingStep
 
 __all__ = [
     "ArcticReduction",
+    "ArgmaxBaseline",
     "Estimator",
     "ExpectedContext",
     "LeaveOneOut",
+    "Likelihood",
     "MovingAverage",
     "NoBaseline",
     "Objective",
     "Reduction",
     "RewardToGo",
-    "SelfCritical",
     "SelfCriticalTraining",
+    "Term",
+    "TrainingStep",
 ]

@@ -1,4 +1,4 @@
-"""Whether attention still depends on the word, in numbers, and the cause where it does not."""
+"""Statistics that show whether attention still depends on the word, and the cause if it does not."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.objective.terms import step_entropy
+from captioning.objective.reductions import step_entropy
 from captioning.trace import AttentionTrace
 
 PATIENCE = 500
 """Training batches before a judgement: at the start every attention is uniform."""
 MEMORY = 0.99
-"""Share of the old means that is kept at each batch; they look back over about 100."""
+"""Fraction of the old means that is kept at each batch: they average over about 100."""
 STILL = 0.01
 """Nats: alphas that move less from word to word do not depend on the word."""
 

@@ -1,12 +1,12 @@
-"""Estimators of the gradient that reaches alphas through drawn locations (Eq. 11-12), one small class each.
+"""Estimators of the gradient that reaches the alphas of drawn locations (Eq. 11-12), one small class each.
 
 REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is the mean over draws of
 
     sum_t (R_t - b_t) * d log p(s_t | a)
 
-with R_t the log-probability of the words that s_t can influence and b_t anything that does not depend on s_t. The
-choice of R_t and b_t changes the variance alone. Names follow reinforcement learning where the paper has none: the
-*reward* of a step is the log-probability of its word, the *return* R_t is a sum of rewards, the *advantage* R_t - b_t.
+R_t is the log-probability of the words that s_t can influence; b_t may be anything that does not depend on s_t. The
+choice of R_t and b_t changes the variance alone. Where the paper has no names, we use those of reinforcement learning:
+the *reward* of a step is the log-probability of its word, the *return* R_t a sum of rewards, the *advantage* R_t - b_t.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from captioning.objective.processes import summed
 
 
 class Signal(NamedTuple):
-    """What REINFORCE multiplies d log p(s_t | a) with. All (N, T), without gradient, in nats.
+    """The factors of d log p(s_t | a) in REINFORCE. All (N, T), without gradient, in nats.
 
     Attributes:
         returns: R_t.
@@ -39,8 +39,8 @@ class Signal(NamedTuple):
     drawn: Tensor
 
 
-class _Played(NamedTuple):
-    """What was drawn for and what it earned, as ``Estimator.forward`` takes it; all (N, T), without gradient."""
+class Draws(NamedTuple):
+    """A training batch as ``Estimator.forward`` takes it, with ``drawn`` as in ``Signal``; all (N, T), no gradient."""
 
     rewards: Tensor
     mask: Tensor
@@ -49,13 +49,13 @@ class _Played(NamedTuple):
 
 
 class Estimator(Component):
-    """What is credited to a draw, and the baseline that is subtracted from it.
+    """The return R_t of a draw, and the baseline b_t that is subtracted from it.
 
     Attributes:
-        samples: rows drawn for every caption, adjacent in N.
-        reference: "argmax" or "expected": ``forward`` wants the rewards of the most probable locations, or those of the
-            expected context, beside those of the draws.
-        to_go: R_t sums the rewards from step t on, which s_t can influence; otherwise all of the caption's.
+        samples: Draws of every caption, adjacent among the N.
+        reference: Context whose rewards ``forward`` takes beside those of the draws: "argmax", that of the most
+            probable locations, "expected", the expected context, or None.
+        to_go: Whether R_t sums the rewards from step t on, which s_t can influence, or all rewards of the caption.
     """
 
     samples: int = 1
@@ -68,14 +68,14 @@ class Estimator(Component):
         Args:
             rewards: (N, T), log p(y_t | s, a) of the true words in nats; 0 at steps that do not exist.
             mask: (N, T) bool, True where a step exists.
-            sampled: (N,) bool, False for rows whose context is the expectation.
+            sampled: (N,) bool, False for captions whose context is the expectation.
             reference: (N, T), rewards with the context that ``Estimator.reference`` names.
         """
         drawn = mask & sampled.unsqueeze(1)
         reference = None if reference is None else reference.detach() * mask
-        played = _Played(rewards.detach() * mask, mask, drawn, reference)
-        returns = self.returns(played.rewards, mask)
-        baseline = self.baseline(played, returns)
+        draws = Draws(rewards.detach() * mask, mask, drawn, reference)
+        returns = self.returns(draws.rewards, mask)
+        baseline = self.baseline(draws, returns)
         return Signal(returns, baseline, (returns - baseline) * drawn, drawn)
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
@@ -85,14 +85,14 @@ class Estimator(Component):
         return rewards.sum(dim=1, keepdim=True).expand_as(rewards)
 
     @abstractmethod
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
         """Return b_t (N, T) for returns (N, T)."""
 
 
 class NoBaseline(Estimator):
-    """R_t as it is: what the others are measured against."""
+    """b_t = 0, the reference for the variance of the others."""
 
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
         return torch.zeros_like(returns)
 
 
@@ -100,41 +100,41 @@ class MovingAverage(Estimator):
     """b_k = decay b_{k-1} + (1 - decay) mean log p(y | s_k, a), one number for all captions and steps (Sec. 4.1).
 
     Args:
-        decay: share of the old baseline that is kept at each training batch.
+        decay: Fraction of the old baseline that is kept at each training batch.
         initial: b_0; by default the mean of the first batch.
-        per_word: a caption's return is the mean over its words instead of their sum, as in the authors' code.
-        all_rows: rows whose context is the expectation count too, as in the authors' code.
+        per_word: Whether a caption's return is the mean over its words instead of their sum, as in the authors' code.
+        all_captions: Whether captions with an expected context count too, as in the authors' code.
     """
 
     average: Tensor
 
     def __init__(
-        self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False, all_rows: bool = False
+        self, decay: float = 0.9, *, initial: float | None = None, per_word: bool = False, all_captions: bool = False
     ) -> None:
         super().__init__()
         _check_decay(decay)
         check_range(-math.inf, initial=initial)
         self.decay = decay
         self.per_word = per_word
-        self.all_rows = all_rows
+        self.all_captions = all_captions
         self.register_buffer("average", torch.tensor(float("nan") if initial is None else initial))
 
     def returns(self, rewards: Tensor, mask: Tensor) -> Tensor:
         returns = super().returns(rewards, mask)
         return returns / mask.sum(dim=1, keepdim=True).clamp(min=1) if self.per_word else returns
 
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
-        captions = (played.mask if self.all_rows else played.drawn)[:, 0]  # a caption counts once, however long it is
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
+        captions = (draws.mask if self.all_captions else draws.drawn)[:, 0]  # a caption counts once, however long it is
         self.average, before = _follow(self.average, (returns[:, 0] * captions).sum(), captions.sum(), self.decay)
         return before.expand_as(returns)
 
 
 class RewardToGo(Estimator):
-    """R_t from step t on, and an average reward for each step of its own: b_t sums those of the steps from t on.
+    """R_t from step t on. b_t sums moving averages of the rewards, one per step, from step t on.
 
     Args:
-        decay: share of the old averages that is kept at each training batch.
-        max_steps: longest caption with averages for each step; later steps share the last one.
+        decay: Fraction of the old averages that is kept at each training batch.
+        max_steps: Number of averages; later steps use the last one.
     """
 
     to_go = True
@@ -147,21 +147,21 @@ class RewardToGo(Estimator):
         self.decay = decay
         self.register_buffer("averages", torch.full((max_steps,), float("nan")))
 
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
         step = torch.arange(returns.shape[1], device=returns.device).clamp(max=len(self.averages) - 1)
         nothing = torch.zeros_like(self.averages)
-        total = nothing.index_add(0, step, (played.rewards * played.drawn).sum(dim=0).to(nothing.dtype))
-        count = nothing.index_add(0, step, played.drawn.sum(dim=0).to(nothing.dtype))
+        total = nothing.index_add(0, step, (draws.rewards * draws.drawn).sum(dim=0).to(nothing.dtype))
+        count = nothing.index_add(0, step, draws.drawn.sum(dim=0).to(nothing.dtype))
         self.averages, before = _follow(self.averages, total, count, self.decay)
-        return self.returns(before[step] * played.mask, played.mask)
+        return self.returns(before[step] * draws.mask, draws.mask)
 
 
 class LeaveOneOut(Estimator):
-    """b_t is the mean return of the same caption's other draws, which knows how hard the caption is (Kool et al. 2019).
+    """b_t is the mean return of the caption's other draws, so that hard captions have low baselines (Kool et al. 2019).
 
     Args:
-        samples: draws of every caption, at least 2; the decoder runs over all of them.
-        to_go: R_t sums the rewards from step t on instead of all of the caption's.
+        samples: Draws of every caption, at least 2; the decoder runs over all of them.
+        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption.
     """
 
     def __init__(self, samples: int = 4, *, to_go: bool = True) -> None:
@@ -171,16 +171,16 @@ class LeaveOneOut(Estimator):
         self.samples = samples
         self.to_go = to_go
 
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
         draws = returns.unflatten(0, (-1, self.samples))  # (captions, S, T)
         return ((draws.sum(dim=1, keepdim=True) - draws) / (self.samples - 1)).flatten(0, 1)
 
 
-class SelfCritical(Estimator):
+class ArgmaxBaseline(Estimator):
     """b_t is the return of the most probable locations, which costs a second pass (after Rennie et al. 2017).
 
     Args:
-        to_go: R_t sums the rewards from step t on instead of all of the caption's.
+        to_go: Whether R_t sums the rewards from step t on instead of all rewards of the caption.
     """
 
     reference = "argmax"
@@ -189,16 +189,16 @@ class SelfCritical(Estimator):
         super().__init__()
         self.to_go = to_go
 
-    def baseline(self, played: _Played, returns: Tensor) -> Tensor:
-        assert played.reference is not None
-        return self.returns(played.reference, played.mask)
+    def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
+        assert draws.reference is not None
+        return self.returns(draws.reference, draws.mask)
 
 
-class ExpectedContext(SelfCritical):
-    """b_t is the return with the expected context: what soft attention would have earned (Deng et al. 2018, Sec. 4).
+class ExpectedContext(ArgmaxBaseline):
+    """b_t is the return with the expected context, that of soft attention (Deng et al. 2018, Sec. 4).
 
     Args:
-        to_go: as in ``SelfCritical``.
+        to_go: As in ``ArgmaxBaseline``.
     """
 
     reference = "expected"
@@ -210,10 +210,10 @@ def _check_decay(decay: float) -> None:
 
 
 def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tuple[Tensor, Tensor]:
-    """Return the moving average after a batch, and the one that the batch itself is to be compared with.
+    """Return the moving average after a batch, and the one that is this batch's baseline.
 
-    An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are those of all processes,
-    so that all of them go on with the same number.
+    An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are summed over processes,
+    so that all processes keep the same average.
     """
     total, count = summed(torch.stack((total, count.to(total.dtype))))
     mean = total / count  # nan where nothing was drawn

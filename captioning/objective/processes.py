@@ -1,7 +1,7 @@
-"""The batches of all processes of a run as the one batch that they are parts of. Nothing is done where there is one.
+"""Sums over all processes of a run, so that their batches count as one. With one process they do nothing.
 
 Data-parallel training differentiates one loss per process and takes the *mean* of the gradients. That is the gradient
-of the whole batch only if every process multiplies each of its terms with its share of what the term is divided by.
+of the whole batch only if every process scales each of its terms by its fraction of the term's denominator.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _Sum.forward(ctx, gradient)  # what is added up here reaches the losses of all processes
+        return _Sum.forward(ctx, gradient)  # the sum enters the losses of all processes
 
 
 def summed(values: Tensor) -> Tensor:
-    """Return the sum over all processes, which must all ask for it; its gradient is that of the sum of their losses."""
+    """Return the sum over all processes, which must all call this; its gradient is that of the sum of their losses."""
     return values if process_count() == 1 else _Sum.apply(values)
 
 
-class Shares(NamedTuple):
-    """What a process multiplies a term of its loss with, so that the mean over processes is the whole batch's term.
+class Fractions(NamedTuple):
+    """Factors of a process's terms, such that their mean over processes is the term of the whole batch.
 
     Attributes:
-        words: for a mean over words: this process's words by the mean number of words of a process.
-        captions: for a mean over captions.
-        processes: for a sum: their number.
+        words: For a mean over words: this process's words divided by the mean number of words of a process.
+        captions: For a mean over captions, likewise.
+        processes: For a sum: the number of processes.
     """
 
     words: Tensor
@@ -49,11 +49,11 @@ class Shares(NamedTuple):
     processes: int
 
     @classmethod
-    def of(cls, mask: Tensor) -> Shares | None:
-        """Return the shares of a batch with steps ``mask`` (N, T) bool; None where there is one process."""
+    def of(cls, mask: Tensor) -> Fractions | None:
+        """Return the fractions of a batch with steps ``mask`` (N, T) bool; None if there is one process."""
         processes = process_count()
         if processes == 1:
             return None
-        own = torch.stack((mask.sum(), torch.full_like(mask.sum(), len(mask)))).double()
-        words, captions = (own * processes / summed(own)).float()
+        counts = torch.stack((mask.sum(), torch.full_like(mask.sum(), len(mask)))).double()
+        words, captions = (counts * processes / summed(counts)).float()
         return cls(words, captions, processes)

@@ -1,157 +1,164 @@
-"""The terms of the training objective, Eq. 11-14, and how each is averaged over a batch."""
+"""The terms of the likelihood objective, one small class each: Eq. 11-14 of Xu et al. 2015."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from captioning.kernels.cross_entropy import step_nll
-from captioning.objective.processes import Shares
+from captioning.attention import Memory
+from captioning.component import Component
+from captioning.data.batch import CaptionBatch
+from captioning.errors import check_range
+from captioning.model import Captioner, DecoderOutput
+from captioning.objective.estimators import Estimator, Signal
+from captioning.objective.processes import summed
+from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
 
 
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
+@dataclass(frozen=True)
+class TrainingStep:
+    """One training batch after teacher forcing, as every term sees it.
+
+    Attributes:
+        captioner: The model, in training mode.
+        batch: The captions, N / samples of them.
+        memory: The memory of the batch's images.
+        output: The decoder's output for N captions, the samples of a caption adjacent.
+        samples: Times that every caption was decoded.
+        reduction: How terms are averaged.
+    """
+
+    captioner: Captioner
+    batch: CaptionBatch
+    memory: Memory
+    output: DecoderOutput
+    samples: int
+    reduction: Reduction
+
+    @property
+    def image_index(self) -> Tensor:
+        """(N,) int64, the image of every caption of the output."""
+        return self.batch.image_index.repeat_interleave(self.samples)
 
 
-def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,)."""
-    return -step_nll(logits, targets)
+class Term(Component):
+    """One term of the objective.
+
+    Attributes:
+        counts: Whether the value is part of ``train/loss``; otherwise the term's gradient alone has a meaning.
+    """
+
+    counts = True
+
+    @abstractmethod
+    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Return the term, a scalar to be added to the loss, and the values to log by name.
+
+        The term is None in a batch that it does not apply to.
+        """
 
 
-def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
-    """Return ``token_log_probs`` laid out by caption, (N, T): 0 where ``mask`` (N, T) has no step."""
-    log_probs = token_log_probs(logits, targets)
-    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
-
-
-def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return -log p(y | a) in nats per **word** (<end> counts as one): the sum over all steps divided by their number.
-
-    The paper sums over the words of a caption; within a batch of one length the two differ by that length alone.
+class NLL(Term):
+    """-log p(y | a), or -log p(y | s, a) where locations are drawn.
 
     Args:
-        logits: (M, V), the steps that exist and no others.
-        targets: (M,) int64.
-        label_smoothing: share of the target probability that is spread evenly over the vocabulary.
+        label_smoothing: Fraction of the target probability that is spread over the vocabulary.
     """
-    return step_nll(logits, targets, label_smoothing).mean()
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        check_range(0, 0.99, label_smoothing=label_smoothing)
+        self.label_smoothing = label_smoothing
+
+    def forward(self, step: TrainingStep) -> tuple[Tensor, dict[str, Tensor]]:
+        out = step.output
+        nll = step.reduction.nll(out.logits, out.targets, out.mask, label_smoothing=self.label_smoothing)
+        return nll, {"nll": nll}
 
 
-def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
-
-    The scale is that of the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper's own
-    reduction, a sum over L beside the NLL summed over a caption's C words, is this one times L/C. The authors' code
-    takes the mean over L and the sum over the batch beside the NLL's mean: its ``alpha_c`` is this weight times C/B.
+class DoublyStochasticPenalty(Term):
+    """lambda sum_i (1 - sum_t alpha_ti)^2, Eq. 14: over a caption, every location should get a weight of 1.
 
     Args:
-        alphas: (N, T, L), 0 at steps that do not exist.
-        mask: (N, L) bool, True where a location exists; None when all do.
+        weight: lambda; ``reductions.doubly_stochastic_penalty`` gives the exact reduction.
     """
-    residual = (1.0 - _at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
-    if mask is None:
-        return residual.mean()
-    return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+
+    def __init__(self, weight: float = 1.0) -> None:
+        super().__init__()
+        check_range(0, attention_penalty=weight)
+        self.weight = weight
+
+    def forward(self, step: TrainingStep) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = None if step.memory.mask is None else step.memory.mask[step.image_index]  # (N, L)
+        drawn = step.output.selection_log_probs is not None
+        penalty = step.reduction.penalty(step.output.trace.alphas, mask, drawn=drawn)
+        return self.weight * penalty, {"attention_penalty": penalty}
 
 
-def step_entropy(alphas: Tensor) -> Tensor:
-    """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (no choice at all)."""
-    alphas = _at_least_float32(alphas)
-    # x log x has no gradient at 0, where masked locations are.
-    return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
-
-
-def row_divergence(logits: Tensor, mask: Tensor, rows: int) -> Tensor:
-    """Return R-Drop's symmetric Kullback-Leibler divergence between rows of the same caption, in nats.
-
-    (KL(p || q) + KL(q || p)) / 2 of every step's word in two rows that differ in their dropout (Liang et al. 2021). Of
-    more than two rows, every row beside the next; the mean over these pairs.
+class Entropy(Term):
+    """-lambda_e H[s], Eq. 11: stochastic attention should keep exploring.
 
     Args:
-        logits: (M, V), the steps that exist.
-        mask: (N, T) bool, True where a step exists; the rows of a caption are adjacent.
-        rows: of a caption, at least 2.
-
-    Returns:
-        (N / rows, T), 0 where a step does not exist.
-    """
-    log_p = torch.log_softmax(_at_least_float32(logits), dim=-1)
-    row = torch.arange(len(mask), device=mask.device).unsqueeze(1).expand_as(mask)[mask] % rows  # (M,)
-    log_p = torch.stack([log_p[row == number] for number in range(rows)])  # (rows, M / rows, V)
-    p, q = log_p[:-1], log_p[1:]
-    divergence = ((p.exp() - q.exp()) * (p - q)).sum(-1).mean(0) / 2
-    captions = mask[::rows]
-    return torch.zeros(captions.shape, dtype=divergence.dtype, device=mask.device).masked_scatter(captions, divergence)
-
-
-class Weights(NamedTuple):
-    """What the terms of a ``Reduction`` are multiplied with, by its methods' names."""
-
-    nll: Tensor | float
-    penalty: Tensor | float
-    steps: Tensor | float
-
-
-class Reduction:
-    """How the terms of the objective are averaged: **per word** or per caption, never a plain sum.
-
-    So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
-    bound L_s per word (Eq. 10-12).
+        weight: lambda_e.
     """
 
-    def weights(self, shares: Shares) -> Weights:
-        """Return what a process multiplies its terms with, so that their mean over processes is the whole batch's."""
-        return Weights(nll=shares.words, penalty=shares.captions, steps=shares.words)
+    def __init__(self, weight: float = 0.002) -> None:
+        super().__init__()
+        check_range(0, entropy_weight=weight)
+        self.weight = weight
 
-    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
-        return caption_nll(logits, targets, label_smoothing=label_smoothing)
-
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        """Return ``doubly_stochastic_penalty``; ``drawn`` says whether locations are drawn from the alphas."""
-        return doubly_stochastic_penalty(alphas, mask)
-
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        """Return the mean over words of what every step earns, (N, T) and 0 at steps that do not exist."""
-        return values.sum() / mask.sum()
+    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if step.output.selection_log_probs is None:  # deterministic attention
+            return None, {}
+        return -(self.weight * step.reduction.steps(step_entropy(step.output.trace.alphas), step.output.mask)), {}
 
 
-class ArcticReduction(Reduction):
-    """The authors' code: the NLL summed over time and averaged over the batch, all else summed over the batch.
+class Reinforce(Term):
+    """-lambda_r (log p(y | s, a) - b) log p(s | a), whose gradient is that of Eq. 11-12.
 
-    The penalty is the sum over the batch of the mean over locations. Where locations are drawn it has no gradient:
-    there they hand Theano the gradient of the alphas ready-made, which replaces the penalty's. REINFORCE and entropy
-    are plain sums, so their weight grows with the batch size.
+    Args:
+        estimator: The return that is credited to a draw, and its baseline b.
+        weight: lambda_r; 1 gives the gradient of the bound L_s.
     """
 
-    def weights(self, shares: Shares) -> Weights:
-        return Weights(nll=shares.captions, penalty=shares.processes, steps=shares.processes)
+    counts = False
 
-    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+    def __init__(self, estimator: Estimator, weight: float = 1.0) -> None:
+        super().__init__()
+        check_range(-math.inf, reward_weight=weight)
+        self.estimator = estimator
+        self.weight = weight
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas)
-        return penalty.detach() if drawn else penalty
+    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if not step.captioner.decoder.attention.draws:
+            return None, {}
+        signal = self.signal(step)
+        log_probs = step.output.selection_log_probs
+        assert log_probs is not None
+        return -(self.weight * step.reduction.steps(signal.advantages * log_probs, step.output.mask)), _means(signal)
 
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        return values.sum()
+    def signal(self, step: TrainingStep) -> Signal:
+        """Return the learning signal of the draws."""
+        mask, expected = step.output.mask, step.memory.expected
+        rewards = step_log_probs(step.output.logits, step.output.targets, mask)
+        drawn = torch.ones_like(mask[:, 0]) if expected is None else ~expected[step.image_index]
+        reference = None
+        if self.estimator.reference is not None:
+            with torch.no_grad(), step.captioner.decoder.attention.inferring(self.estimator.reference):
+                other = step.captioner.teacher_force(step.batch, step.memory)
+            reference = step_log_probs(other.logits, other.targets, other.mask)
+        return self.estimator(rewards, mask, drawn, reference)
 
 
-class SharedReduction(Reduction):
-    """A reduction in one of several processes, each of which has a part of the batch."""
-
-    def __init__(self, whole: Reduction, shares: Shares) -> None:
-        self._whole = whole
-        self._weights = whole.weights(shares)
-
-    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        return self._weights.nll * self._whole.nll(logits, targets, mask, label_smoothing=label_smoothing)
-
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        return self._weights.penalty * self._whole.penalty(alphas, mask, drawn=drawn)
-
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        return self._weights.steps * self._whole.steps(values, mask)
+def _means(signal: Signal) -> dict[str, Tensor]:
+    """Return means over the steps of all processes whose location was drawn, in nats; nan in a batch without any."""
+    count = signal.drawn.sum()
+    sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
+    *totals, count = summed(torch.stack([*sums, count]))
+    reward, baseline, advantage = (total / count for total in totals)
+    squares = summed(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
+    return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}

@@ -20,50 +20,32 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.rewards import CaptionReward
-from captioning.model import Decoder
-from captioning.model.captioner import Captioner
-from captioning.model.lstm import rename_weights
-from captioning.objective import terms as losses
+from captioning.model import Captioner, Decoder
+from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
-from captioning.objective.estimators import Estimator
-from captioning.objective.objective import Objective
 from captioning.objective.processes import process_count, summed
-from captioning.objective.self_critical import SelfCriticalTraining, SequenceObjective
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.training.start import Start, check_tokenizer, check_vocabulary
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 
 class CaptioningModule(EvaluatedModule):
-    """An encoder and a decoder, trained by maximum likelihood with the doubly stochastic penalty (Eq. 14).
+    """An encoder and a decoder, trained by an objective.
 
     The vocabulary comes from the data, so the model is assembled in ``configure_model``, after the data are set up;
     ``connect`` passes them in.
 
     Args:
-        encoder: images -> annotations.
-        decoder: annotations -> words; its attention is chosen in its own arguments.
-        optimizer: called with the parameter groups; a fine-tuned encoder is a group with its own rate.
-        scheduler: called with the optimizer and the number of optimizer steps of the whole run; none by default.
-        attention_penalty: lambda of Eq. 14; ``losses.doubly_stochastic_penalty`` says how it is averaged.
-        estimator: of the gradient that drawn locations pass on, by default the paper's moving average, and for
-            ``VariationalOutput`` the expected context. Only where locations are drawn.
-        reward_weight: lambda_r of Eq. 11; 1 gives the gradient of the bound L_s.
-        entropy_weight: lambda_e of Eq. 11, the weight of the alphas' entropy; used where attention is stochastic.
-        reduction: how all terms are averaged; per word by default.
-        label_smoothing: share of the target probability spread over the vocabulary, in training alone. Rewards are
-            plain log-probabilities.
-        rows_per_caption: times that every caption is decoded in training, each with dropout of its own; one image
-            serves all. Hard attention's are its estimator's ``samples``.
-        r_drop: weight of the symmetric KL divergence between a caption's rows (R-Drop, Liang et al. 2021), for any
-            attention; needs two rows.
-        search: how captions are made for ``val/*`` and ``test/*``.
-        bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
+        encoder: Images to annotations.
+        decoder: Annotations to words; it takes the attention among its own arguments.
+        objective: The objective to minimise; by default the likelihood with the doubly stochastic penalty (Eq. 14).
+        optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
+        scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
+        search: Options of the search that makes captions for ``val/*`` and ``test/*``.
+        bound_samples: Draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
-        compile: mode of ``torch.compile`` for a step of the decoder in training; not compiled by default, because on a
-            CPU the kernels in C are faster. "reduce-overhead" replays CUDA graphs: for small batches on a GPU.
-        self_critical: train by the reward of drawn captions instead, a second stage; nothing else of the objective is
-            then used.
+        compile: Mode of ``torch.compile`` for a step of the decoder in training. Not compiled by default, because the
+            kernels in C are faster on a CPU. "reduce-overhead" replays CUDA graphs, for small batches on a GPU.
     """
 
     def __init__(
@@ -71,51 +53,30 @@ class CaptioningModule(EvaluatedModule):
         encoder: Encoder,
         decoder: Decoder,
         *,
+        objective: Objective | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
-        attention_penalty: float = 1.0,
-        estimator: Estimator | None = None,
-        reward_weight: float = 1.0,
-        entropy_weight: float = 0.002,
-        reduction: losses.Reduction | None = None,
-        label_smoothing: float = 0.0,
-        rows_per_caption: int = 1,
-        r_drop: float = 0.0,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
         compile: Literal["default", "reduce-overhead"] | None = None,
-        self_critical: SelfCriticalTraining | None = None,
     ) -> None:
         super().__init__(encoder, decoder, search=search, bound_samples=bound_samples)
         # Recorded before build(), which is called when the vocabulary is known.
         self._recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
+        self.objective = (objective or Likelihood()).connect(decoder.attention)
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.objective = Objective(
-            decoder.attention,
-            decoder.words,
-            estimator=estimator,
-            reward_weight=reward_weight,
-            entropy_weight=entropy_weight,
-            attention_penalty=attention_penalty,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            rows_per_caption=rows_per_caption,
-            r_drop=r_drop,
-        )
-        self.self_critical = self_critical
         self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
         )
         self.settings: dict[str, Any] = {}
         self.start: Start | None = None
-        """What the captioner begins with when it is assembled."""
+        """The weights that the captioner begins with when it is assembled."""
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._random_state: dict[str, Any] | None = None
-        self._has_weights = False  # of another run
-        self._sequence_objective: SequenceObjective | None = None
+        self._begins_with_weights = False  # of another run
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
@@ -132,7 +93,7 @@ class CaptioningModule(EvaluatedModule):
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
-            self.start, self._has_weights = None, True
+            self.start, self._begins_with_weights = None, True
         if self._compile_mode is not None:
             self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
@@ -140,23 +101,21 @@ class CaptioningModule(EvaluatedModule):
     # Training
 
     def on_fit_start(self) -> None:
-        begins_at_random = self.trainer.ckpt_path is None and not self._has_weights
-        if self.self_critical is not None:
+        if isinstance(self.objective, SelfCriticalTraining):
             assert self.vocabulary is not None
-            self.self_critical.check(self.attention)
-            if begins_at_random:
+            if self.trainer.ckpt_path is None and not self._begins_with_weights:
                 rank_zero_warn("self-critical training begins with random weights; give a first stage's by --init_from")
-            reward = CaptionReward(self.self_critical, self.data.index("train"), self.vocabulary)
-            self._sequence_objective = SequenceObjective(self.self_critical, self.search, reward)
+            reward = CaptionReward(self.objective, self.data.index("train"), self.vocabulary)
+            self.objective.begin(reward, self.search)
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None
-        schedule = self.attention.schedule()
-        loss, terms, output = (self._sequence_objective or self.objective)(self.captioner, batch)
+        self.captioner.begin_batch()
+        loss, terms, output = self.objective(self.captioner, batch)
         statistics = attention_statistics(output.trace, output.mask)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (self._over_processes(terms | statistics) | schedule).items():
+        for name, value in (self._over_processes(terms | statistics) | self.attention.schedule()).items():
             self.log(f"train/{name}", value, prog_bar=name == "loss")
         self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
         return loss
@@ -267,11 +226,10 @@ class CaptioningModule(EvaluatedModule):
         Raises:
             InputError: names the first that differs.
         """
-        own, weights = self.state_dict(), dict(weights)
-        rename_weights(self._parts[1], weights, "captioner.decoder.")
-        for name in [*own, *weights]:
+        own_weights = self.state_dict()
+        for name in [*own_weights, *weights]:
             here, there = (
-                None if tensor is None else tuple(tensor.shape) for tensor in (own.get(name), weights.get(name))
+                None if tensor is None else tuple(tensor.shape) for tensor in (own_weights.get(name), weights.get(name))
             )
             if here != there:
                 sizes = ["missing" if size is None else size for size in (there, here)]

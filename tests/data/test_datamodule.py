@@ -23,7 +23,7 @@ from captioning.encoders import TorchvisionEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder
 from captioning.model.captioner import Captioner
-from captioning.objective import terms as losses
+from captioning.objective.reductions import caption_nll
 from captioning.training import CaptionDataModule
 from captioning.training.datamodule import Augmentation
 from captioning.vocabulary import Vocabulary
@@ -113,7 +113,7 @@ def test_cached_features_give_the_same_losses_to_fp16_rounding(shapes, encoder, 
         assert cached.images is None and cached.annotations.dtype == torch.float16
         assert torch.equal(images.captions, cached.captions)
         outputs = captioner(images), captioner(cached)
-        nlls = [losses.caption_nll(output.logits, output.targets) for output in outputs]
+        nlls = [caption_nll(output.logits, output.targets) for output in outputs]
         torch.testing.assert_close(nlls[0], nlls[1], rtol=2e-3, atol=0)
         compared += 1
     assert compared == 5

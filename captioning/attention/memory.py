@@ -1,0 +1,60 @@
+"""What attention looks at, prepared once per image, and tensors repeated for every row that looks at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from captioning.kernels.unroll import collected
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The annotations of B images. N = B * R rows look at them; the rows of an image are adjacent.
+
+    Attributes:
+        annotations: (B, L, D).
+        projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
+            has (B * h, ..), the heads of an image adjacent.
+        mask: (B, L) bool, True where a location exists; None when all do.
+        expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
+            (semi-sampling, Sec. 4.1); None where attention does not decide image by image.
+    """
+
+    annotations: Tensor
+    projected: Tensor
+    mask: Tensor | None = None
+    expected: Tensor | None = None
+
+    @property
+    def exists(self) -> Tensor:
+        """(B, L) bool, True where a location exists."""
+        if self.mask is not None:
+            return self.mask
+        return torch.ones(self.annotations.shape[:2], dtype=torch.bool, device=self.annotations.device)
+
+    def collected(self) -> Self:
+        """Return this memory for many steps whose gradients are collected (``captioning.kernels.unroll``)."""
+        return replace(self, annotations=collected(self.annotations), projected=collected(self.projected))
+
+    def select(self, images: Tensor) -> Self:
+        """Return the memory of the given images, (B',) indices."""
+        B = len(self.annotations)
+
+        def selected(field: Any) -> Any:
+            if not isinstance(field, Tensor):
+                return field
+            return field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1)
+
+        return type(self)(**{name: selected(field) for name, field in vars(self).items()})
+
+
+def repeat_rows(x: Tensor, times: int) -> Tensor:
+    """Return (N, ..) as (N * times, ..); the copies of a row are adjacent."""
+    return x if times == 1 else x.unsqueeze(1).expand(-1, times, *x.shape[1:]).flatten(0, 1)

@@ -1,0 +1,38 @@
+"""Lower bounds on the likelihood of stochastic attention, estimated by draws."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from captioning.attention import Memory
+from captioning.data.batch import CaptionBatch
+from captioning.model import Captioner
+from captioning.objective.reductions import step_log_probs
+
+
+class Bounds(NamedTuple):
+    """Lower bounds on log p(y | a) in nats, summed over captions."""
+
+    bound: float
+    """L_s = E_s[log p(y | s, a)], Eq. 10."""
+    importance_weighted: float
+    """E[log 1/S sum_k p(y | s_k, a)] (Burda et al. 2016): at least L_s, and tighter with more draws."""
+
+
+@torch.no_grad()
+def sampled_bounds(captioner: Captioner, batch: CaptionBatch, memory: Memory, samples: int) -> Bounds:
+    """Estimate both bounds for the captions of a batch with S draws of every caption's locations.
+
+    Draws come from p(s | a) itself, so that the importance weights are the p(y | s, a) alone.
+    """
+    log_probs_of_draws = []
+    with captioner.decoder.attention.inferring("sample"):
+        for _ in range(samples):  # one after the other: the logits of all draws at once would fill the memory
+            output = captioner.teacher_force(batch, memory)
+            log_probs_of_draws.append(step_log_probs(output.logits, output.targets, output.mask).sum(dim=1))
+    log_probs = torch.stack(log_probs_of_draws).double()  # (S, N)
+    tighter = log_probs.logsumexp(dim=0) - math.log(samples)
+    return Bounds(float(log_probs.mean(dim=0).sum()), float(tighter.sum()))

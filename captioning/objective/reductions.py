@@ -1,0 +1,134 @@
+"""How the terms of the objective are averaged over a batch: per word, or as in the authors' code."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from captioning.kernels.cross_entropy import step_nll
+from captioning.objective.processes import Fractions
+
+
+def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return log p(y_t | y_<t, a) of the target words in nats: logits (M, V), targets (M,) -> (M,)."""
+    return -step_nll(logits, targets)
+
+
+def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
+    """Return ``token_log_probs`` unpacked to (N, T): 0 where ``mask`` (N, T) has no step."""
+    log_probs = token_log_probs(logits, targets)
+    return torch.zeros(mask.shape, dtype=log_probs.dtype, device=mask.device).masked_scatter(mask, log_probs)
+
+
+def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return -log p(y | a) in nats per **word** (<end> counts as one): the sum over all steps divided by their number.
+
+    The paper sums over the words of a caption; within a batch of one length the two differ by that length alone.
+
+    Args:
+        logits: (M, V), the steps that exist and no others.
+        targets: (M,) int64.
+        label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
+    """
+    return step_nll(logits, targets, label_smoothing).mean()
+
+
+def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return sum_i (1 - sum_t alpha_ti)^2 of Eq. 14 as a **mean over captions and over existing locations**.
+
+    The scale is that of the NLL per word: C steps spread evenly over L locations cost (1 - C/L)^2. The paper's own
+    reduction, a sum over L beside the NLL summed over a caption's C words, is this one times L/C. The authors' code
+    takes the mean over L and the sum over the batch beside the NLL's mean: its ``alpha_c`` is this weight times C/B.
+
+    Args:
+        alphas: (N, T, L), 0 at steps that do not exist.
+        mask: (N, L) bool, True where a location exists; None when all do.
+    """
+    residual = (1.0 - _at_least_float32(alphas).sum(dim=1)) ** 2  # (N, L)
+    if mask is None:
+        return residual.mean()
+    return ((residual * mask).sum(dim=1) / mask.sum(dim=1)).mean()
+
+
+def step_entropy(alphas: Tensor) -> Tensor:
+    """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
+    alphas = _at_least_float32(alphas)
+    # x log x has no gradient at 0, where masked locations are.
+    return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+class Weights(NamedTuple):
+    """Factors of the terms of a ``Reduction``, by the names of its methods."""
+
+    nll: Tensor | float
+    penalty: Tensor | float
+    steps: Tensor | float
+
+
+class Reduction:
+    """Averages **per word** or per caption, never plain sums.
+
+    So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
+    bound L_s per word (Eq. 10-12).
+    """
+
+    def weights(self, fractions: Fractions) -> Weights:
+        """Return the factors of a process's terms, such that their mean over processes is the whole batch's."""
+        return Weights(nll=fractions.words, penalty=fractions.captions, steps=fractions.words)
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
+        return caption_nll(logits, targets, label_smoothing=label_smoothing)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        """Return ``doubly_stochastic_penalty``; ``drawn`` says whether locations are drawn from the alphas."""
+        return doubly_stochastic_penalty(alphas, mask)
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
+        return values.sum() / mask.sum()
+
+
+class ArcticReduction(Reduction):
+    """The authors' code: the NLL summed over time and averaged over the batch, all else summed over the batch.
+
+    The penalty is the sum over the batch of the mean over locations. It has no gradient where locations are drawn: the
+    authors inject the gradient of the alphas there, which replaces the penalty's. REINFORCE and entropy are plain sums,
+    so that their weight grows with the batch size.
+    """
+
+    def weights(self, fractions: Fractions) -> Weights:
+        return Weights(nll=fractions.captions, penalty=fractions.processes, steps=fractions.processes)
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas)
+        return penalty.detach() if drawn else penalty
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        return values.sum()
+
+
+class ProcessReduction(Reduction):
+    """The reduction of one of several processes, each of which has a fraction of the batch."""
+
+    def __init__(self, reduction: Reduction, fractions: Fractions) -> None:
+        self._reduction = reduction
+        self._weights = reduction.weights(fractions)
+
+    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+        return self._weights.nll * self._reduction.nll(logits, targets, mask, label_smoothing=label_smoothing)
+
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+        return self._weights.penalty * self._reduction.penalty(alphas, mask, drawn=drawn)
+
+    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        return self._weights.steps * self._reduction.steps(values, mask)

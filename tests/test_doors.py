@@ -127,8 +127,11 @@ HOSTILE_PARTS = {
     "dotted key": ("model", {"encoder.class_path": "os.system", "encoder.init_args": {"command": "touch marker"}}),
     "search": ("model.search", SHELL),
     "search in a file": ("model.search", "evil.yaml"),
-    "estimator": ("model.estimator", SHELL),
-    "reduction": ("model.reduction", SHELL),
+    "objective": ("model.objective", SHELL),
+    "estimator": (
+        "model.objective",
+        {"class_path": "captioning.objective.Likelihood", "init_args": {"estimator": SHELL}},
+    ),
     "source": ("data.source", SHELL),
     "tokenizer": ("data.vocabulary.tokenizer", SHELL),
     "tokenizer of another module": ("data.vocabulary.tokenizer", "evil.Words"),

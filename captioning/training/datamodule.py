@@ -257,7 +257,7 @@ class CaptionDataModule(pl.LightningDataModule):
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             features = self._cache(split)
             if self.augmentation.flip and not by_image:
-                flipped = self._flipped_features(split)
+                flipped = self._flipped_features()
         else:
             self.index(split).check_images()
         transform = None if by_image else self._training_transform()
@@ -295,31 +295,27 @@ class CaptionDataModule(pl.LightningDataModule):
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
         if self.features is not None:
             if random_crop:
-                raise InputError(
-                    "data.augmentation.random_crop: cached features are of one fixed view per image; unset one"
-                )
+                raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
             return None
         if not (random_crop or flip):
             return None
         if random_crop and self.encoder.preprocessing.crop is None:
-            raise InputError(
-                "data.augmentation.random_crop: this encoder sees the whole image, squashed; set crop: true of the "
-                "encoder"
-            )
+            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
         return self.encoder.preprocessing.training(random_crop=random_crop, flip=flip)
 
-    def _flipped_features(self, split: str) -> FlippedFeatures:
-        """Return the features of the mirrored images.
+    def _flipped_features(self) -> FlippedFeatures:
+        """Return the features of the mirrored training images.
 
         Raises:
             InputError: They were not extracted, or ``flip`` is not a probability.
         """
-        assert self.features is not None
         try:
-            cache = self._cache(split, flipped=True)
+            cache = self._cache("train", flipped=True)
         except InputError as error:
             raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
-        return FlippedFeatures(cache, probability=self.augmentation.flip, seed=self.seed, images=len(self.index(split)))
+        return FlippedFeatures(
+            cache, probability=self.augmentation.flip, seed=self.seed, images=len(self.index("train"))
+        )
 
     def _cache(self, split: str, *, flipped: bool = False) -> FeatureCache:
         assert self.features is not None
@@ -349,7 +345,11 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset("train", by_image=False)
         index = dataset.index
         rank, world_size = self._processes
-        image_share = self._image_share(dataset)
+        image_share = None  # (N,) the share of each image; None where every process has all of them
+        if self.feature_shares > 1:
+            if dataset.features is None or dataset.feature_rows is None:
+                raise InputError("data.feature_shares: divides cached features; give --data.features")
+            image_share = dataset.features.shares(dataset.feature_rows, self.feature_shares)
         sampler = CaptionBatchSampler(
             index.caption_lengths,
             index.caption_image,
@@ -369,14 +369,6 @@ class CaptionDataModule(pl.LightningDataModule):
             loader.load_state_dict(self._resume_from)
         self._train_loader, self._resume_from = loader, None
         return loader
-
-    def _image_share(self, dataset: CaptionDataset) -> Tensor | None:
-        """Return (N,) the share of each image; None where every process has all of them."""
-        if self.feature_shares == 1:
-            return None
-        if dataset.features is None or dataset.feature_rows is None:
-            raise InputError("data.feature_shares: divides cached features; give --data.features")
-        return dataset.features.shares(dataset.feature_rows, self.feature_shares)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training captions from which a resumed run continues.

@@ -206,8 +206,9 @@ def _trainer(trainer: Mapping[str, Any]) -> dict[str, Any]:
 def _callback(value: Any) -> dict[str, Any]:
     path, arguments = _class_and_arguments(value, "trainer.callbacks")
     module, _, name = path.rpartition(".")
-    ours = name in _OUR_CALLBACKS and module == "captioning.training"
-    if not ours and not (name in _LIGHTNING_CALLBACKS and module == "pytorch_lightning.callbacks"):
+    if name in _OUR_CALLBACKS and f"{module}.".startswith("captioning.training."):
+        path = f"captioning.training.{name}"
+    elif not (name in _LIGHTNING_CALLBACKS and module == "pytorch_lightning.callbacks"):
         raise InputError(f"trainer.callbacks: {path} is not one that a file may choose")
     return {"class_path": path, "init_args": arguments}
 

@@ -118,9 +118,6 @@ class CaptionDataModule(pl.LightningDataModule):
             features, which threads of this process read ahead.
         vocabulary: Which words the captions are made of.
         features: Folder written by ``scripts/extract_features.py``; training reads annotations from it.
-        feature_shares: Number of machines of which each has a share of the training images' features, as
-            ``extract_features.py --shard I/N`` wrote it. The first processes have the first share, and processes train
-            on the images of their share alone.
         augmentation: Random changes of training images.
         test_split: Split that ``test`` and ``predict`` use.
         limit_images: Use only the first images of every split, to try something out.
@@ -143,14 +140,12 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int | None = None,
         vocabulary: VocabularyOptions = VocabularyOptions(),
         features: str | None = None,
-        feature_shares: int = 1,
         augmentation: Augmentation = Augmentation(),
         test_split: str = "test",
         limit_images: int | None = None,
     ) -> None:
         super().__init__()
         check_range(1, batch_size=batch_size, eval_batch_size=eval_batch_size, limit_images=limit_images)
-        check_range(1, feature_shares=feature_shares)
         check_range(0, 1024, num_workers=num_workers)
         if test_split not in SPLITS:
             raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
@@ -161,7 +156,6 @@ class CaptionDataModule(pl.LightningDataModule):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.features = features
-        self.feature_shares = feature_shares
         self.augmentation = augmentation
         self.test_split = test_split
         self.limit_images = limit_images
@@ -345,11 +339,6 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset("train", by_image=False)
         index = dataset.index
         rank, world_size = self._processes
-        image_share = None  # (N,) the share of each image; None where every process has all of them
-        if self.feature_shares > 1:
-            if dataset.features is None or dataset.feature_rows is None:
-                raise InputError("data.feature_shares: divides cached features; give --data.features")
-            image_share = dataset.features.shares(dataset.feature_rows, self.feature_shares)
         sampler = CaptionBatchSampler(
             index.caption_lengths,
             index.caption_image,
@@ -358,11 +347,8 @@ class CaptionDataModule(pl.LightningDataModule):
             rank=rank,
             world_size=world_size,
             group=self.group,
-            image_share=image_share,
-            shares=self.feature_shares,
         )
-        images = torch.arange(len(index))
-        dataset.check_features(images if image_share is None else images[image_share == sampler.share])
+        dataset.check_features(torch.arange(len(index)))
         options = self._loader_options(dataset)
         loader = ResumableLoader(dataset, trained_on=self._trained_on, sampler=sampler, **options)
         if self._resume_from is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -264,39 +262,6 @@ def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(sha
     unflipped = FeatureCache(both_sides, "val", fingerprint)
     for batch in always.val_dataloader():
         assert torch.equal(batch.annotations, unflipped.gather(batch.rows))
-
-
-@pytest.mark.parametrize("group", ["length", "image"])
-def test_machines_train_on_their_share_of_the_features_and_need_no_other_shards(
-    shapes, encoder, features, tmp_path, group
-):
-    """One image a shard; each of two machines has every second one of the training split on its disk."""
-    whole, seen, steps = FeatureCache(features, "train", encoder.fingerprint()).gather(range(6)), [], []
-    for rank in range(2):
-        disk = tmp_path / str(rank)
-        shutil.copytree(features, disk)
-        for shard in range(1 - rank, 6, 2):
-            (disk / f"train/{shard:05d}.npy").unlink()
-        data = make_data(shapes, encoder, features=str(disk), feature_shares=2, group=group, batch_size=4)
-        data.trainer = SimpleNamespace(global_rank=rank, world_size=2)
-        batches = list(data.train_dataloader())
-        steps.append(len(batches))
-        for batch in batches:
-            assert set((batch.rows % 2).tolist()) == {rank}
-            assert torch.equal(batch.annotations, whole[batch.rows])
-            owners = batch.rows[batch.image_index].tolist()
-            seen += list(zip(owners, words_of(data, batch), strict=True))
-        data.feature_shares = 1
-        with pytest.raises(InputError, match=rf"0000{1 - rank}\.npy: not there or not complete, as 3 of 6 files"):
-            data.train_dataloader()
-    index = shapes.index("train")
-    assert sorted(seen) == sorted((row, text) for row in range(6) for text in index.references(row))
-    assert steps[0] == steps[1]
-
-
-def test_shares_are_of_features(shapes, encoder):
-    with pytest.raises(InputError, match=r"data\.feature_shares: divides cached features; give --data\.features"):
-        make_data(shapes, encoder, feature_shares=2).train_dataloader()
 
 
 def test_features_of_mirrored_images_are_asked_for(shapes, encoder, features, both_sides):

@@ -13,7 +13,7 @@ _LOWER_IS_BETTER = ("nll", "loss")
 # Settings of where a run is stored and read, of what it is tested on, which is compared by itself, and those that its
 # wandb config repeats under short names.
 _ELSEWHERE = (
-    "data.test_split "
+    "data.test_split data.feature_shares "
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
     "_wandb attention score encoder seed provenance parameters splits"
 ).split()

@@ -294,8 +294,3 @@ def test_an_index_that_shared_memory_has_no_room_for_is_one_line(shapes, encoder
         InputError, match=r"no room in shared memory \(unable.*--shm-size or --ipc=host\), or set data.num"
     ):
         make_data(shapes, encoder, num_workers=2)
-
-
-def test_flip_is_a_probability(shapes, encoder):
-    with pytest.raises(InputError, match=r"flip must be a probability, got 1\.5"):
-        make_data(shapes, encoder, augmentation=Augmentation(flip=1.5)).train_dataloader()

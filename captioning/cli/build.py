@@ -25,10 +25,10 @@ set_loader(CONFIG_FORMAT, load_yaml)
 
 
 def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:
-    """Build the parts of a training configuration that are asked for; its other settings are ignored.
+    """Build the named parts of a training configuration, and ignore its other settings.
 
-    Only classes of this package, or of modules that the caller has imported, are constructed: a configuration runs no
-    code of its own choice.
+    Only classes of this package, or of modules that the caller has imported, are constructed: a configuration cannot
+    choose code to run.
 
     Args:
         kinds: Class of each part by its place in the configuration, such as ``{"data.source": CaptionSource}``.

@@ -1,7 +1,6 @@
 """Settings from files that the user did not name with ``--config``: they may choose data, but no code and no place.
 
-Such files are a checkpoint and the config.yaml of the run that it lies in. A file named with ``--config`` is the user's
-own and is used as it is.
+Such files are a checkpoint and the config.yaml of the run that it lies in. A file named with ``--config`` is trusted.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ def _model_and_data(settings: Any) -> dict[str, Any]:
         elif name != "source":
             data[name] = checked_plain(value, f"data.{name}")
     for name in (*model, *data):
-        if not (isinstance(name, str) and name.isidentifier()):  # jsonargparse reads "a.b" as a level of its own
+        if not (isinstance(name, str) and name.isidentifier()):  # jsonargparse reads "a.b" as two levels
             raise InputError(f"{name!r} is not a setting")
     for place, value in (("model.search", model.get("search")), ("data.augmentation", data.get("augmentation"))):
         if isinstance(value, str):  # the name of another file
@@ -303,7 +302,7 @@ def _known(path: str, kind: type, place: str) -> type:
 
 
 def _key(name: Any, place: str) -> str:
-    if not isinstance(name, str) or "." in name:  # jsonargparse reads "encoder.class_path" as a level of its own
+    if not isinstance(name, str) or "." in name:  # jsonargparse reads "encoder.class_path" as two levels
         raise InputError(f"{place}: {name!r} is not a name")
     return name
 

@@ -66,8 +66,8 @@ def variant_name(config: Any, args: Sequence[str]) -> str | None:
     name = config_name(config.get("config"))
     options = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
     configs = sum(option in ("--config", "-c") for option in options)
-    others = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
-    if name is None or (configs == 1 and not others):
+    changes = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
+    if name is None or (configs == 1 and not changes):
         return name
     settings = config.clone()
     for place in _OF_A_RUN:

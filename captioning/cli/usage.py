@@ -71,6 +71,7 @@ data and model; a class is given by its name, its options as --PLACE.OPTION:
   --model.decoder.attention.score CLASS
                                 AdditiveScore, DotScore, LocalScore, ...
   --model.decoder.hidden_dim N  size of the LSTM
+  --model.objective CLASS       Likelihood, SelfCriticalTraining
   --model.search.beam_size K    captions kept at every step in evaluations
 
 more:

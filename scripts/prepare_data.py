@@ -342,7 +342,7 @@ def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
     free = shutil.disk_usage(root).free
     if needed > free:
         raise InputError(
-            f"{root}: needs {decimal(needed)}, the disk has {decimal(free)} free; use --root on another disk"
+            f"{root}: needs {decimal(int(needed))}, the disk has {decimal(free)} free; use --root on another disk"
         )
 
 

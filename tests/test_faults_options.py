@@ -72,10 +72,6 @@ OPTIONS = {
     Fault("`init_layers 0`", "init_layers must be in 1 .. 64"): [f"{DECODER}init_layers", "0"],
     Fault("`dropout 1.5`", "dropout must be in 0 .. 0.99, got 1.5"): [f"{DECODER}dropout", "1.5"],
     Fault("`dropout` NaN", "dropout must be in 0 .. 0.99, got nan"): [f"{DECODER}dropout", ".nan"],
-    Fault("`recurrent_dropout 7`", "recurrent_dropout must be in 0 .. 0.99, got 7.0"): [
-        f"{DECODER}recurrent_dropout",
-        "7",
-    ],
     Fault("an attention's `dropout 3`", "dropout must be in 0 .. 0.99, got 3.0"): [
         f"{DECODER}attention.init_args.dropout",
         "3",
@@ -268,7 +264,7 @@ def test_early_stopping_by_a_score_that_is_not_logged_is_one_line(workdir, capsy
     assert RunFolder(Path("runs/tiny")).checkpoint("last").is_file()
 
 
-@proves(Fault("an image where settings are taken", "a file that settings are read from is no text; give a YAML file"))
+@proves(Fault("an image where settings are taken", "a file of settings is not text; give a YAML file"))
 def test_a_file_that_is_no_text_is_no_settings(workdir, capsys, fault):
     Path("photo.png").write_bytes(b"\x89PNG\r\n")
     ends(capsys, fault, main, ["fit", "--config", "tiny.yaml", "--data", "photo.png"])

@@ -28,24 +28,24 @@ from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.model.captioner import Captioner
+from captioning.objective import Likelihood
 from captioning.objective.estimators import (
+    ArgmaxBaseline,
     Estimator,
     ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
     RewardToGo,
-    SelfCritical,
 )
-from captioning.objective.objective import Objective
 from captioning.provenance import provenance
 
 ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),
     "moving average (the paper's)": MovingAverage(),
     "reward to go": RewardToGo(),
-    "self-critical, caption": SelfCritical(to_go=False),
-    "self-critical, to go": SelfCritical(),
+    "self-critical, caption": ArgmaxBaseline(to_go=False),
+    "self-critical, to go": ArgmaxBaseline(),
     "expected context, to go": ExpectedContext(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
@@ -157,7 +157,7 @@ def _variance(
     decoder = captioner.decoder
     decoder.attention = attention
     attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
-    objective = Objective(attention, estimator=estimator, attention_penalty=0.0, entropy_weight=0.0)
+    objective = Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(attention)
     with torch.no_grad():
         for other in others:
             objective(captioner, other)

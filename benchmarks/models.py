@@ -106,7 +106,7 @@ def our_module(
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
     # The optimizer of the shipped configs for CPUs; the common port's is what such ports use.
     optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)
-    options: dict[str, Any] = {"estimator": LeaveOneOut(rows)} if hard and rows > 1 else {"rows_per_caption": rows}
+    options: dict[str, Any] = {"estimator": LeaveOneOut(rows)} if hard and rows > 1 else {"samples": rows}
     module = CaptioningModule(source, decoder, optimizer=optimizer, **options)
     module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to

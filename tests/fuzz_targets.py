@@ -312,8 +312,8 @@ OPTIONS = (
     "--model.decoder.init_args.hidden_dim --model.decoder.init_args.dropout --model.decoder.init_args.attention "
     "--model.decoder.init_args.attention.init_args.score --model.decoder.init_args.output --model.optimizer "
     "--model.optimizer.init_args.lr --model.scheduler --model.objective --model.objective.init_args.samples "
-    "--model.objective.init_args.estimator --model.search --model.search.beam_size --model.search.max_length --model.bound_samples "
-    "--checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
+    "--model.objective.init_args.estimator --model.search --model.search.beam_size --model.search.max_length "
+    "--model.bound_samples --checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
     "--help --print_config --nothing -x"
 ).split()
 VALUES = [

@@ -32,7 +32,6 @@ def save_checkpoint(
     *,
     attention: type[Attention] = SoftAttention,
     gated: bool = True,
-    tied: bool = False,
     search: dict | None = None,
     output: Output | None = None,
     with_encoder: Encoder | None = None,
@@ -44,9 +43,7 @@ def save_checkpoint(
     if encoder is None:
         encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
         encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
-    decoder = AttentionDecoder(
-        attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, tie_embeddings=tied, output=output
-    )
+    decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, output=output)
     recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
     vocabulary = Vocabulary(WORDS)
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))

@@ -20,7 +20,7 @@ from captioning.encoders import ConvEncoder
 from captioning.files import write_json
 from captioning.model import AttentionDecoder, MarginalOutput
 from captioning.model.captioner import Captioner
-from captioning.objective.objective import Objective
+from captioning.objective import Likelihood
 from captioning.vocabulary import UNK
 
 FILE = Path(__file__).with_suffix(".json")
@@ -40,11 +40,13 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     output = MarginalOutput() if kind == "marginal" else None
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
     captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()
-    parameters = list(captioner.parameters())
+    # L_h, L_z and L_o last: the order in which they got their numbers when the losses were stored.
+    named = sorted(captioner.named_parameters(), key=lambda item: ".output.L_" in item[0])
+    parameters = [parameter for _, parameter in named]
     with torch.no_grad():
         for parameter in parameters:
             parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
-    objective = Objective(decoder.attention, decoder.words)
+    objective = Likelihood().connect(decoder.attention)
 
     def drawn(empty: torch.Tensor) -> torch.Tensor:
         """Hard attention's draws."""
@@ -57,6 +59,7 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
         images = torch.from_numpy(draw.random((3, 3, 12, 12), dtype=np.float32))
         numbers = torch.arange(3)
         batch = CaptionBatch(captions, lengths, numbers.repeat_interleave(2), numbers, numbers, images=images)
+        captioner.begin_batch()
         loss, terms, _ = objective(captioner, batch)
         for parameter, gradient in zip(
             parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True

@@ -12,7 +12,7 @@ import torch
 
 from captioning.kernels import additive
 from captioning.kernels.additive import additive_logits, plain_additive_logits
-from captioning.kernels.unroll import share
+from captioning.kernels.unroll import collected
 
 B, R, L = 3, 2, 9
 GPU = torch.cuda.is_available()
@@ -63,7 +63,7 @@ def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype, device):
     P, _, v = inputs(70, dtype, device)
     v = v.detach()
     steps = [(torch.randn(B, R, 70, device=device), torch.randn(B, R, L, device=device)) for _ in range(4)]
-    shared = share(P)
+    shared = collected(P)
     sum((additive_logits(shared, q, v) * g).sum() for q, g in steps).backward()
     plain = P.detach().float().requires_grad_()
     sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
@@ -75,7 +75,7 @@ def test_gradients_of_all_steps_take_one_launch(device, monkeypatch):
     launches = []
     monkeypatch.setattr(kernels, "_launch", lambda kernel, *rest: launches.append(kernel))
     P, q, v = inputs(8, torch.float32, device)
-    shared = share(P)
+    shared = collected(P)
     sum(additive_logits(shared, q, v).sum() for _ in range(5)).backward()
     assert [launches.count(kernel) for kernel in (kernels._forward, kernels._backward)] == [5, 5]
     assert launches.count(kernels._backward_projected) == 1
@@ -104,7 +104,7 @@ def test_memory_does_not_grow_with_steps_times_locations_times_units():
     P, q, v = inputs(512, torch.bfloat16, "cuda", 196)
     additive_logits(P, q, v).sum().backward()  # compiles
     torch.cuda.reset_peak_memory_stats()
-    before, shared = torch.cuda.memory_allocated(), share(P)
+    before, shared = torch.cuda.memory_allocated(), collected(P)
     sum(additive_logits(shared, q, v).sum() for _ in range(20)).backward()
     hidden = B * R * 196 * 512 * 4
     assert torch.cuda.max_memory_allocated() - before < 2 * hidden

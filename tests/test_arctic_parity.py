@@ -15,9 +15,8 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.model.captioner import Captioner
-from captioning.objective import terms as losses
+from captioning.objective import Likelihood, reductions
 from captioning.objective.estimators import Estimator
-from captioning.objective.objective import Objective
 
 B, L, D, A, E, H, V = 6, 5, 4, 3, 7, 8, 11
 STEPS = 4  # of every caption: the authors' batches have one length
@@ -34,16 +33,19 @@ def make_captioner(**options) -> Captioner:
     return captioner.train()
 
 
-def make_objective(captioner: Captioner) -> Objective:
+def make_objective(captioner: Captioner) -> Likelihood:
     """With everything that the config says about it."""
-    model = CONFIG["model"]
-    assert model["reduction"]["class_path"] == "captioning.objective.ArcticReduction"
-    return Objective(
-        captioner.decoder.attention,
-        estimator=Estimator.from_config(model["estimator"]),
-        reduction=losses.ArcticReduction(),
-        **{name: model[name] for name in ("reward_weight", "entropy_weight", "attention_penalty", "label_smoothing")},
-    ).double()
+    options = CONFIG["model"]["objective"]["init_args"]
+    assert options["reduction"]["class_path"] == "captioning.objective.ArcticReduction"
+    return (
+        Likelihood(
+            estimator=Estimator.from_config(options["estimator"]),
+            reduction=reductions.ArcticReduction(),
+            **{name: options[name] for name in ("reward_weight", "entropy_weight", "attention_penalty")},
+        )
+        .connect(captioner.decoder.attention)
+        .double()
+    )
 
 
 def make_batch() -> CaptionBatch:
@@ -52,7 +54,7 @@ def make_batch() -> CaptionBatch:
     return CaptionBatch(captions, lengths, rows, rows, rows, annotations=torch.randn(B, L, D, dtype=torch.double))
 
 
-def run(captioner: Captioner, objective: Objective, batch: CaptionBatch) -> tuple[Tensor, dict, DecoderOutput]:
+def run(captioner: Captioner, objective: Likelihood, batch: CaptionBatch) -> tuple[Tensor, dict, DecoderOutput]:
     torch.manual_seed(7)
     return objective(captioner, batch)
 
@@ -62,7 +64,7 @@ def authors_gradient(captioner: Captioner, output: DecoderOutput, baseline: floa
 
     (baseline - masked_cost.mean(0)) / 10 * (-alphas_sample / alphas) + alpha_entropy_c * (log(alphas) + 1)
     """
-    cost = -losses.step_log_probs(output.logits, output.targets, output.mask)  # (N, T)
+    cost = -reductions.step_log_probs(output.logits, output.targets, output.mask)  # (N, T)
     alphas = output.trace.alphas
     surplus = (baseline - cost.mean(dim=1)).detach()
     known = surplus.view(-1, 1, 1) / 10 * (-one_hot(output.trace.locations, alphas.shape[-1]) / alphas) + 0.002 * (
@@ -110,7 +112,7 @@ def test_gradient_where_the_coin_says_expectation_is_the_authors_too():
 def test_nll_is_summed_over_time_and_averaged_over_the_batch():
     captioner, batch = make_captioner(), make_batch()
     _, terms, output = run(captioner, make_objective(captioner), batch)
-    each = -losses.token_log_probs(output.logits, output.targets).view(B, STEPS)
+    each = -reductions.token_log_probs(output.logits, output.targets).view(B, STEPS)
     torch.testing.assert_close(terms["nll"], each.sum(dim=1).mean().detach())
 
 
@@ -124,16 +126,16 @@ def test_penalty_is_summed_over_the_batch_and_averaged_over_locations():
 
 def test_penalty_has_a_gradient_with_soft_attention_alone():
     alphas = torch.rand(B, STEPS, L, requires_grad=True)
-    assert losses.ArcticReduction().penalty(alphas, None, drawn=False).requires_grad
-    assert not losses.ArcticReduction().penalty(alphas, None, drawn=True).requires_grad
+    assert reductions.ArcticReduction().penalty(alphas, None, drawn=False).requires_grad
+    assert not reductions.ArcticReduction().penalty(alphas, None, drawn=True).requires_grad
 
 
 def test_soft_attention_has_the_authors_loss_too():
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()
-    objective = Objective(decoder.attention, attention_penalty=1.0, reduction=losses.ArcticReduction())
+    objective = Likelihood(attention_penalty=1.0, reduction=reductions.ArcticReduction()).connect(decoder.attention)
     loss, _, output = objective(captioner, make_batch())
-    cost = -losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).mean()
+    cost = -reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).mean()
     torch.testing.assert_close(loss, cost + ((1 - output.trace.alphas.sum(1)) ** 2).sum(0).mean(0), check_dtype=False)
 
 
@@ -141,7 +143,7 @@ def test_baseline_follows_the_mean_cost_of_a_word_and_keeps_nine_tenths():
     captioner, batch = make_captioner(), make_batch()
     objective = make_objective(captioner)
     _, terms, output = run(captioner, objective, batch)
-    mean = losses.token_log_probs(output.logits, output.targets).mean()
+    mean = reductions.token_log_probs(output.logits, output.targets).mean()
     assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
     assert float(terms["baseline"]) == 0.0 and float(terms["reward"]) == pytest.approx(float(mean.detach()))
 
@@ -152,14 +154,14 @@ def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation
     _, _, output = run(captioner, objective, batch)
     assert not output.selection_log_probs.any()
-    mean = losses.token_log_probs(output.logits, output.targets).mean()
+    mean = reductions.token_log_probs(output.logits, output.targets).mean()
     assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
 
 
 def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
     values, mask = torch.rand(B, STEPS), torch.ones(B, STEPS, dtype=torch.bool)
     twice = values.repeat(2, 1), mask.repeat(2, 1)
-    authors, ours = losses.ArcticReduction(), losses.Reduction()
+    authors, ours = reductions.ArcticReduction(), reductions.Reduction()
     torch.testing.assert_close(authors.steps(*twice), 2 * authors.steps(values, mask))
     torch.testing.assert_close(ours.steps(*twice), ours.steps(values, mask))
 

@@ -45,9 +45,7 @@ def weights(path: str | Path) -> dict[str, Tensor]:
     return torch.load(path, weights_only=True)["state_dict"]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"attention": HardAttention}, {"tied": True}, {"output": MarginalOutput(rank=3)}]
-)
+@pytest.mark.parametrize("options", [{}, {"attention": HardAttention}, {"output": MarginalOutput(rank=3)}])
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
     before = [weights(path) for path in paths]
@@ -96,16 +94,6 @@ def test_dropout_may_differ():
     main("a.ckpt", make("b.ckpt", 0.2), "--output", "mean.ckpt")
     recipe = torch.load("mean.ckpt", weights_only=True)["captioning"]["decoder"]
     assert recipe["init_args"]["dropout"] != 0.9
-
-
-def test_what_an_earlier_version_did_not_write_makes_no_other_model():
-    def edit(content: dict) -> None:
-        for name in ("tie_embeddings", "annotation_layer", "recurrent_dropout"):
-            del content["captioning"]["decoder"]["init_args"][name]
-
-    edit_checkpoint(make("a.ckpt"), edit)
-    main("a.ckpt", make("b.ckpt", 0.2), "--output", "mean.ckpt")
-    assert Path("mean.ckpt").is_file()
 
 
 def no_words(content: dict) -> None:

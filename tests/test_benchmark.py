@@ -23,7 +23,7 @@ from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_product
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data import CocoSource
 from captioning.model import AttentionDecoder
-from captioning.objective import terms as losses
+from captioning.objective import reductions
 from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")
@@ -165,8 +165,8 @@ def test_flops_are_those_that_torch_counts():
         with FlopCounterMode(display=False) as counter:
             output = decoder(data.captions, data.lengths, decoder.encode(data.annotations))
             if backward:
-                loss = losses.caption_nll(output.logits, output.targets)
-                (loss + losses.doubly_stochastic_penalty(output.trace.alphas)).backward()
+                loss = reductions.caption_nll(output.logits, output.targets)
+                (loss + reductions.doubly_stochastic_penalty(output.trace.alphas)).backward()
         assert counter.get_total_flops() == decoder_flops(sizes, backward=backward)
 
 

@@ -181,7 +181,7 @@ def test_seed_decides_the_result(workdir):
     def final(name, seed):
         main(["fit", "--config", "tiny.yaml", "--name", name, "--seed_everything", str(seed)])
         state = torch.load(f"runs/{name}/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        return state["captioner.decoder.output.weight"]
+        return state["captioner.decoder.output.L_o.weight"]
 
     assert torch.equal(final("a", 5), final("b", 5))
     assert not torch.equal(final("c", 5), final("d", 6))

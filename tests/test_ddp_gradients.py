@@ -63,7 +63,7 @@ CASES = {
     "Gumbel": Case(GumbelAttention, {"entropy_weight": 0.1}),
     "moving average": Case(hard, {"estimator": MovingAverage(initial=-9.0)}),
     "moving average, the authors' reduction": Case(
-        hard, {"estimator": MovingAverage(per_word=True, all_rows=True), "reduction": ArcticReduction()}
+        hard, {"estimator": MovingAverage(per_word=True, all_captions=True), "reduction": ArcticReduction()}
     ),
     "no baseline": Case(hard, {"estimator": NoBaseline()}),
     "reward to go": Case(hard, {"estimator": RewardToGo()}),

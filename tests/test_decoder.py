@@ -63,15 +63,15 @@ def numpy_decoder(weights: dict[str, np.ndarray], annotations, captions, steps, 
         beta = sigmoid(W["gate.weight"][0] @ h + W["gate.bias"][0])
         z = beta * z
         gates = (
-            W["embedding_to_gates.weight"] @ embedded
-            + W["embedding_to_gates.bias"]
+            W["word_to_gates.weight"] @ embedded
+            + W["word_to_gates.bias"]
             + W["hidden_to_gates.weight"] @ h
             + W["context_to_gates.weight"] @ z
         )
         i_gate, f_gate, o_gate, g = np.split(gates, 4)  # Eq. 1
         c = sigmoid(f_gate) * c + sigmoid(i_gate) * np.tanh(g)  # Eq. 2
         h = sigmoid(o_gate) * np.tanh(c)  # Eq. 3
-        hidden = embedded + W["hidden_to_output.weight"] @ h + W["context_to_output.weight"] @ z
+        hidden = embedded + W["output.L_h.weight"] @ h + W["output.L_z.weight"] @ z
         logits.append(W["output.weight"] @ hidden + W["output.bias"])  # Eq. 7
         alphas.append(alpha)
         betas.append(beta)

@@ -23,7 +23,7 @@ from captioning.errors import InputError
 from captioning.model import AttentionDecoder, MarginalOutput, Output
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
-from captioning.objective.terms import token_log_probs
+from captioning.objective.reductions import token_log_probs
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
@@ -31,7 +31,7 @@ B, V, T = 3, 11, 6
 
 
 def make_member(seed: int, attention: Attention, output: Output | None = None, **encoder) -> Captioner:
-    torch.manual_seed(seed)
+    torch.manual_seed(seed + 10)
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=5 + seed, gated=seed != 2, output=output)
     member = Captioner(ConvEncoder(**{"channels": (4, 6), "strides": (2, 2), "image_size": SIDE} | encoder), decoder,
                        vocabulary_size=V)  # fmt: skip
@@ -40,7 +40,7 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
             nn.init.normal_(parameter, 0, 2)
     nn.init.normal_(decoder.embedding.weight)
     with torch.no_grad():
-        decoder.output.bias[END] = -5.0  # captions of several words
+        decoder.output.L_o.bias[END] = -5.0  # captions of several words
     return member.eval()
 
 

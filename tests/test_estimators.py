@@ -10,13 +10,13 @@ import torch.multiprocessing
 
 from captioning.errors import InputError
 from captioning.objective.estimators import (
+    ArgmaxBaseline,
     Estimator,
     ExpectedContext,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
     RewardToGo,
-    SelfCritical,
 )
 
 N, T = 4, 3
@@ -33,7 +33,7 @@ ESTIMATORS = [
     RewardToGo(),
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
-    SelfCritical(),
+    ArgmaxBaseline(),
     ExpectedContext(),
 ]
 
@@ -132,10 +132,10 @@ def test_advantages_of_a_captions_draws_sum_to_zero():
 def test_self_critical_compares_with_the_most_probable_locations():
     greedy = torch.randn(N, T)
     torch.testing.assert_close(
-        SelfCritical(to_go=False)(REWARDS, MASK, ALL, greedy).advantages,
+        ArgmaxBaseline(to_go=False)(REWARDS, MASK, ALL, greedy).advantages,
         (TOTALS - (greedy * MASK).sum(1)).unsqueeze(1) * MASK,
     )
-    assert SelfCritical()(REWARDS, MASK, ALL, REWARDS).advantages.abs().max() == 0
+    assert ArgmaxBaseline()(REWARDS, MASK, ALL, REWARDS).advantages.abs().max() == 0
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from captioning.evaluation.records import NounHit, read_captions, read_scores, w
 from captioning.evaluation.rouge import rouge_l
 from captioning.model import AttentionDecoder, MarginalOutput, Output
 from captioning.model.captioner import Captioner
-from captioning.objective import terms as losses
+from captioning.objective import reductions
 from captioning.vocabulary import Vocabulary
 
 IMAGES = 5
@@ -79,7 +79,7 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     for row in range(IMAGES):  # image by image, without the padding of a batch
         with torch.no_grad():
             output = split.captioner(split.batch(row))
-        nll -= float(losses.token_log_probs(output.logits, output.targets).double().sum())
+        nll -= float(reductions.token_log_probs(output.logits, output.targets).double().sum())
         words += sum(len(text.split()) + 1 for text in split.index.references(row))
     assert scores["nll"] == pytest.approx(nll / words, rel=1e-5)
     judged = [hit for image in images for hit in image.reference_hits]

@@ -139,7 +139,7 @@ def test_settings_that_are_no_plain_data_are_refused(workdir, fault, case):
 @proves(Fault("weights so large that sums of them are not finite", "gives no word a finite probability"))
 def test_a_model_without_probabilities_says_so(workdir, fault):
     captioner = load(LAST)
-    captioner.captioner.decoder.output.bias.fill_(float("inf"))  # as such sums are
+    captioner.captioner.decoder.output.L_o.bias.fill_(float("inf"))  # as such sums are
     with pytest.raises(InputError) as caught:
         captioner(random_view(30, 20))
     assert fault.sees in str(caught.value)
@@ -247,7 +247,7 @@ def test_what_training_cannot_go_on_from_replaces_nothing(workdir, capsys, fault
 @proves(Fault("weights that are not finite in a checkpoint", "are not finite"))
 def test_weights_that_are_not_finite_are_refused(workdir, capsys, fault):
     def spoil(content: dict[str, Any]) -> None:
-        content["state_dict"]["captioner.decoder.output.weight"][0, 0] = float("nan")
+        content["state_dict"]["captioner.decoder.output.L_o.weight"][0, 0] = float("nan")
 
     edit_checkpoint(LAST, spoil)
     for command in ("test", "predict", "fit"):

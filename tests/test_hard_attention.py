@@ -12,7 +12,7 @@ from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, DecoderOutput
-from captioning.objective.terms import step_entropy
+from captioning.objective.reductions import step_entropy
 from captioning.trace import EXPECTATION
 
 B, T, L, D, A, E, H, V = 4, 5, 9, 7, 6, 8, 10, 13
@@ -211,6 +211,7 @@ def test_ramp_raises_the_probability_linearly_between_its_batches():
     attention.train()
     seen = []
     for _ in range(8):
+        attention.begin_batch()
         seen.append(float(attention.sample_probability))
         memory = attention.prepare(torch.randn(50, L, D))
     assert seen == pytest.approx([0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8])
@@ -227,6 +228,7 @@ def test_ramp_of_four_batches_lets_the_probability_fall_again_and_then_nothing_i
     attention.train()
     seen = []
     for _ in range(8):
+        attention.begin_batch()
         seen.append(attention.sample_probability)
         memory = attention.prepare(torch.randn(2, L, D))
     assert seen == pytest.approx([0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0])
@@ -237,8 +239,10 @@ def test_no_image_is_treated_separately_once_all_are_drawn():
     attention = HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1))
     attention.build(D, H)
     attention.train()
-    decided = [attention.prepare(torch.randn(B, L, D)).expected for _ in range(2)]
-    assert decided[0] is not None and decided[1] is None
+    attention.begin_batch()
+    assert attention.prepare(torch.randn(B, L, D)).expected is not None
+    attention.begin_batch()
+    assert attention.prepare(torch.randn(B, L, D)).expected is None
 
 
 def test_temperature_falls_exponentially_to_its_final_value():
@@ -247,8 +251,8 @@ def test_temperature_falls_exponentially_to_its_final_value():
     attention.train()
     seen = []
     for _ in range(6):
+        attention.begin_batch()
         seen.append(float(attention.temperature))
-        attention.prepare(torch.randn(2, L, D))
     assert seen == pytest.approx([2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5])
 
 
@@ -258,6 +262,7 @@ def test_first_batch_is_relaxed_at_the_first_temperature():
     attention.train()
     annotations, query = torch.randn(B, L, D), torch.randn(B, H, requires_grad=True)
     for temperature in (2.0, 0.5, 0.5):
+        attention.begin_batch()
         memory = attention.prepare(annotations)
         torch.manual_seed(6)
         found = torch.autograd.grad(attention(query, memory).context.sum(), query)[0]
@@ -273,12 +278,23 @@ def test_schedules_go_on_where_a_checkpoint_left_them():
     attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
     attention.build(D, H)
     attention.train()
-    for _ in range(7):
-        attention.prepare(torch.randn(2, L, D))
+    for _ in range(8):
+        attention.begin_batch()
     again = HardAttention.from_config(attention.to_config())
     again.build(D, H)
     again.load_state_dict(attention.state_dict())
     assert float(again.sample_probability) == float(attention.sample_probability) == pytest.approx(0.35)
+
+
+def test_a_batch_that_is_encoded_several_times_counts_once():
+    attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
+    attention.build(D, H)
+    attention.train()
+    for _ in range(3):
+        attention.begin_batch()
+        for _ in range(3):
+            attention.prepare(torch.randn(2, L, D))
+    assert int(attention.batches) == 3 and attention.sample_probability == pytest.approx(0.1)
 
 
 def test_draws_come_from_the_global_generator():

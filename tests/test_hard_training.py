@@ -21,8 +21,9 @@ from captioning.errors import InputError
 from captioning.evaluation.records import read_scores
 from captioning.model import MarginalOutput
 from captioning.model.captioner import Captioner
+from captioning.objective import Likelihood
 from captioning.objective.collapse import PATIENCE, attention_statistics
-from captioning.objective.estimators import LeaveOneOut, MovingAverage, RewardToGo, SelfCritical
+from captioning.objective.estimators import ArgmaxBaseline, LeaveOneOut, MovingAverage, RewardToGo
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.module import CaptioningModule
 from captioning.training.start import Start
@@ -57,13 +58,15 @@ def trained(shapes, tmp_path_factory) -> Path:
         (HardAttention, None, {"reward", "baseline", "advantage_std", "sample_probability"}),
         (HardAttention, RewardToGo, {"reward", "baseline", "advantage_std", "sample_probability"}),
         (HardAttention, LeaveOneOut, {"reward", "baseline", "advantage_std", "sample_probability"}),
-        (HardAttention, SelfCritical, {"reward", "baseline", "advantage_std", "sample_probability"}),
+        (HardAttention, ArgmaxBaseline, {"reward", "baseline", "advantage_std", "sample_probability"}),
         (GumbelAttention, None, {"temperature", "sample_probability"}),
         (SoftAttention, None, set()),
     ],
 )
 def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
-    module = make_module(attention(AdditiveScore(10)), estimator=estimator() if estimator else None)
+    module = make_module(
+        attention(AdditiveScore(10)), objective=Likelihood(estimator=estimator() if estimator else None)
+    )
     trainer = quick_trainer(tmp_path, max_steps=2)
     run_stage(trainer.fit, module, make_data(shapes))
     logged = {name.removeprefix("train/"): float(v) for name, v in trainer.logged_metrics.items() if "train/" in name}
@@ -83,7 +86,7 @@ def test_a_marginal_output_is_trained_resumed_and_tested(shapes, tmp_path, preci
     """With label smoothing and R-Drop; a run that is resumed ends with the same weights."""
 
     def make() -> CaptioningModule:
-        options = {"label_smoothing": 0.1, "rows_per_caption": 2, "r_drop": 0.5}
+        options = {"label_smoothing": 0.1, "samples": 2, "r_drop": 0.5}
         return make_module(SoftAttention(AdditiveScore(10)), MarginalOutput(block=(2, 2)), **options)
 
     whole = make()
@@ -112,7 +115,7 @@ def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
 
 
 def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, tmp_path, monkeypatch):
-    module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), estimator=LeaveOneOut(3))
+    module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), objective=Likelihood(estimator=LeaveOneOut(3)))
     rows, teach = [], Captioner.teacher_force
 
     def counted(self, batch, memory, samples=1):
@@ -132,7 +135,7 @@ def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, t
 @pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])
 def test_an_estimator_is_refused_where_nothing_needs_one(attention):
     with pytest.raises(InputError, match=f"estimator: {attention.__name__} passes its gradient on by itself"):
-        make_module(attention(AdditiveScore(10)), estimator=LeaveOneOut(2))
+        make_module(attention(AdditiveScore(10)), objective=Likelihood(estimator=LeaveOneOut(2)))
 
 
 @pytest.mark.parametrize("option", [{"reward_weight": 0.5}, {"entropy_weight": 0.1}])
@@ -146,7 +149,7 @@ def test_resumed_run_ends_with_the_same_weights_and_baselines(shapes, tmp_path, 
     """Draws, baselines and the schedule all continue from the checkpoint."""
 
     def make() -> CaptioningModule:
-        return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), estimator=estimator())
+        return make_module(HardAttention(AdditiveScore(10), ramp=(0, 6)), objective=Likelihood(estimator=estimator()))
 
     whole = make()
     run_stage(quick_trainer(tmp_path, max_epochs=-1, max_steps=7).fit, whole, make_data(shapes))

@@ -235,7 +235,7 @@ def test_soft_attention_forms_its_contexts_with_the_alphas(captioner, images):
     assert caption.to_dict()["chosen"] == [None] * len(caption.words)
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"block": (2, 2), "rank": 3}])
+@pytest.mark.parametrize("options", [{}, {"rank": 2}, {"block": (2, 2), "rank": 3}])
 @pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
 def test_a_checkpoint_with_a_marginal_output_tells_the_posterior_of_every_word(tmp_path, images, method, options):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=MarginalOutput(**options)))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.objective.terms import caption_nll, doubly_stochastic_penalty, step_entropy, token_log_probs
+from captioning.objective.reductions import caption_nll, doubly_stochastic_penalty, step_entropy, token_log_probs
 
 N, T, L, V, M = 3, 4, 5, 7, 9
 

@@ -15,7 +15,6 @@ from captioning.kernels.marginal import (
     mixture_posterior,
     mixture_step,
     plain_mixture_log_probs,
-    top_components,
 )
 
 B, L, V, R = 3, 5, 11, 4  # R: the rank of G
@@ -208,47 +207,6 @@ def test_expected_log_probability_is_a_lower_bound():
     certain = torch.full_like(log_w, -math.inf)
     certain[:, 2] = 0.0
     torch.testing.assert_close(mixture_log_probs(S, A, W, certain, INDEX), parts[:, 2])
-
-
-def mixed_over_top(S, A, W, log_w, targets, count):
-    chosen = top_components(A, log_w, INDEX, count)
-    return mixture_nll(S, chosen.A, W, chosen.log_w, torch.arange(M), targets)
-
-
-@pytest.mark.parametrize("count", [L, L + 3])
-def test_top_components_of_all_locations_are_exact(count):
-    S, A, W, log_w = inputs()
-    targets = torch.randint(V, (M,))
-    exact = with_gradients(mixture_nll, [S, A, W, log_w], INDEX, targets)
-    top = with_gradients(mixed_over_top, [S, A, W, log_w], targets, count)
-    for a, b in zip(top, exact, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-def test_rest_of_the_top_components_attends_to_its_expectation():
-    S, A, W, log_w = inputs()
-    chosen = top_components(A, log_w, INDEX, 2)
-    assert chosen.A.shape == (M, 3, R) and chosen.log_w.shape == (M, 4)
-    torch.testing.assert_close(chosen.log_w.exp().sum(1), torch.ones(M, dtype=torch.float64))
-    for m in range(M):
-        w = log_w[m, 1:].exp()
-        order = w.argsort(descending=True)
-        rest = order[2:]
-        torch.testing.assert_close(chosen.A[m, :2], A[INDEX[m], order[:2]])
-        torch.testing.assert_close(chosen.A[m, 2], w[rest] @ A[INDEX[m], rest] / w[rest].sum())
-        torch.testing.assert_close(chosen.log_w[m, 3].exp(), w[rest].sum())
-    given = [x.requires_grad_() for x in (S, A, W, log_w)]
-    assert torch.autograd.gradcheck(lambda *x: mixed_over_top(*x, torch.zeros(M, dtype=torch.int64), 2), given)
-
-
-def test_top_components_leave_masked_locations_out():
-    S, A, W, log_w = inputs(torch.float32)
-    log_w[:, 2:] = -math.inf  # a single location
-    _, _, for_A, _, for_log_w = with_gradients(
-        lambda *x: mixed_over_top(*x, torch.zeros(M, dtype=torch.int64), 2), [S, A, W, log_w]
-    )
-    assert for_A[:, 0].any() and not for_A[:, 1:].any()
-    assert torch.isfinite(for_log_w).all() and not for_log_w[:, 2:].any()
 
 
 def test_steps_of_an_image_must_be_adjacent():

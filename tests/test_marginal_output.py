@@ -29,8 +29,7 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, MarginalOutput
 from captioning.model.captioner import Captioner
-from captioning.objective import terms as losses
-from captioning.objective.objective import Objective
+from captioning.objective import Likelihood, reductions
 from captioning.vocabulary import END
 
 B, D, A, E, H, V = 3, 5, 4, 6, 7, 13
@@ -81,13 +80,13 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[t
         log_w, log_p = [], []
         for token in batch.captions[n, : len(words) + 1]:
             embedded = decoder.embedding(token.view(1))
-            state, kept = decoder._recur(decoder.embedding_to_gates(embedded), state, one)
+            state, kept = decoder._recur(decoder.word_to_gates(embedded), state, one)
             h, alpha = kept.h[0].detach().double().numpy(), kept.alphas[0].detach().double().numpy()
-            beta = 1.0 if kept.beta is None else float(kept.beta[0])
-            s = W["embedding.weight"][int(token)] + W["hidden_to_output.weight"] @ h
+            beta = 1.0 if kept.beta_logit is None else float(torch.sigmoid(kept.beta_logit[0]))
+            s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
             parts, weights = components(output, a[n], alpha, batch.annotation_mask, n)
-            hidden = [s] + [s + project(output, W, W["context_to_output.weight"] @ part) for part in parts]
-            logits = np.array([W["output.weight"] @ x + W["output.bias"] for x in hidden])
+            hidden = [s] + [s + project(output, W, W["output.L_z.weight"] @ part) for part in parts]
+            logits = np.array([W["output.L_o.weight"] @ x + W["output.L_o.bias"] for x in hidden])
             log_p.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
             with np.errstate(divide="ignore"):
                 log_w.append(np.log(np.array([1 - beta, *(beta * weights)])))
@@ -102,7 +101,7 @@ def mixture_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
 
 
 def project(output, W, x):
-    P = W.get("words.projection.weight")
+    P = W.get("output.projection.weight")
     return x if P is None else P.T @ (P @ x)
 
 
@@ -114,13 +113,6 @@ def components(output, a, alpha, mask, n):
         means = [[i for i in group if exists[i]] for group in blocks(output)]
         parts = np.array([a[group].mean(axis=0) if group else np.zeros(D) for group in means])
         weights = np.array([alpha[group].sum() for group in blocks(output)])
-    if output.top_k is not None and output.top_k < len(weights):
-        order = np.argsort(-weights)
-        top, rest = order[: output.top_k], order[output.top_k :]
-        if not output.rest:
-            return parts[top], weights[top] * weights.sum() / weights[top].sum()
-        mean = weights[rest] @ parts[rest] / weights[rest].sum()
-        parts, weights = np.array([*parts[top], mean]), np.array([*weights[top], weights[rest].sum()])
     return parts, weights
 
 
@@ -135,23 +127,15 @@ def blocks(output) -> list[list[int]]:
 
 def members(output, alpha) -> list[list[int]]:
     """The locations of one step's components, in the order of ``components``."""
-    groups = blocks(output)
-    if output.top_k is None or output.top_k >= len(groups):
-        return groups
-    order = np.argsort([-alpha[group].sum() for group in groups])
-    rest = [i for place in order[output.top_k :] for i in groups[place]]
-    return [*(groups[place] for place in order[: output.top_k]), *([rest] if output.rest else [])]
+    return blocks(output)
 
 
 OUTPUTS = {
     "all": {},
     "blocks": {"block": (2, 2)},
     "ragged blocks": {"block": (2, 3)},
-    "top 4": {"top_k": 4},
-    "top 3 alone": {"top_k": 3, "rest": False},
-    "one block alone": {"block": (2, 2), "top_k": 1, "rest": False},
     "rank 3": {"rank": 3},
-    "top 2 blocks of rank 4": {"block": (2, 2), "top_k": 2, "rank": 4},
+    "blocks of rank 4": {"block": (2, 2), "rank": 4},
 }
 
 
@@ -183,8 +167,8 @@ def test_decoder_without_a_gate_always_looks():
 )
 def test_any_score_with_soft_attention(score):
     captioner = make_captioner(attention=SoftAttention(score))
-    output, batch = captioner.decoder.words, make_batch()
-    loss = losses.caption_nll((found := captioner(batch)).logits, found.targets)
+    output, batch = captioner.decoder.output, make_batch()
+    loss = reductions.caption_nll((found := captioner(batch)).logits, found.targets)
     loss.backward()
     with torch.no_grad():
         expected = mixture_of(captioner, batch, output)
@@ -194,7 +178,7 @@ def test_any_score_with_soft_attention(score):
 
 def test_uniform_attention_is_a_mixture_of_equal_parts():
     captioner, batch = make_captioner(attention=UniformAttention()), make_batch()
-    output = captioner.decoder.words
+    output = captioner.decoder.output
     with torch.no_grad():
         (log_w, _), *_ = log_likelihoods(captioner, batch, output)
         expected, found = mixture_of(captioner, batch, output), captioner(batch)
@@ -204,10 +188,10 @@ def test_uniform_attention_is_a_mixture_of_equal_parts():
 
 def test_label_smoothing_holds_against_the_mixture():
     captioner, batch = make_captioner(), make_batch()
-    objective = Objective(captioner.decoder.attention, attention_penalty=0.0, label_smoothing=0.2)
+    objective = Likelihood(attention_penalty=0.0, label_smoothing=0.2).connect(captioner.decoder.attention)
     with torch.no_grad():
         loss, _, found = objective(captioner, batch)
-        log_p = mixture_of(captioner, batch, captioner.decoder.words)
+        log_p = mixture_of(captioner, batch, captioner.decoder.output)
     of_targets = log_p[np.arange(len(log_p)), found.targets.numpy()]
     assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
 
@@ -217,7 +201,7 @@ def test_gradient_of_the_objective_matches_finite_differences(options):
     """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
     captioner = make_captioner(MarginalOutput(**options)).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
-    objective = Objective(captioner.decoder.attention, attention_penalty=0.3, label_smoothing=0.1)
+    objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder.attention)
     parameters = list(captioner.decoder.parameters())
     exact = torch.autograd.grad(objective(captioner, batch)[0], parameters)
     for parameter, gradient in zip(parameters, exact, strict=True):
@@ -233,24 +217,10 @@ def test_gradient_of_the_objective_matches_finite_differences(options):
             assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("count", [L, L + 5])
-def test_top_k_of_all_locations_is_exact(count):
-    captioner, batch = make_captioner(), make_batch(mask=some_mask())
-    parameters = list(captioner.decoder.parameters())
-    found = []
-    for top_k in (None, count):
-        captioner.decoder.words.top_k = top_k
-        output = captioner(batch)
-        loss = losses.caption_nll(output.logits, output.targets)
-        found.append([output.logits, output.trace.posterior, *torch.autograd.grad(loss, parameters)])
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-
-
 def test_blocks_of_one_cell_are_exact():
     captioner, batch = make_captioner(), make_batch()
     exact = captioner(batch)
-    captioner.decoder.words.block = (1, 1)
+    captioner.decoder.output.block = (1, 1)
     torch.testing.assert_close(captioner(batch).logits, exact.logits)
 
 
@@ -259,8 +229,8 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.no_grad():
         output = captioner(batch)
-        marginal = losses.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
-        caption_parts = log_likelihoods(captioner, batch, captioner.decoder.words)
+        marginal = reductions.step_log_probs(output.logits, output.targets, output.mask).sum(1).double().numpy()
+        caption_parts = log_likelihoods(captioner, batch, captioner.decoder.output)
     for n in (1, 2):  # captions of two and three steps: 13^2 and 13^3 paths
         log_w, log_p = caption_parts[n]
         targets = [*WORDS[n], END]
@@ -385,16 +355,16 @@ def test_same_parameters_as_the_deep_output():
     deep.build(V, D, GRID)
     assert marginal.state_dict().keys() == deep.state_dict().keys()
     low_rank = make_captioner(MarginalOutput(rank=2)).decoder
-    assert low_rank.state_dict().keys() - deep.state_dict().keys() == {"words.projection.weight"}
+    assert low_rank.state_dict().keys() - deep.state_dict().keys() == {"output.projection.weight"}
 
 
 def test_configuration_round_trip():
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), output=MarginalOutput(block=(2, 2), top_k=3, rank=64))
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), output=MarginalOutput(block=(2, 2), rank=64))
     config = decoder.to_config()
     assert config["init_args"]["output"]["class_path"] == "captioning.model.MarginalOutput"
     again = AttentionDecoder.from_config(config)
     assert again.to_config() == config
-    assert (again.words.block, again.words.top_k, again.words.rank) == ((2, 2), 3, 64)
+    assert (again.output.block, again.output.rank) == ((2, 2), 64)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +380,7 @@ def test_attention_that_has_no_mixture_is_refused(attention, message):
         AttentionDecoder(attention, output=MarginalOutput())
 
 
-@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"top_k": 0}, {"rank": 0}, {"rest": False}])
+@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"rank": 0}])
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(InputError, match=next(iter(options))):
         MarginalOutput(**options)
@@ -447,17 +417,17 @@ def test_autocast_agrees_with_float32(dtype):
         found = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
     assert output.logits.dtype == torch.float32 and math.isfinite(found[0][0].score)
     torch.testing.assert_close(output.logits, precise.logits, atol=0.15, rtol=0.05)
-    losses.caption_nll(output.logits, output.targets).backward()
+    reductions.caption_nll(output.logits, output.targets).backward()
     assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
 
 
 def test_a_saturated_gate_keeps_the_gradient_finite():
     captioner, batch = make_captioner(), make_batch()
     for bias in (-200.0, 200.0):
-        captioner.decoder.gate.bias.data.fill_(bias)
+        captioner.decoder.gate.f_beta.bias.data.fill_(bias)
         captioner.zero_grad()
         output = captioner(batch)
-        losses.caption_nll(output.logits, output.targets).backward()
+        reductions.caption_nll(output.logits, output.targets).backward()
         assert output.logits.isfinite().all()
         assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
 
@@ -468,7 +438,7 @@ def test_dropout_acts_on_the_sentence_and_on_the_image():
     first, second = captioner(batch).logits, captioner(batch).logits
     assert not torch.allclose(first, second)
     memory = captioner.encode(annotations=batch.annotations)
-    A_first, _ = decoder.words._factors(decoder._output_layers, memory)
+    A_first, _ = decoder.output._factors(memory)
     assert 0.2 < float((A_first == 0).float().mean()) < 0.8
 
 

@@ -17,7 +17,7 @@ from captioning.kernels import native
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.cross_entropy import plain_step_nll, step_nll
 from captioning.kernels.lstm import lstm_cell, plain_lstm_cell
-from captioning.kernels.unroll import share
+from captioning.kernels.unroll import collected
 
 B, R, L, N, H = 3, 2, 9, 5, 19
 
@@ -53,7 +53,7 @@ def test_gradient_of_shared_projections_is_the_sum_over_steps(dtype):
     P = torch.randn(B, L, 70).to(dtype).requires_grad_()
     v = torch.randn(70)
     steps = [(torch.randn(B, R, 70), torch.randn(B, R, L)) for _ in range(4)]
-    shared = share(P)
+    shared = collected(P)
     sum((additive_logits(shared, q, v) * g).sum() for q, g in steps).backward()
     plain = P.detach().float().requires_grad_()
     sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()

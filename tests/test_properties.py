@@ -29,7 +29,7 @@ from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
 from captioning.model import AttentionDecoder, MarginalOutput
 from captioning.model.captioner import Captioner
-from captioning.objective.terms import caption_nll
+from captioning.objective.reductions import caption_nll
 from captioning.tokenizers import PUNCTUATION, tokenize, tokenize_all
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary

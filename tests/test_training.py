@@ -19,6 +19,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
 from captioning.model import MarginalOutput
+from captioning.objective import Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
@@ -220,7 +221,7 @@ def test_a_module_that_was_handed_no_data_says_what_to_call(shapes, tmp_path):
 
 
 def test_overfits_a_handful_of_images(shapes, tmp_path):
-    module = make_module(hidden_dim=48, dropout=0.0, lr=2e-2, attention_penalty=0.0)
+    module = make_module(hidden_dim=48, dropout=0.0, lr=2e-2, objective=Likelihood(attention_penalty=0.0))
     data = make_data(shapes, batch_size=10, limit_images=2)
     trainer = make_trainer(tmp_path, max_epochs=60, limit_val_batches=0)
     run_stage(trainer.fit, module, data)

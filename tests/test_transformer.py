@@ -36,7 +36,7 @@ from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.model.transformer import word_positions
-from captioning.objective import LeaveOneOut, Objective, losses
+from captioning.objective import LeaveOneOut, Likelihood, reductions
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK
 
@@ -161,7 +161,7 @@ def test_it_is_what_pytorch_makes_of_the_same_weights(masked):
         query = layer.norm2(x + layer._sa_block(layer.norm1(x), causal, None))
         _, alphas = layer.multihead_attn(query, memory, memory, key_padding_mask=absent)  # the mean over heads
         x = layer(x, memory, tgt_mask=causal, tgt_is_causal=True, memory_key_padding_mask=absent)
-    logits = nn.functional.layer_norm(x, (DIM,)) @ decoder.output.weight.T + decoder.output.bias
+    logits = nn.functional.layer_norm(x, (DIM,)) @ decoder.to_words.weight.T + decoder.to_words.bias
     torch.testing.assert_close(output.logits, logits[output.mask], atol=2e-5, rtol=0)
     torch.testing.assert_close(output.trace.alphas[output.mask], alphas[output.mask], atol=1e-5, rtol=0)
 
@@ -196,22 +196,6 @@ def test_padding_and_absent_locations_do_not_influence_anything():
     same = decoder(longer, lengths, decoder.encode(other, mask))
     torch.testing.assert_close(same.logits, output.logits)
     assert (output.trace.alphas[~mask.unsqueeze(1).expand_as(output.trace.alphas)] == 0).all()
-
-
-def test_inputs_are_fed_in_the_place_of_the_caption():
-    for decoder in (make_decoder(), AttentionDecoder(SoftAttention(AdditiveScore(3)), embedding_dim=4, hidden_dim=6)):
-        if isinstance(decoder, AttentionDecoder):
-            decoder.build(V, D, GRID)
-        memory = decoder.eval().encode(torch.randn(B, L, D))
-        captions, lengths = pad_captions(CAPTIONS)
-        inputs = captions[:, :-1].clone()
-        inputs[0, 1], inputs[2, 3] = 10, 5
-        output = decoder(captions, lengths, memory, inputs)
-        fed = torch.cat([inputs, captions[:, -1:]], 1)
-        torch.testing.assert_close(output.logits, decoder(fed, lengths, memory).logits)
-        assert output.targets.tolist() == decoder(captions, lengths, memory).targets.tolist()
-        with pytest.raises(ValueError, match=r"inputs must be \(3, 5\), got \(3, 4\)"):
-            decoder(captions, lengths, memory, inputs[:, 1:])
 
 
 # Searches
@@ -262,7 +246,8 @@ def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
 def test_a_search_sees_what_teacher_forcing_sees(lstm):
     attention = MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)
     captioner = make_captioner(AttentionDecoder(attention, embedding_dim=5, hidden_dim=7) if lstm else None)
-    nn.init.constant_(captioner.decoder.output.bias[END], 1.25)
+    layer = captioner.decoder.output.L_o if lstm else captioner.decoder.to_words
+    nn.init.constant_(layer.bias[END], 1.25)
     memory = captioner.encode(annotations=torch.randn(B, L, D), mask=make_mask())
     found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
     assert len({len(known.ids) for hypotheses in found for known in hypotheses}) > 1  # images left the search
@@ -309,25 +294,16 @@ def test_every_parameter_learns_through_every_term():
         annotation_layer=AnnotationAttention(dim=DIM, heads=2),
     )
     captioner = make_captioner(decoder).train()
-    objective = Objective(
-        captioner.decoder.attention,
-        captioner.decoder.words,
-        label_smoothing=0.1,
-        attention_penalty=0.7,
-        rows_per_caption=2,
-        r_drop=0.5,
-    )
+    objective = Likelihood(label_smoothing=0.1, attention_penalty=0.7, samples=2).connect(captioner.decoder.attention)
     loss, terms, output = objective(captioner, make_batch(CAPTIONS, torch.randn(B, L, D), make_mask()))
-    assert set(terms) == {"loss", "nll", "attention_penalty", "r_drop"} and terms["r_drop"] > 0
+    assert set(terms) == {"loss", "nll", "attention_penalty"}
     penalty = [
         np.mean([(1 - alphas[:, i].detach().sum().item()) ** 2 for i in range(L) if exists[i]])
         for alphas, exists in zip(output.trace.alphas, make_mask().repeat_interleave(2, 0), strict=True)
     ]
     assert float(terms["attention_penalty"]) == pytest.approx(np.mean(penalty), abs=1e-6)
-    nll = losses.caption_nll(output.logits, output.targets, label_smoothing=0.1)
-    assert float(loss.detach()) == pytest.approx(
-        float(nll.detach() + 0.7 * terms["attention_penalty"] + 0.5 * terms["r_drop"]), abs=1e-5
-    )
+    nll = reductions.caption_nll(output.logits, output.targets, label_smoothing=0.1)
+    assert float(loss.detach()) == pytest.approx(float(nll.detach() + 0.7 * terms["attention_penalty"]), abs=1e-5)
     loss.backward()
     # A key's bias adds the same to all logits, which the softmax does not see.
     silent = [name for name, p in captioner.decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
@@ -349,7 +325,10 @@ def test_a_toy_task_is_learned_and_its_places_are_found():
     torch.manual_seed(1)
     decoder = TransformerDecoder(heads(), dim=16, layers=2, heads=2, dropout=0.0, tie_embeddings=True)
     captioner = Captioner(encoder, decoder, vocabulary_size=V)
-    objective, batch = Objective(captioner.decoder.attention, attention_penalty=0.0), make_batch(captions, annotations)
+    objective, batch = (
+        Likelihood(attention_penalty=0.0).connect(captioner.decoder.attention),
+        make_batch(captions, annotations),
+    )
     optimizer = torch.optim.Adam(captioner.parameters(), 5e-3)
     for _ in range(150):
         loss, _, _ = objective(captioner, batch)
@@ -389,7 +368,7 @@ def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
     assert captions[0].trace.heads.shape == (len(captions[0].words), 2, 36)
     again = make_module()
     run_stage(make_trainer(tmp_path, max_epochs=3).fit, again, data, ckpt_path=tmp_path / "last.ckpt")
-    assert again.captioner.decoder.output.weight is again.captioner.decoder.embedding.weight
+    assert again.captioner.decoder.to_words.weight is again.captioner.decoder.embedding.weight
 
 
 def test_config_round_trip_rebuilds_the_same_decoder():
@@ -420,7 +399,10 @@ def test_config_round_trip_rebuilds_the_same_decoder():
         (lambda: make_decoder(heads=0), "heads"),
         (lambda: make_decoder(dropout=1.0), "dropout"),
         (lambda: make_decoder().compile_training("default"), "compile: .* TransformerDecoder has none"),
-        (lambda: Objective(heads(), estimator=LeaveOneOut(2)), "estimator: MultiHeadAttention passes its gradient on"),
+        (
+            lambda: Likelihood(estimator=LeaveOneOut(2)).connect(heads()),
+            "estimator: MultiHeadAttention passes its gradient on",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(make, message):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioning.kernels.unroll import StepLinear, linear, matmul, share, unrolled, uses_of
+from captioning.kernels.unroll import StepLinear, collected, linear, matmul, unrolled, uses_of
 
 T, N, IN, OUT = 4, 3, 5, 7
 B, R, L, D = 2, 3, 6, 4
@@ -29,8 +29,7 @@ def test_shared_weight_of_a_recurrence_gets_the_gradient_of_all_steps():
         return x.sum()
 
     plain = torch.autograd.grad(last(weight), (weight, start))
-    collected = torch.autograd.grad(last(share(weight)), (weight, start))
-    torch.testing.assert_close(collected, plain)
+    torch.testing.assert_close(torch.autograd.grad(last(collected(weight)), (weight, start)), plain)
 
 
 def test_shared_matrices_get_the_gradient_of_all_steps():
@@ -40,20 +39,20 @@ def test_shared_matrices_get_the_gradient_of_all_steps():
         return sum((matmul(x[t], m) ** 2).sum() for t in range(T))
 
     plain = torch.autograd.grad(total(matrices), (matrices, x))
-    torch.testing.assert_close(torch.autograd.grad(total(share(matrices)), (matrices, x)), plain)
+    torch.testing.assert_close(torch.autograd.grad(total(collected(matrices)), (matrices, x)), plain)
 
 
 def test_ordinary_uses_of_a_shared_tensor_count_too():
     weight = torch.randn(OUT, IN, requires_grad=True)
     x = torch.randn(N, IN)
-    shared = share(weight)
+    shared = collected(weight)
     (linear(x, shared).sum() + (shared**2).sum()).backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
 
 def test_going_backwards_twice_gives_the_same_gradient_twice():
     weight = torch.randn(OUT, IN, requires_grad=True)
-    y = linear(torch.randn(N, IN), share(weight)).sum()
+    y = linear(torch.randn(N, IN), collected(weight)).sum()
     (first,) = torch.autograd.grad(y, weight, retain_graph=True)
     (second,) = torch.autograd.grad(y, weight)
     torch.testing.assert_close(first, second)
@@ -62,8 +61,8 @@ def test_going_backwards_twice_gives_the_same_gradient_twice():
 def test_nothing_is_shared_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():
-        assert uses_of(share(weight)) is None
-    assert uses_of(share(weight.detach())) is None
+        assert uses_of(collected(weight)) is None
+    assert uses_of(collected(weight.detach())) is None
 
 
 def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
@@ -83,7 +82,7 @@ def test_an_error_within_a_recurrence_leaves_the_layers_as_they_were():
     layer = StepLinear(IN, OUT)
     with pytest.raises(RuntimeError), unrolled(layer):
         layer(torch.randn(N, IN + 1))
-    assert layer._shared is None
+    assert layer._collected is None
 
 
 def test_autocast_applies_within_a_recurrence():

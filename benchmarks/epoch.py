@@ -83,12 +83,11 @@ def linked_features(folder: Path, paths: list[str], encoder: CachedEncoder, *, s
     }
     manifest = FeatureWriter(folder, "train", **options).manifest
     for shard in {*range(min(_FILES, manifest.shards)), manifest.shards - 1}:
-        writer = FeatureWriter(folder, "train", **options, share=(shard, manifest.shards))
+        writer = FeatureWriter(folder, "train", **options, process=(shard, manifest.shards))
         while writer.done < writer.total:
             writer.write(torch.rand(min(50, writer.total - writer.collected), *writer.shape[1:]))
     for shard in range(_FILES, manifest.shards - 1):
         os.link(manifest.array(shard % _FILES), manifest.array(shard))
-        os.link(manifest.record(shard % _FILES), manifest.record(shard))
 
 
 def training_split(scale: Scale, folder: Path, *, shard_images: int | None) -> tuple[CaptionIndex, CaptionDataModule]:

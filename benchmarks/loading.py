@@ -69,13 +69,11 @@ def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionD
     return data
 
 
-def cached_features(
-    folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int, dtype: str = "float16"
-) -> Any:
+def cached_features(folder: Path, *, images: int, locations: int, dim: int, batch_size: int, vocabulary: int) -> Any:
     """Return a data module of random features in a cache, as ``scripts/extract_features.py`` writes it, in one file."""
     encoder = CachedEncoder(locations, dim)
     paths, shape = [f"{number}.jpg" for number in range(images)], (locations, dim)
-    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape, "dtype": dtype}
+    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape}
     writer = FeatureWriter(folder, "train", **options, shard_images=images)
     while writer.done < images:
         writer.write(torch.rand(min(50, images - writer.collected), *shape))
@@ -144,10 +142,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     sizes = cases(quick)["512"].sizes
     B, L, D, V = sizes.images, sizes.locations, sizes.annotation_dim, sizes.vocabulary
     images = B * (3 if quick else 10)
-    cached, coded = (
-        cached_features(folder / name, images=images, locations=L, dim=D, batch_size=B, vocabulary=V, dtype=dtype)
-        for name, dtype in (("features", "float16"), ("codes", "uint8"))
-    )
+    cached = cached_features(folder / "features", images=images, locations=L, dim=D, batch_size=B, vocabulary=V)
     names = [path.name for path in photographs(folder / "jpegs", B, photograph_size(quick))]
     network = encoders(quick)["conv" if quick else "mobilenet"]()
     photos = data_module(RandomCaptions(folder / "jpegs", names, V), network, batch_size=B)
@@ -156,8 +151,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
         coldly = cold(folder / "features", CachedEncoder(L, D), batch_size=B, rounds=rounds)
     probe = Probe.sized(device, quick=quick)
     subjects: dict[str, Callable[[], Any]] = {
-        name: partial(next, one_by_one(data, device))
-        for name, data in (("features", cached), ("codes", coded), ("jpegs", photos))
+        name: partial(next, one_by_one(data, device)) for name, data in (("features", cached), ("jpegs", photos))
     }
     features = FeatureCache(folder / "features", "train", CachedEncoder(L, D).fingerprint())
     mapped, draw = np.load(folder / "features/train/00000.npy", mmap_mode="r"), np.random.default_rng(0)
@@ -166,7 +160,7 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
     # What a process maps for the first time it waits for, and a row that is not in memory has the next ones announced.
     features.gather(torch.arange(images))
     mapped.max()
-    for name in ("features", "codes", "gather", "plain"):
+    for name in ("features", "gather", "plain"):
         for _ in range(2 * images // B):
             subjects[name]()
     timings = interleave(subjects | probe.operations, rounds=rounds, device=device)
@@ -191,13 +185,6 @@ def measure(device: torch.device, *, quick: bool, rounds: int, folder: Path) -> 
             f"reading {B} of them at random alone; earlier: indexing a memory map, as before",
             timings["gather"],
             earlier=timings["plain"],
-            images=B,
-        ),
-        Row(
-            "load_features_8_bit",
-            "the same from 8-bit numbers, decoded",
-            timings["codes"],
-            limit=0.75 * traffic / machine.bandwidth,
             images=B,
         ),
         Row(

@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioning.captioner import load
 from captioning.data import download
-from captioning.data.given import is_one, opened
+from captioning.data.images import is_one, opened
 from captioning.errors import InputError
 
 ADDRESS = "https://example.org/cat.png"

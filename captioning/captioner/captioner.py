@@ -21,7 +21,7 @@ from captioning.captioner.images import photo_of, views_of
 from captioning.captioner.options import DecodingOptions, configured_options
 from captioning.checkpoint.export import write_export
 from captioning.checkpoint.format import CHECKPOINT_FORMAT
-from captioning.data.given import ImageSource, is_one, name_of
+from captioning.data.images import ImageSource, is_one, name_of
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from PIL import Image
 
 from captioning.captioner.caption import Photo
-from captioning.data.given import ImageSource, opened
-from captioning.data.images import load_image, rgb, upright
+from captioning.data.images import ImageSource, load_image, opened, rgb, upright
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 

@@ -23,11 +23,12 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, Timing, wait_for
 from benchmarks.training import our_step
 from benchmarks.work import Sizes
-from captioning.configs import build, read_config
+from captioning.cli.build import build
 from captioning.data import CocoSource
 from captioning.data.features import FeatureWriter
 from captioning.data.records import CaptionIndex
 from captioning.model import Decoder
+from captioning.settings import read_config
 from captioning.training.datamodule import CaptionDataModule
 
 IMAGES, CAPTIONS, WORDS = 118_287, 591_753, 27_000

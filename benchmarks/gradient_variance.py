@@ -24,6 +24,7 @@ from torch import Tensor
 from benchmarks.models import bare_likelihood
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
 from captioning.captioner import ImageCaptioner, load
+from captioning.cli.arguments import script_parser
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
@@ -38,7 +39,6 @@ from captioning.objective import (
     RewardToGo,
 )
 from captioning.provenance import provenance
-from captioning.terminal import script_parser
 
 ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),

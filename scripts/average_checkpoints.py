@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import exits_on_input_error
 from captioning.files import refuse_inputs
-from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error

@@ -20,8 +20,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import script_parser
 
 SUBJECTS = {
     "train": "training steps",

@@ -30,10 +30,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
+from captioning.progress import Progress
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.captioner import DecodingOptions, ImageCaptioner

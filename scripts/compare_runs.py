@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioning.cli.arguments import add_import_option, script_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import add_import_option, script_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.comparison.runs import Run

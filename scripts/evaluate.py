@@ -33,10 +33,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs, write_json
 from captioning.run_folder import RunFolder
-from captioning.terminal import add_import_option, script_parser
 
 
 @exits_on_input_error
@@ -86,7 +86,8 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, config = Path(folder) / "vocabulary.json", Path(folder) / "config.yaml"
         captioner.vocabulary.save(vocabulary)
-        settings["data"] = settings["data"] | {"vocabulary_file": str(vocabulary)}
+        words = settings["data"].get("vocabulary", {}) | {"file": str(vocabulary)}
+        settings["data"] = settings["data"] | {"vocabulary": words}
         command = ["test", "--config", str(config)]
         if args.data is not None:
             command += ["--config", str(_data_overlay(args.data, Path(folder)))]
@@ -135,7 +136,7 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
                 command=f"python scripts/evaluate.py {shlex.join(argv)}", seed=settings.get("seed_everything")
             ),
             "settings": {"model": model}
-            | {"data": cli.config_dump["data"] | {"vocabulary_file": trained["data"]["vocabulary_file"]}}
+            | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
             | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
             | {name: trained[name] for name in ("averaged",) if name in trained},
         }
@@ -219,7 +220,7 @@ def _data_overlay(path: Path, folder: Path) -> Path:
     """Copy the data source and features of a config file into ``folder`` and return the copy."""
     import yaml
 
-    from captioning.configs import read_config
+    from captioning.settings import read_config
 
     data = read_config(path, "--data").get("data")
     if not isinstance(data, dict) or "source" not in data:

@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
-from captioning.terminal import add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.captioner import ImageCaptioner

@@ -25,12 +25,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.comparison.measurements import add_scores, read_scores, score_name
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
     from captioning.comparison.study import Study
@@ -239,8 +239,9 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
     Raises:
         InputError: Data are missing; the message says what to do.
     """
-    from captioning.configs import build, read_config
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
+    from captioning.settings import read_config
 
     prepared = set()
     for variant in {job.variant: study.variants[job.variant] for job in jobs}.values():

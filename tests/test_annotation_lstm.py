@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.attention.layers import AnnotationLSTM
-from captioning.configs import load_config
 from captioning.data.batch import pad_captions
 from captioning.model import AttentionDecoder
 
@@ -112,5 +109,3 @@ def test_weights_and_arguments_of_earlier_versions_load_under_the_layers_name():
     torch.nn.ModuleDict({"decoder": again}).load_state_dict(weights)  # not at the root, as in a captioner
     annotations = torch.randn(B, L, D)
     assert torch.equal(again.eval().encode(annotations).annotations, decoder.encode(annotations).annotations)
-    assert "annotation_lstm" not in load_config(json.dumps(config))["init_args"]
-    assert load_config(json.dumps(config))["init_args"]["annotation_layer"]["init_args"] == {"hidden_dim": C}

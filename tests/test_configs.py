@@ -14,6 +14,7 @@ from pytorch_lightning.cli import LightningCLI
 from captioning.cli.fit import CaptioningCLI
 from captioning.comparison.measurements import read_scores
 from captioning.comparison.study import read_study
+from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.training.averaging import WeightAverage
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -115,9 +116,7 @@ def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
     encoder, (_, decoder) = cli.model.encoder, cli.model._parts
     assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
     assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
-    assert (cli.datamodule.batch_size, cli.datamodule.max_words, cli.model.objective.attention_penalty) == (
-        64,
-        10000,
-        1.0,
-    )
+    words = cli.config_dump["data"]["vocabulary"]["max_words"]
+    (penalty,) = [term for term in cli.model.objective.terms if isinstance(term, DoublyStochasticPenalty)]
+    assert (cli.datamodule.batch_size, words, penalty.weight) == (64, 10000, 1.0)
     assert isinstance(cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]), torch.optim.Adam)

@@ -35,8 +35,7 @@ from captioning.objective import (
     NoBaseline,
     RewardToGo,
 )
-from captioning.training.batch_norm import BatchNormSync
-from captioning.training.ordered_sums import mean_in_order
+from captioning.training.processes import BatchNormSync, mean_in_order
 
 V = 11
 CAPTIONS = (1, 3, 2, 4, 2)  # of each image: the processes have different numbers of captions and of words
@@ -69,7 +68,7 @@ CASES = {
     "reward to go": Case(hard, {"estimator": RewardToGo()}),
     "leave one out": Case(hard, {"estimator": LeaveOneOut(2)}),
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
-    "self-critical": Case(hard, {"estimator": ArgmaxBaseline()}),
+    "argmax baseline": Case(hard, {"estimator": ArgmaxBaseline()}),
     "expected context": Case(hard, {"estimator": ExpectedContext()}),
     "marginal": Case(SoftAttention, {"samples": 2}, output=MarginalOutput),
 }

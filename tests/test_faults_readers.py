@@ -18,9 +18,9 @@ from PIL import Image
 
 from captioning.captioner import DecodingOptions, load
 from captioning.captioner.caption import figure_suffix
+from captioning.cli.build import build
 from captioning.cli.foreign_settings import resume_settings
 from captioning.comparison.study import read_study
-from captioning.configs import build
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.encoders import ConvEncoder

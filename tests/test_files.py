@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 from captioning.errors import InputError
 from captioning.files import _temporary_cache, cache_folder, part_of, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress
 
 
 def test_a_file_is_replaced_as_a_whole_and_its_folders_are_made(tmp_path):
@@ -72,33 +70,6 @@ def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = RunFolder.of(folder.checkpoint("last"))
     assert run is not None and run.config == Path("runs/a/config.yaml")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_progress_is_a_line_now_and_then_in_a_log_and_a_bar_on_a_terminal(monkeypatch):
-    monkeypatch.setattr("captioning.terminal._SECONDS_BETWEEN_LINES", -1.0)
-    log, terminal, unseen = io.StringIO(), Terminal(), Terminal()
-    with Progress("a.zip", 3_000_000, 1_000_000, unit="bytes", stream=log) as progress:
-        progress.update(2_000_000)
-    assert log.getvalue().startswith("a.zip: 2.0 MB of 3.0 MB, ")
-    for stream, shown in ((terminal, True), (unseen, False)):
-        with Progress("train", 5, stream=stream, shown=shown) as progress:
-            progress.update(4)
-            progress.say("[a] line")
-    assert "4 of 5 images" in terminal.getvalue() and "[a] line" in terminal.getvalue()
-    assert unseen.getvalue() == "[a] line\n"
-
-
-def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
-    clock = iter([0.0, 2.0])
-    monkeypatch.setattr("captioning.terminal.time.monotonic", lambda: next(clock))
-    progress = Progress("train", 20, 10)
-    progress.done = 16
-    assert progress.rate() == "3.0 images/s"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="folders of Unix")

@@ -84,8 +84,8 @@ def test_a_module_that_the_user_imported_may_define_one():
 
 @pytest.mark.parametrize("tokenizer", ["os.system", {"class_path": "subprocess.run"}, {"class_path": "os.system"}])
 def test_settings_in_a_checkpoint_choose_no_code(tokenizer):
-    settings = {"model": TINY["model"], "data": {"source": "ShapesSource", "tokenizer": tokenizer}}
-    with pytest.raises(InputError, match=r"data\.tokenizer: .*this file chooses no code"):
+    settings = {"model": TINY["model"], "data": {"source": "ShapesSource", "vocabulary": {"tokenizer": tokenizer}}}
+    with pytest.raises(InputError, match=r"data\.vocabulary\.tokenizer: .*this file chooses no code"):
         evaluation_settings(settings, "best.ckpt")
 
 
@@ -149,7 +149,7 @@ def write_run(folder: Path, captions: list[str], tokenizer: str) -> None:
                 save_image(folder / f"{split}{number}.png", number)
                 writer.writerow([f"{split}{number}.png", text, split])
     source = {"class_path": "FolderSource", "init_args": {"root": str(folder), "captions": "captions.csv"}}
-    data = {"source": source, "batch_size": 4, "num_workers": 0, "tokenizer": {"class_path": tokenizer}}
+    data = {"source": source, "batch_size": 4, "num_workers": 0, "vocabulary": {"tokenizer": {"class_path": tokenizer}}}
     settings = yaml.safe_load(yaml.safe_dump(TINY)) | {"data": data}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
     load_script("evaluate").main(["--checkpoint", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
-        main(["test", "--ckpt_path", BEST, "--data.tokenizer", "Whitespace"])
+        main(["test", "--ckpt_path", BEST, "--data.vocabulary.tokenizer", "Whitespace"])
     load_script("export").main([BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
@@ -255,6 +255,6 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
 def test_the_words_of_a_vocabulary_file_are_those_of_the_data_s_tokenizer(workdir):
     write_run(workdir, CHINESE, "Characters")
     Vocabulary(list("猫狗"), Characters()).save("words.json")
-    main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+    main(["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "words.json"])
     content = torch.load(BEST, weights_only=True)["captioning"]
     assert content["vocabulary"] == ["猫", "狗"] and content["tokenizer"] == tokenizer_config(Characters())

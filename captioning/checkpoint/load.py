@@ -108,7 +108,7 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
     """
     if checkpoint != data:
         there, here = type(checkpoint).__name__, type(data).__name__
-        raise InputError(f"data.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
+        raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
 def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:

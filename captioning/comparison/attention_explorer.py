@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captioning.captioner import ImageCaptioner, load
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
-from captioning.configs import build
+from captioning.component import known_class
 from captioning.data.records import CaptionSource
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.evaluation.scores import TITLES
 from captioning.views.explorer import ExploredImage, explorer_fragment
 
@@ -132,7 +132,7 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         files: dict[int, Path] = {}
         problem = ""
         try:
-            (source,) = build({"data.source": CaptionSource}, [run.settings])
+            source = _source(data["source"])
         except (InputError, OSError) as error:
             reason = str(error)
             continue
@@ -152,3 +152,11 @@ def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], 
         missing = f"{run.name}'s data do not have them{problem}"
         reason = f"{next(iter(files.values()))} is not there" if files else missing
     return {}, reason
+
+
+def _source(settings: Any) -> CaptionSource:
+    """Build a data source from the ``class_path`` and ``init_args`` of a run's settings."""
+    try:
+        return known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise InputError(f"data.source: {one_line(error)}") from error

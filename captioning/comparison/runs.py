@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captioning.configs import read_config
 from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
 from captioning.run_folder import RunFolder
+from captioning.settings import read_config
 
 Curve = list[tuple[int, float]]
 

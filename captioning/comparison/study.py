@@ -16,8 +16,8 @@ import msgspec
 from msgspec import Meta, Struct
 
 from captioning.comparison.measurements import score_name
-from captioning.configs import read_config
 from captioning.errors import InputError
+from captioning.settings import read_config
 
 Kind = TypeVar("Kind", bound=Struct)
 

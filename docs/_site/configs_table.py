@@ -60,7 +60,7 @@ def _needs(config: dict[str, Any], channels: int) -> list[str]:
     frozen = kind in IMAGES and options.get("trainable_from") is None
     half_precision = 2 * 14 * 14 * channels  # bytes of an image
     features = f"{half_precision * IMAGES[kind] / 1e9:.1f} GB" if frozen else "-"
-    if frozen and config["data"].get("flip"):
+    if frozen and config["data"].get("augmentation", {}).get("flip"):
         features += f", {half_precision * (IMAGES[kind] + TRAINED[kind]) / 1e9:.1f} GB with mirrored ones"
     return [*DATA[kind], options.get("name", _class(encoder)), weights, features]
 

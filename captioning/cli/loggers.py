@@ -1,4 +1,4 @@
-"""What a run is logged to, and the labels by which logs tell runs apart."""
+"""The loggers of a run, and the labels that tell runs apart in logs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from captioning.run_folder import of_any_seed
 
 
 def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
-    """Point the configured loggers at the run's folder and add a CSV, which survives a killed process.
+    """Point the configured loggers at the run's folder and add a CSV logger, whose file survives a killed process.
 
-    A wandb logger is named after the run; what its config leaves open gets the values that keep a project in order.
+    A wandb logger is named after the run. What its config leaves open gets defaults that keep a project in order.
     """
     if configured in (None, False, True):
         configured = []
@@ -46,28 +46,28 @@ def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
     return [*loggers, csv]
 
 
-# Settings in which the runs of one variant differ, and those of where a run is.
+# Settings in which the runs of one variant differ, and those that say where a run lies.
 _OF_A_RUN = (
-    "seed_everything name runs results config ckpt_path data.seed trainer.logger trainer.default_root_dir "
+    "seed_everything name runs results config ckpt_path trainer.logger trainer.default_root_dir "
     "checkpoint.dirpath last.dirpath"
 ).split()
-_SAME_VARIANT = re.compile(r"--(seed_everything|name|runs|ckpt_path|trainer\.logger|data\.seed)\b")
+_SAME_VARIANT = re.compile(r"--(seed_everything|name|runs|ckpt_path|trainer\.logger)\b")
 
 
 def variant_name(config: Any, args: Sequence[str]) -> str | None:
-    """Return what wandb groups a run under: runs that differ in their seed alone, as ``compare_runs`` groups them.
+    """Return the group of a run in wandb, which runs that differ only in their seed share.
 
-    That is the name of the config; where more is set than seed and place of the run, with a hash of all settings.
+    It is the name of the config, followed by a hash of all settings where more is set than seed and place of the run.
 
     Args:
-        config: the parsed settings.
-        args: the command line that they come from.
+        config: Parsed settings.
+        args: Command line that they come from.
     """
     name = config_name(config.get("config"))
     options = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
     configs = sum(option in ("--config", "-c") for option in options)
-    others = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
-    if name is None or (configs == 1 and not others):
+    changes = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
+    if name is None or (configs == 1 and not changes):
         return name
     settings = config.clone()
     for place in _OF_A_RUN:
@@ -79,8 +79,8 @@ def variant_name(config: Any, args: Sequence[str]) -> str | None:
     return f"{name}-{digest[:6]}"
 
 
-def run_labels(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that distinguish runs, under short names, and where the run comes from."""
+def run_labels(settings: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Return the settings that distinguish runs, under short names, and the provenance of the run."""
     decoder = settings["model"]["decoder"]["init_args"]
     attention = decoder["attention"]
     score = attention.get("init_args", {}).get("score") or {}
@@ -88,13 +88,13 @@ def run_labels(settings: dict[str, Any]) -> dict[str, Any]:
         "attention": attention["class_path"].rpartition(".")[2],
         "score": score.get("class_path", "").rpartition(".")[2] or None,
         "encoder": settings["model"]["encoder"]["class_path"].rpartition(".")[2],
-        "seed": settings["data"]["seed"],
-        "provenance": provenance(command=shlex.join(sys.argv), seed=settings["data"]["seed"]),
+        "seed": seed,
+        "provenance": provenance(command=shlex.join(sys.argv), seed=seed),
     }
 
 
 def wandb_offline_without_account() -> None:
-    """Let wandb log offline where nobody is logged in; without this it asks, or fails where it cannot ask."""
+    """Let wandb log offline where nobody is logged in. Otherwise it would ask, or fail where it cannot ask."""
     if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
     netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captioning.kernels.unroll import collected
+from captioning.kernels.unroll import collected, matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,6 +38,12 @@ class Memory:
         if self.mask is not None:
             return self.mask
         return torch.ones(self.annotations.shape[:2], dtype=torch.bool, device=self.annotations.device)
+
+    def mean_annotation(self) -> Tensor:
+        """Return the mean annotation over the locations that exist, (B, D)."""
+        exists = self.exists.to(torch.promote_types(self.annotations.dtype, torch.float32))
+        fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
+        return matmul(fraction.unsqueeze(1).to(self.annotations.dtype), self.annotations).squeeze(1)
 
     def collected(self) -> Self:
         """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""

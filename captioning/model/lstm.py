@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, Memory, expected_context
+from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
@@ -110,9 +110,7 @@ class AttentionDecoder(Decoder):
 
     def init_state(self, memory: Memory) -> State:
         """Return h_0 = f_init,h(mean a) and c_0 = f_init,c(mean a), (B, H) each, and the attention's first state."""
-        exists = torch.ones_like(memory.annotations[:, :, 0]) if memory.mask is None else memory.mask
-        fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
-        mean = expected_context(fraction.unsqueeze(1), memory.annotations).squeeze(1)  # (B, D)
+        mean = memory.mean_annotation()  # (B, D)
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 

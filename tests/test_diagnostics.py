@@ -66,7 +66,7 @@ SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
     ("logits", "beta", "cause"),
     [
         (torch.zeros(L), 0.5, "they are uniform (entropy 2.20 of 2.20 nats)"),
-        (SHARP, 0.5, "one location has it all (mean largest alpha 1.00)"),
+        (SHARP, 0.5, "one location has all the weight (mean largest alpha 1.00)"),
         (torch.randn(N, 1, L, generator=torch.Generator().manual_seed(0)), 0.5, "every word gets the same map"),
         (3 * torch.randn(N, T, L), 0.01, "the gate is closed (mean beta 0.010)"),
     ],

@@ -391,8 +391,8 @@ def test_config_round_trip_rebuilds_the_same_decoder():
     [
         (lambda: make_decoder(HardAttention(AdditiveScore(3))), "HardAttention draws locations"),
         (lambda: make_decoder(GumbelAttention(AdditiveScore(3))), "GumbelAttention draws locations"),
-        (lambda: make_decoder(SoftAttention(CoverageScore(3))), "CoverageScore carries something from word to word"),
-        (lambda: make_decoder(MultiHeadAttention(NTMScore(3), heads=2)), "NTMScore carries something"),
+        (lambda: make_decoder(SoftAttention(CoverageScore(3))), "CoverageScore carries a state from word to word"),
+        (lambda: make_decoder(MultiHeadAttention(NTMScore(3), heads=2)), "NTMScore carries a state"),
         (lambda: make_decoder(dim=10), "dim 10 must be even and a multiple of its 4 heads"),
         (lambda: make_decoder(dim=9, heads=3), "dim 9 must be even"),
         (lambda: make_decoder(layers=0), "layers"),

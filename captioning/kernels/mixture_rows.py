@@ -1,10 +1,12 @@
-"""What a mixture over locations does with rows of V words one by one: PyTorch's operations, and one kernel for each.
+"""Element-wise operations on logits (.., V) for the mixture over locations: the plain formulas, and a kernel for each.
 
-``captioning.kernels.marginal`` says what the numbers are, and has the products between these. Rows (.., V) are of the
-type of the products; numbers of a row (..,), logarithms and log p are at least float32.
+``captioning.kernels.marginal`` defines the quantities, and computes the matrix products between these operations. Rows
+(.., V) have the type of the products; sums and logarithms are at least float32.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
@@ -12,22 +14,19 @@ from torch import Tensor
 from captioning.kernels import native
 
 SMALLEST = 1e-15
-"""Totals below this are taken to be this; such steps are computed another way."""
+"""Smaller totals are replaced by this value; such steps are computed by the plain formula."""
 
 
 def precise(*tensors: Tensor) -> torch.dtype:
     """Return the widest of the tensors' types and float32."""
-    found = torch.float32
-    for tensor in tensors:
-        found = torch.promote_types(found, tensor.dtype)
-    return found
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
 def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill ``out`` (.., V), which may be ``x``, with exp(x), each row's divided by its largest.
+    """Fill ``out`` (.., V), which may be ``x``, with exp(x) divided by each row's largest value.
 
     Returns:
-        the logarithm of what each row was divided by, and its sum, (..,).
+        The logarithm of each row's divisor, and each row's sum, (..,).
     """
     if _usable(x, out):
         shift, sums = (torch.empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
@@ -45,11 +44,11 @@ def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Ten
 
     Args:
         s: (.., V).
-        mixed: (.., V), what the locations add up to.
-        nowhere: (..,), what component 0 adds for every word.
+        mixed: (.., V), the sum over the locations.
+        nowhere: (..,), the summand of component 0, equal for all words.
 
     Returns:
-        (..,) each row's smallest mixed + nowhere.
+        The smallest mixed + nowhere of each row, (..,).
     """
     if _usable(s, mixed) and out.dtype == torch.float32:
         least = torch.empty(shift.shape, dtype=torch.float32)
@@ -64,15 +63,12 @@ def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Ten
 def ratios(q: Tensor, mixed: Tensor, nowhere: Tensor) -> tuple[Tensor, Tensor]:
     """Return q / (mixed + nowhere) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
     if _usable(mixed) and q.dtype == torch.float32 and q.is_contiguous():
-        out, sums, nowhere = (
-            torch.empty_like(mixed),
-            torch.empty(mixed.shape[:-1], dtype=torch.float32),
-            nowhere.contiguous(),
-        )
+        out, sums = torch.empty_like(mixed), torch.empty(mixed.shape[:-1], dtype=torch.float32)
+        nowhere = nowhere.contiguous()
         native.call("mixture_ratios", mixed.dtype, q, mixed, nowhere, out, sums, *_rows(mixed))
         return out, sums
-    found = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)
-    return found.to(mixed.dtype), found.sum(-1)
+    quotients = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)
+    return quotients.to(mixed.dtype), quotients.sum(-1)
 
 
 def logits_gradient(q: Tensor, mixed: Tensor, nowhere: Tensor, e: Tensor, out: Tensor) -> None:

@@ -33,7 +33,7 @@ typedef struct {
                 sum += value;                                                                                         \
             }                                                                                                         \
             w->lse[m] = largest + logf(total);                                                                        \
-            const float evenly = e ? e * sum / V : 0; /* -inf logits make the sum infinite */                          \
+            const float evenly = e ? e * sum / V : 0; /* -inf logits make the sum infinite */                         \
             w->nll[m] = w->lse[m] - (1 - e) * load_##type(x[w->targets[m]]) - evenly;                                 \
         }                                                                                                             \
     }                                                                                                                 \

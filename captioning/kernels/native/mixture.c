@@ -18,7 +18,7 @@ typedef struct {
 } Work;
 
 #define KERNELS(TYPE, type)                                                                                           \
-    /* exp(x) divided by its largest value, the logarithm of that divisor, and the sum. May work in place. */          \
+    /* exp(x) divided by its largest value, the logarithm of that divisor, and the sum. May work in place. */         \
     static void exponentials_##type(const void *data, long m) {                                                       \
         const Work *w = data;                                                                                         \
         const long V = w->V;                                                                                          \
@@ -28,7 +28,7 @@ typedef struct {
         float sum = 0;                                                                                                \
         for (long a = 0; a < V; a += BLOCK) {                                                                         \
             const long n = V - a < BLOCK ? V - a : BLOCK;                                                             \
-            float values[BLOCK]; /* in and out may alias */                                                            \
+            float values[BLOCK]; /* in and out may alias */                                                           \
             for (long i = 0; i < n; i++) values[i] = exp_(load_##type(x[a + i]) - largest);                           \
             for (long i = 0; i < n; i++) sum += values[i];                                                            \
             for (long i = 0; i < n; i++) out[a + i] = store_##type(values[i]);                                        \
@@ -36,7 +36,7 @@ typedef struct {
         w->shift[m] = largest;                                                                                        \
         w->sum[m] = sum;                                                                                              \
     }                                                                                                                 \
-    /* log p = s - shift + log(mixed + a_0), and the row's smallest mixed + a_0. */                                    \
+    /* log p = s - shift + log(mixed + a_0), and the row's smallest mixed + a_0. */                                   \
     static void log_probs_##type(const void *data, long m) {                                                          \
         const Work *w = data;                                                                                         \
         const long V = w->V;                                                                                          \
@@ -49,7 +49,7 @@ typedef struct {
         }                                                                                                             \
         w->least[m] = smallest_##type(mixed, V) + a0;                                                                 \
     }                                                                                                                 \
-    /* U = q / (mixed + a_0), and the sum of each row. */                                                              \
+    /* U = q / (mixed + a_0), and the sum of each row. */                                                             \
     static void ratios_##type(const void *data, long m) {                                                             \
         const Work *w = data;                                                                                         \
         const long V = w->V;                                                                                          \
@@ -66,7 +66,7 @@ typedef struct {
         }                                                                                                             \
         w->sum[m] = sum;                                                                                              \
     }                                                                                                                 \
-    /* The gradient of s: q + (mixed - c_0) scale, where mixed is -c exp(G). */                                        \
+    /* The gradient of s: q + (mixed - c_0) scale, where mixed is -c exp(G). */                                       \
     static void gradient_##type(const void *data, long m) {                                                           \
         const Work *w = data;                                                                                         \
         const long V = w->V;                                                                                          \

@@ -108,7 +108,7 @@ PARTS(uint16_t, bfloat16, half)
    if they may ignore NaN. */
 #define EXTREME(TYPE, type, name, best, is_better)                                                                    \
     static inline float name##_##type(const TYPE *row, long n) {                                                      \
-        vec found[4]; /* four independent chains, to hide the latency */                                               \
+        vec found[4]; /* four independent chains, to hide the latency */                                              \
         for (int k = 0; k < 4; k++) found[k] = all(load_##type(row[0]));                                              \
         long a = 0;                                                                                                   \
         for (; a + 4 * WIDTH <= n; a += 4 * WIDTH)                                                                    \

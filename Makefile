@@ -1,9 +1,9 @@
-# Needs Python >= 3.10 and make; everything else is installed into $(VENV) from requirements.txt, checked by hash.
+# Needs Python >= 3.10 and make. Everything else is installed into $(VENV) from requirements.txt, verified by hash.
 
 VENV ?= .venv
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 python; do \
     $$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
-# Test processes: one per core, each with one thread. Beyond eight, importing torch once more costs what it saves.
+# Test processes: one per core, with one thread each, at most eight, because importing torch in more costs what they save.
 WORKERS ?= logical
 
 BIN := $(VENV)/bin
@@ -20,26 +20,26 @@ help:  ## list the targets
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
 
-# STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper does one. An interrupted study goes on where it stopped.
+# STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
 STUDIES ?= flickr8k flickr8k_options flickr8k_decoders flickr8k_deeper
 
-reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, make their tables (days on two cores; STUDIES="flickr8k": one)
+reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
 	@for study in $(STUDIES); do \
 	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced $(STUDY) || exit; \
 	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
 	done
 
-bench: $(STAMP)  ## measure speed against the common port and the machine's limit (BENCH="--only train")
+bench: $(STAMP)  ## measure speed beside the common port and the machine's limit (BENCH="--only train")
 	@$(BIN)/python scripts/benchmark.py $(BENCH)
 
 test: $(STAMP)  ## the quick tests
 	@$(PYTEST)
 
-test-slow: $(STAMP)  ## the tests that take longer, such as whole training runs
+test-slow: $(STAMP)  ## the slow tests, such as whole training runs
 	@$(PYTEST) -m slow
 
-# FUZZ="--seconds 600 --seed 7". What it finds is printed with the command that makes it again.
-fuzz: $(STAMP)  ## damage files and command lines at random for a minute: all must be used, or refused in one line
+# FUZZ="--seconds 600 --seed 7". A fault is printed with the command that reproduces it.
+fuzz: $(STAMP)  ## damage files and command lines at random for a minute; each must be used or refused in one line
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(FUZZ)
 
 check: $(STAMP)  ## lint, formatting, types
@@ -47,7 +47,7 @@ check: $(STAMP)  ## lint, formatting, types
 	$(BIN)/ruff format --check
 	$(BIN)/python -m mypy
 
-# A dead link, or a page that is not in the navigation, is an error. To read it with a search box: mkdocs serve.
+# A dead link and a page outside the navigation are errors. `mkdocs serve` shows the site with a search box.
 docs: $(STAMP)  ## build the documentation as a site in site/, and check its links
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
@@ -64,8 +64,8 @@ clean:  ## remove the virtual environment and caches; runs and data stay
 	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache
 	find captioning scripts tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-# The stamp is written last: an install that was interrupted is done again. uv needs seconds where pip needs minutes;
-# it is taken from requirements.txt too, and if it cannot be installed or cannot reach its index, pip does the work.
+# The stamp is written last, so that an interrupted install is repeated. uv takes seconds where pip takes minutes. It is
+# installed from requirements.txt, too; where it cannot be installed or cannot reach its index, pip replaces it.
 $(STAMP): requirements.txt pyproject.toml
 	@test -n "$(PYTHON)" || { echo "error: no Python >= 3.10 found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 2; }
 	@echo "installing into $(VENV) (about 6 GB with PyTorch) ..."

@@ -1,4 +1,4 @@
-"""docs/attention.md: its tables are complete and its example does what it says."""
+"""docs/attention.md: its tables are complete, and its example works as described."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
     query, memory = torch.randn(B * R, H), decoder.encode(torch.randn(B, L, D), mask if masked else None)
     out = attention(query, memory)
     best = out.alphas.topk(2 if masked else 3)
-    shares = best.values / best.values.sum(-1, keepdim=True)
+    weights = best.values / best.values.sum(-1, keepdim=True)
     for row in range(B * R):
-        torch.testing.assert_close(out.context[row], shares[row] @ memory.annotations[row // R][best.indices[row]])
+        torch.testing.assert_close(out.context[row], weights[row] @ memory.annotations[row // R][best.indices[row]])
 
 
 def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch):

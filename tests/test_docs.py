@@ -1,4 +1,4 @@
-"""The documentation: links lead somewhere, every page is in the navigation, and what pages say of the code is so."""
+"""The documentation: links work, every page is in the navigation, and what pages say about the code is true."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from PIL import Image
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "data/README.md", *DOCS.rglob("*.md")])
-MADE = {"index.md", "data.md", "changelog.md", "notebooks/caption_and_look.md"}  # by docs/_site/hooks.py
+ELSEWHERE = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"}
+PAGES = sorted([*(ROOT / name for name in ELSEWHERE), *DOCS.rglob("*.md")])
+MADE = {"index.md", "data.md", "contributing.md", "changelog.md", "notebooks/caption_and_look.md"}  # by _site/hooks.py
 
 
 def name_of(page: Path) -> str:
@@ -26,12 +27,12 @@ def name_of(page: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code."""
+    """Return a page without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a heading's link is on GitHub and on the site."""
+    """Return the link of every heading on GitHub and on the site."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 
@@ -62,17 +63,17 @@ def test_every_page_is_in_the_navigation_once_and_every_entry_is_a_page():
 
 
 class Fetched(HTMLParser):
-    """Scripts, styles, fonts and images that a page takes from elsewhere."""
+    """The addresses of scripts, styles, fonts and images that a page fetches from other hosts."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.addresses: list[str] = []
 
     def handle_starttag(self, tag, attributes) -> None:
         named = dict(attributes)
         address = named.get("href") if tag == "link" else named.get("src")
         if address and "//" in address and named.get("rel") != "canonical":
-            self.found.append(address)
+            self.addresses.append(address)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install -e '.[docs]'")
@@ -86,10 +87,10 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     for page in pages:
         fetched = Fetched()
         fetched.feed(page.read_text(encoding="utf-8"))
-        assert not fetched.found, page
+        assert not fetched.addresses, page
     styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
-    reference = (tmp_path / "site/reference/inference.html").read_text(encoding="utf-8")
+    reference = (tmp_path / "site/reference/captioner.html").read_text(encoding="utf-8")
     assert "Return the captioner that a training run saved" in reference
     attention = (tmp_path / "site/reference/attention.html").read_text(encoding="utf-8")
     assert "AdditiveScore" in attention and "HardAttention" in attention
@@ -104,9 +105,9 @@ def test_the_tables_of_the_configurations_are_those_that_the_configurations_give
 
 @pytest.mark.parametrize("page", ["results.md", "performance.md", "scale.md", "hard-attention.md", "reliability.md"])
 def test_every_measurement_that_a_page_names_is_there(page):
-    found = re.findall(r"`(?:docs/measurements/)?([a-z0-9_]+\.json)`", (DOCS / page).read_text(encoding="utf-8"))
+    names = re.findall(r"`(?:docs/measurements/)?([a-z0-9_]+\.json)`", (DOCS / page).read_text(encoding="utf-8"))
     elsewhere = {"test_metrics.json", "test_captions.json", "test_results.json", "wandb_run.json", "summary.json"}
-    for name in set(found) - elsewhere:
+    for name in set(names) - elsewhere:
         assert (DOCS / "measurements" / name).is_file(), name
 
 
@@ -122,10 +123,10 @@ def test_every_option_of_the_first_level_that_a_page_names_is_one():
     from captioning.training.module import CaptioningModule
 
     classes = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
-    known = {(part, name) for part, cls in classes.items() for name in inspect.signature(cls.__init__).parameters}
-    found = options_named() - {("data", "seed"), ("model", "help"), ("data", "help")}
-    assert len(found) > 15
-    assert {(part, name) for part, name in found if (part, name) not in known} <= {
+    options = {(key, name) for key, cls in classes.items() for name in inspect.signature(cls.__init__).parameters}
+    named = options_named() - {("data", "seed"), ("model", "help"), ("data", "help")}
+    assert len(named) > 15
+    assert named - options <= {
         ("model", "blue"),  # misspelt on purpose, in the table of faults
     }
 

@@ -119,7 +119,7 @@ def test_every_head_has_a_window_of_its_own():
 def test_what_does_not_fit_is_refused_by_name():
     with pytest.raises(InputError, match=r"LocalScore needs locations on a grid.*grid_size is None"):
         SoftAttention(LocalScore(AdditiveScore(A))).build(D, H)
-    with pytest.raises(InputError, match=r"window must be \(rows, columns\).*0.5.*got \(3, 0.2\)"):
+    with pytest.raises(InputError, match=r"window must be \(height, width\).*0.5.*got \(3, 0.2\)"):
         LocalScore(AdditiveScore(A), window=(3, 0.2))
     with pytest.raises(InputError, match="window must be"):
         LocalScore(AdditiveScore(A), window=(3,))

@@ -1,4 +1,4 @@
-"""Declarations of what is installed agree, and the repository holds only what belongs in it."""
+"""All declarations of dependencies agree, and the repository contains nothing that does not belong there."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_requirements_pin_each_dependency_once_and_within_its_bounds(platform):
     for requirement in locked():
         if requirement.marker is None or requirement.marker.evaluate({**platform, "extra": ""}):
             pins.setdefault(canonicalize_name(requirement.name), []).append(requirement)
-    assert not {name: found for name, found in pins.items() if len(found) > 1}
+    assert not {name: versions for name, versions in pins.items() if len(versions) > 1}
     for wanted in map(Requirement, [*PROJECT["dependencies"], *chain.from_iterable(EXTRAS.values())]):
         assert canonicalize_name(wanted.name) in pins, f"{wanted}: run `make lock`"
         ((version,),) = [[s.version for s in pin.specifier] for pin in pins[canonicalize_name(wanted.name)]]
@@ -92,16 +92,20 @@ def test_the_command_is_a_function_of_the_package():
     assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_the_version_is_the_changelogs():
-    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert newest
-    assert newest[1] == "Unreleased" or newest[1].startswith(captioning.__version__)
+def test_the_version_is_the_newest_of_the_changelog_and_the_one_to_cite():
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    versions = [heading for heading in headings if heading != "Unreleased"]
+    assert versions[0].split()[0] == captioning.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == captioning.__version__
 
 
-def test_ci_runs_exactly_the_test_command():
+def test_ci_checks_the_code_and_then_runs_exactly_the_test_command():
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
-    assert script.read_text(encoding="utf-8").splitlines()[-1] == "make test"
+    assert script.read_text(encoding="utf-8").splitlines()[-2:] == ["make check", "make test"]
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))
+    assert "bash .ci/run" in [step.get("run") for step in workflow["jobs"]["test"]["steps"]]
 
 
 # Written in pieces, so that this file does not match itself.
@@ -114,18 +118,18 @@ FORBIDDEN = {
 
 
 def test_no_tracked_file_names_a_registry_or_a_path_of_one_machine():
-    found = []
+    violations = []
     for path in tracked_files():
         content = path.read_bytes()
         if b"\0" in content:
             continue
         for number, line in enumerate(content.decode("utf-8").splitlines(), start=1):
-            found += [
+            violations += [
                 f"{path.relative_to(ROOT)}:{number}: {what}: {line.strip()[:100]}"
                 for what, pattern in FORBIDDEN.items()
                 if re.search(pattern, line)
             ]
-    assert not found, "\n".join(found)
+    assert not violations, "\n".join(violations)
 
 
 @pytest.mark.parametrize(
@@ -138,14 +142,14 @@ def test_no_tracked_file_names_a_registry_or_a_path_of_one_machine():
         "# TO" + "DO: later",
     ],
 )
-def test_the_forbidden_are_found(line):
+def test_forbidden_lines_are_detected(line):
     assert any(re.search(pattern, line) for pattern in FORBIDDEN.values())
 
 
 @pytest.mark.parametrize(
     "line", ["docs/wo" + "rk/plan", "/usr/bin/chromium", "network/", "~/wo" + "rk/x", "frame/wo" + "rk/"]
 )
-def test_the_innocent_are_not(line):
+def test_innocent_lines_are_not(line):
     assert not any(re.search(pattern, line) for pattern in FORBIDDEN.values())
 
 

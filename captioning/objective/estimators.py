@@ -172,8 +172,8 @@ class LeaveOneOut(Estimator):
         self.to_go = to_go
 
     def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        draws = returns.unflatten(0, (-1, self.samples))  # (captions, S, T)
-        return ((draws.sum(dim=1, keepdim=True) - draws) / (self.samples - 1)).flatten(0, 1)
+        by_caption = returns.unflatten(0, (-1, self.samples))  # (captions, S, T)
+        return ((by_caption.sum(dim=1, keepdim=True) - by_caption) / (self.samples - 1)).flatten(0, 1)
 
 
 class ArgmaxBaseline(Estimator):

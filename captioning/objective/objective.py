@@ -82,14 +82,18 @@ class Likelihood(Objective):
     ) -> None:
         super().__init__()
         check_range(1, samples=samples)
-        self.estimator = estimator
         self.reward_weight = reward_weight
         self.entropy_weight = entropy_weight
         self.samples = samples
         self.reduction = reduction or Reduction()
-        self.terms = nn.ModuleList(
-            [NLL(label_smoothing), DoublyStochasticPenalty(attention_penalty), Entropy(entropy_weight), *terms]
-        )
+        likelihood = [NLL(label_smoothing), DoublyStochasticPenalty(attention_penalty), Entropy(entropy_weight)]
+        reinforce = [] if estimator is None else [Reinforce(estimator, reward_weight)]
+        self.terms = nn.ModuleList([*likelihood, *terms, *reinforce])
+
+    @property
+    def estimator(self) -> Estimator | None:
+        """The estimator of REINFORCE; None for attention that needs none."""
+        return next((term.estimator for term in self.terms if isinstance(term, Reinforce)), None)
 
     def connect(self, attention: Attention) -> Self:
         name = type(attention).__name__
@@ -103,9 +107,10 @@ class Likelihood(Objective):
         if attention.needs_estimator:
             if self.samples > 1:
                 raise InputError("samples: hard attention takes those of its estimator; leave it out")
-            self.estimator = self.estimator or MovingAverage()
+            if self.estimator is None:
+                self.terms.append(Reinforce(MovingAverage(), self.reward_weight))
+            assert self.estimator is not None
             self.samples = self.estimator.samples
-            self.terms.append(Reinforce(self.estimator, self.reward_weight))
         return self
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:

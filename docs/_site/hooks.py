@@ -1,4 +1,4 @@
-"""What the site has beyond the pages in docs/: README, data/README and CHANGELOG, the API reference, the notebook.
+"""What the site has beyond the pages in docs/: pages made of files elsewhere (PAGES), the API reference, the notebook.
 
 Pages link each other as files of the repository, so that they read the same without the site. Here a link out of docs/
 becomes one to the page made of that file: a module's to its reference, any other file's to a copy of it.
@@ -16,7 +16,12 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = {"README.md": "index.md", "data/README.md": "data.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {
+    "README.md": "index.md",
+    "data/README.md": "data.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 NOTEBOOK = "notebooks/caption_and_look.ipynb"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)")
 
@@ -39,9 +44,9 @@ def on_files(files: Files, *, config: Any) -> Files:
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     here = page.file.src_uri
 
-    def moved(found: re.Match[str]) -> str:
-        target = _target(here, found[1])
-        return found[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
+    def moved(link: re.Match[str]) -> str:
+        target = _target(here, link[1])
+        return link[1] if target is None else posixpath.relpath(_site_path(target), posixpath.dirname(here) or ".")
 
     return _LINK.sub(moved, markdown)
 

@@ -176,7 +176,7 @@ def test_test_reports_the_mode_and_the_bounds_beside_the_nll(shapes, tmp_path, t
 
 
 def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, trained):
-    found = set()
+    nlls = set()
     for mode in ("expected", "argmax", "sample"):
         module = make_module(HardAttention(AdditiveScore(10), inference=mode), bound_samples=0)
         trainer = quick_trainer(tmp_path)
@@ -184,8 +184,8 @@ def test_nll_is_that_of_the_expected_context_in_every_mode(shapes, tmp_path, tra
             trainer.test, module, make_data(shapes), ckpt_path=trained, verbose=False, weights_only=True
         )
         assert "test/bound" not in scores
-        found.add(scores["test/nll"])
-    assert len(found) == 1
+        nlls.add(scores["test/nll"])
+    assert len(nlls) == 1
 
 
 def test_bounds_are_left_out_while_training_and_for_deterministic_attention(shapes, tmp_path):
@@ -224,8 +224,8 @@ def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_pa
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run_stage(trainer.fit, hard_module(), make_data(shapes))
-    found = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
-    assert len(found) == 2 and "uniform" in found[0]  # a model that has learned nothing looks everywhere
+    messages = [str(w.message) for w in caught if "attention has collapsed" in str(w.message)]
+    assert len(messages) == 2 and "uniform" in messages[0]  # a model that has learned nothing looks everywhere
 
 
 @pytest.mark.parametrize(

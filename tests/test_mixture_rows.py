@@ -68,8 +68,8 @@ def test_totals_that_vanished_are_finite_and_reported():
     least = log_probs(torch.zeros(1, 3), torch.zeros(1), mixed, torch.zeros(1), out=out)
     assert least.item() == 0.0
     torch.testing.assert_close(out[0, :2].exp(), torch.full((2,), SMALLEST))
-    found, _ = ratios(torch.ones(1, 3), mixed, torch.zeros(1))
-    torch.testing.assert_close(found, torch.tensor([[1 / SMALLEST, 1 / SMALLEST, 0.5]]))
+    quotients, _ = ratios(torch.ones(1, 3), mixed, torch.zeros(1))
+    torch.testing.assert_close(quotients, torch.tensor([[1 / SMALLEST, 1 / SMALLEST, 0.5]]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

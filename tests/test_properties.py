@@ -62,9 +62,9 @@ words = st.text(letters, min_size=1, max_size=8).filter(lambda word: word not in
 def test_many_captions_are_tokenised_as_one_by_one(examples):
     @holds(examples, st.lists(captions, max_size=8))
     def claim(given_texts):
-        each = [tokenize(text) for text in given_texts]
-        assert tokenize_all(given_texts) == [" ".join(found) for found in each]
-        for word in itertools.chain.from_iterable(each):
+        tokens = [tokenize(text) for text in given_texts]
+        assert tokenize_all(given_texts) == [" ".join(words) for words in tokens]
+        for word in itertools.chain.from_iterable(tokens):
             assert word and not any(letter.isspace() for letter in word)
             assert word not in PUNCTUATION and word == word.lower()
 
@@ -72,11 +72,11 @@ def test_many_captions_are_tokenised_as_one_by_one(examples):
 @EXAMPLES
 def test_words_of_a_vocabulary_come_back_and_others_become_unk(examples, tmp_path):
     @holds(examples, st.lists(words, unique=True, max_size=8), st.lists(words, max_size=8))
-    def claim(known, said):
-        vocabulary = Vocabulary(known)
+    def claim(vocabulary_words, said):
+        vocabulary = Vocabulary(vocabulary_words)
         ids = vocabulary.encode(said)
         assert all(UNK <= i < len(vocabulary) for i in ids)
-        assert vocabulary.decode([START, *ids, END, *ids]) == [w if w in known else "<unk>" for w in said]
+        assert vocabulary.decode([START, *ids, END, *ids]) == [w if w in vocabulary_words else "<unk>" for w in said]
         vocabulary.save(tmp_path / "words.json")
         assert Vocabulary.load(tmp_path / "words.json") == vocabulary
 
@@ -86,10 +86,12 @@ def test_a_vocabulary_has_the_words_that_are_frequent_enough_and_no_others(examp
     @holds(examples, st.lists(st.lists(st.sampled_from("abcdef"), max_size=9), max_size=6), st.integers(1, 4))
     def claim(said, min_count):
         counts = Counter(itertools.chain.from_iterable(said))
-        found = Vocabulary.build(said, min_count=min_count)
-        assert set(found.words) == {word for word, count in counts.items() if count >= min_count}
-        assert [counts[word] for word in found.words] == sorted((counts[w] for w in found.words), reverse=True)
-        assert Vocabulary.build(said, min_count=min_count, max_size=2).words == found.words[:2]
+        vocabulary = Vocabulary.build(said, min_count=min_count)
+        assert set(vocabulary.words) == {word for word, count in counts.items() if count >= min_count}
+        assert [counts[word] for word in vocabulary.words] == sorted(
+            (counts[w] for w in vocabulary.words), reverse=True
+        )
+        assert Vocabulary.build(said, min_count=min_count, max_size=2).words == vocabulary.words[:2]
 
 
 @EXAMPLES
@@ -172,10 +174,10 @@ def test_padded_captions_have_their_words_and_lengths(examples):
     @holds(examples, id_lists)
     def claim(ids):
         padded, lengths = pad_captions(ids)
-        assert lengths.tolist() == [len(each) + 1 for each in ids]
+        assert lengths.tolist() == [len(words) + 1 for words in ids]
         assert padded.shape == (len(ids), max(lengths) + 1)
-        for row, each in zip(padded.tolist(), ids, strict=True):
-            assert row == [START, *each, END] + [PAD] * (len(row) - len(each) - 2)
+        for row, words in zip(padded.tolist(), ids, strict=True):
+            assert row == [START, *words, END] + [PAD] * (len(row) - len(words) - 2)
 
 
 def make_decoder(kind: str) -> AttentionDecoder:
@@ -204,9 +206,9 @@ def test_a_masked_batch_has_the_loss_of_its_captions_alone(examples, kind):
         padded, lengths = pad_captions(ids)
         together = decoder(padded, lengths, decoder.encode(a, mask))
         alone = []
-        for row, each in enumerate(ids):
-            output = decoder(*pad_captions([each]), decoder.encode(a[row : row + 1, : regions[row]]))
-            alone.append(caption_nll(output.logits, output.targets) * (len(each) + 1))
+        for row, words in enumerate(ids):
+            output = decoder(*pad_captions([words]), decoder.encode(a[row : row + 1, : regions[row]]))
+            alone.append(caption_nll(output.logits, output.targets) * (len(words) + 1))
         whole = caption_nll(together.logits, together.targets) * lengths.sum()
         torch.testing.assert_close(whole, torch.stack(alone).sum(), rtol=1e-4, atol=1e-4)
         assert int(together.mask.sum()) == int(lengths.sum()) == len(together.targets)
@@ -248,11 +250,13 @@ def test_beams_score_what_they_say_in_order_and_once(examples):
     def claim(table, options):
         width, normalization, shortest = options
         search = {"length_normalization": normalization, "max_length": LONGEST, "min_length": shortest}
-        (found,) = beam_search(steps_of(table), start(), beam_size=width, **search)
-        assert 1 <= len(found) <= width
-        assert [(not h.finished, -h.score) for h in found] == sorted((not h.finished, -h.score) for h in found)
-        assert len({tuple(h.ids) for h in found}) == len(found)
-        for h in found:
+        (hypotheses,) = beam_search(steps_of(table), start(), beam_size=width, **search)
+        assert 1 <= len(hypotheses) <= width
+        assert [(not h.finished, -h.score) for h in hypotheses] == sorted(
+            (not h.finished, -h.score) for h in hypotheses
+        )
+        assert len({tuple(h.ids) for h in hypotheses}) == len(hypotheses)
+        for h in hypotheses:
             path = [START, *h.ids, *([END] if h.finished else [])]
             assert set(h.ids) <= set(TABLE_WORDS) and len(h.ids) >= shortest
             steps = len(path) - 1
@@ -270,10 +274,10 @@ def test_no_beam_finds_more_than_there_is_and_the_widest_finds_the_best(examples
             for ids in itertools.product(TABLE_WORDS, repeat=length)
         )
         for width in (1, 2, 4, 9):
-            (found,) = beam_search(steps_of(table), start(), beam_size=width, max_length=LONGEST)
-            assert all(h.score <= best + 1e-4 for h in found if h.finished)
-        (found,) = beam_search(steps_of(table), start(), beam_size=3**LONGEST * 2, max_length=LONGEST)
-        assert found[0].score == pytest.approx(best, abs=1e-4)
+            (hypotheses,) = beam_search(steps_of(table), start(), beam_size=width, max_length=LONGEST)
+            assert all(h.score <= best + 1e-4 for h in hypotheses if h.finished)
+        (hypotheses,) = beam_search(steps_of(table), start(), beam_size=3**LONGEST * 2, max_length=LONGEST)
+        assert hypotheses[0].score == pytest.approx(best, abs=1e-4)
         (narrow,) = beam_search(steps_of(table), start(), beam_size=1, max_length=LONGEST)
         (first,) = greedy(steps_of(table), start(), max_length=LONGEST)
         (drawn,) = sample(steps_of(table), start(), top_k=1, max_length=LONGEST)
@@ -295,8 +299,8 @@ def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
     def claim(seed, width, normalization):
         memory = captioner.encode(annotations=torch.randn(2, 9, D, generator=torch.Generator().manual_seed(seed)))
         options = BeamOptions(beam_size=width, max_length=7, length_normalization=normalization)
-        for image, found in enumerate(captioner.search(memory, options)):
-            for h in (h for h in found if h.finished):
+        for image, hypotheses in enumerate(captioner.search(memory, options)):
+            for h in (h for h in hypotheses if h.finished):
                 (forced,) = captioner.force_decode(memory.select(torch.tensor([image])), [h.ids])
                 assert h.log_probs == pytest.approx(forced.log_probs, abs=1e-4)
                 assert h.score == pytest.approx(forced.score / len(h.log_probs) ** normalization, abs=1e-4)

@@ -126,6 +126,7 @@ def test_compiled_stochastic_attention_equals_eager_through_a_ramp_to_the_end(at
         outputs = []
         for either in (decoder, eager):
             torch.manual_seed(step)
+            either.attention.begin_batch()
             outputs.append(teach(either, [3, 3, 3], annotations))
         for one, other in zip(*(vars(output).values() for output in outputs), strict=True):
             torch.testing.assert_close(one, other)

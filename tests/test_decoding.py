@@ -171,16 +171,6 @@ def test_checking_every_few_steps_changes_nothing(strategy, monkeypatch):
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_beam_of_one_equals_greedy(seed):
-    (best,) = greedy(markov(table(seed)), start(1), max_length=MAX_LENGTH)
-    ((beam,),) = beam_search(
-        markov(table(seed)), start(1), beam_size=1, length_normalization=0.9, max_length=MAX_LENGTH
-    )
-    assert (beam.ids, beam.finished) == (best.ids, best.finished)
-    torch.testing.assert_close(torch.tensor(beam.log_probs), torch.tensor(best.log_probs))
-
-
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_alphas_and_log_probs_belong_to_their_word(beam_size):
     log_probs = table(3)

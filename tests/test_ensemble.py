@@ -153,18 +153,6 @@ def test_the_trace_is_the_first_members_if_no_other_shares_its_cells():
     assert torch.equal(out.trace.alphas, alone.trace.alphas) and torch.equal(out.trace.betas, alone.trace.betas)
 
 
-@torch.no_grad()
-def test_twice_the_same_model_is_that_model():
-    member, (view, _) = make_members()[0], make_views()
-    twice = Ensemble([member, member]).eval()
-    options = BeamOptions(beam_size=3, max_length=T)
-    alone = member.search(member.encode(view), options)
-    together = twice.search(twice.encode_views([view]), options)
-    for one, two in zip(alone, together, strict=True):
-        assert [h.ids for h in one] == [h.ids for h in two]
-        torch.testing.assert_close(torch.tensor([h.score for h in one]), torch.tensor([h.score for h in two]))
-
-
 def make_batch(views: list[Tensor]) -> CaptionBatch:
     captions, lengths = pad_captions([[5, 6], [7], [4, 9, 10], [8, 8], [6]])
     image_index, images = torch.tensor([0, 0, 1, 2, 2]), torch.arange(B)

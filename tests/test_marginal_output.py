@@ -25,7 +25,7 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoding import BeamOptions, sample
+from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, MarginalOutput
@@ -332,20 +332,6 @@ def test_searches_find_what_single_images_find(options):
             assert [h.score for h in single] == pytest.approx([h.score for h in together[image]], abs=1e-4)
 
 
-def test_words_are_drawn_from_the_mixture():
-    captioner, batch = make_captioner(std=1.0), make_batch()
-    copies = 4000
-    with torch.inference_mode():
-        memory = captioner.encode(annotations=batch.annotations[:1])
-        expected, _, _ = captioner.decoder.step(torch.tensor([1]), captioner.decoder.init_state(memory), memory)
-        many = memory.select(torch.zeros(copies, dtype=torch.int64))
-        drawn = sample(captioner.stepper(many), captioner.decoder.init_state(many), max_length=1)
-    counts = torch.bincount(torch.tensor([h.ids[0] if h.ids else END for h in drawn]), minlength=V) / copies
-    allowed = expected[0].exp().index_fill(0, torch.tensor([0, 1, 3]), 0.0)
-    allowed /= allowed.sum()
-    assert (counts - allowed).abs().max() < 4 * math.sqrt(0.25 / copies)
-
-
 def test_hypotheses_get_the_posterior_of_their_words():
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.inference_mode():
@@ -368,15 +354,6 @@ def test_deep_output_has_no_posterior():
         hypotheses = plain.search(memory, BeamOptions(max_length=5))
         assert plain.with_posterior(memory, hypotheses) is hypotheses
         assert plain(batch).trace.posterior is None
-
-
-def test_masked_locations_change_nothing():
-    mask = some_mask()
-    captioner, batch = make_captioner(MarginalOutput(block=(2, 2))), make_batch(mask=mask)
-    with torch.no_grad():
-        before = captioner(batch).logits
-        batch.annotations[~mask] = 1e3
-        torch.testing.assert_close(captioner(batch).logits, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """Get a data set or an encoder's weights, or say what is missing and where to get it.
 
-Existing files are not fetched again, and an interrupted download or unpacking resumes when the same command is run
-again. Downloads are compared with the published MD5 where there is one, else with their length and the
-checksums inside the zip file. data/README.md says where every file belongs.
+Existing files are not fetched again, and the same command resumes an interrupted download or unpacking. Downloads are
+compared with the published MD5, or if there is none with the published length and the checksums inside the zip file.
+data/README.md says where every file belongs.
 
 examples:
   python scripts/prepare_data.py coco                  COCO 2017: downloads 20 GB, unpacks and checks it
@@ -28,9 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from rich.filesize import decimal
+
+from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing
-from captioning.terminal import script_parser, size_text
 
 if TYPE_CHECKING:
     from captioning.data.karpathy import KarpathySource
@@ -47,11 +49,11 @@ class Archive:
     """A published zip file.
 
     Attributes:
-        url: where it is.
-        unpacks: which of its files are wanted; a file goes where its name in the archive says.
-        size: bytes as published; None if unpublished.
-        md5: as published; None if unpublished.
-        images: how many image files it holds.
+        url: Its published address.
+        unpacks: Whether a file, by its name in the archive, is wanted. It keeps that name below the root.
+        size: Published bytes; None if unpublished.
+        md5: Published checksum; None if unpublished.
+        images: Number of image files in it.
     """
 
     url: str
@@ -65,7 +67,7 @@ class Archive:
         return self.url.rsplit("/", 1)[-1]
 
     def at(self, mirror: str | None) -> str:
-        """Return where to get it: the path of its URL on the mirror, if there is one."""
+        """Return its address on a mirror: the path of its URL there."""
         return self.url if mirror is None else mirror.rstrip("/") + urllib.parse.urlsplit(self.url).path
 
 
@@ -120,19 +122,25 @@ COCO = {
     ),
 }
 
-BY_HAND = {
-    "flickr8k": """\
-The images of Flickr8k may not be passed on, so they cannot be downloaded from here:
-  1. Fill in the form at https://forms.illinois.edu/sec/1713398 (University of Illinois; research and education only).
-     A link comes by mail. About the data set: Hodosh, Young & Hockenmaier, JAIR 47, 2013.
-  2. Put Flickr8k_Dataset.zip (about 1 GB) into {root}, or its jpg files into {images}.
-  3. Run this command again: it unpacks and checks them.""",
-    "flickr30k": """\
-The images of Flickr30k may not be passed on, so they cannot be downloaded from here:
-  1. Fill in the form at https://forms.illinois.edu/sec/229675 (University of Illinois; research and education only).
-     A link comes by mail. About the data set: https://shannon.cs.illinois.edu/DenotationGraph/, Young et al. 2014.
-  2. Put flickr30k-images.tar.gz (about 4.4 GB) into {root}, or its jpg files into {images}.
-  3. Run this command again: it unpacks and checks them.""",
+BY_HAND = """\
+The images of {name} may not be passed on, so this script cannot download them:
+  1. Fill in the form at {form} (University of Illinois; research and education only).
+     A link comes by mail. About the data set: {about}.
+  2. Put {archive} into {root}, or its jpg files into {images}.
+  3. Run this command again: it unpacks and checks them."""
+FLICKR = {
+    "flickr8k": {
+        "name": "Flickr8k",
+        "form": "https://forms.illinois.edu/sec/1713398",
+        "about": "Hodosh, Young & Hockenmaier, JAIR 47, 2013",
+        "archive": "Flickr8k_Dataset.zip (about 1 GB)",
+    },
+    "flickr30k": {
+        "name": "Flickr30k",
+        "form": "https://forms.illinois.edu/sec/229675",
+        "about": "https://shannon.cs.illinois.edu/DenotationGraph/, Young et al. 2014",
+        "archive": "flickr30k-images.tar.gz (about 4.4 GB)",
+    },
 }
 
 
@@ -158,7 +166,6 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     coco.add_argument("--karpathy", action="store_true", help="Karpathy's split of the 2014 images")
     for sub in (coco, command("flickr8k", _flickr), command("flickr30k", _flickr)):
         sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
-        sub.add_argument("--keep-archives", action="store_true", help="keep the zip files after unpacking them")
     command("weights", _weights)
     shapes = command("shapes", _shapes)
     shapes.add_argument("--seed", type=int, default=0, help="of all randomness; default: %(default)s")
@@ -212,7 +219,7 @@ def _flickr(options: argparse.Namespace) -> None:
         for archive in sorted(path for kind in ("*.zip", "*.tar", "*.tar.gz", "*.tgz") for path in root.glob(kind)):
             unpack(archive, images, lambda name: PurePosixPath(name).name in missing, flat=True)
     if not missing <= _listing(images).keys():
-        print(BY_HAND[options.dataset].format(root=root, images=images), flush=True)
+        print(BY_HAND.format(root=root, images=images, **FLICKR[options.dataset]), flush=True)
     _finish(indices)
 
 
@@ -250,15 +257,15 @@ def _weights(options: argparse.Namespace) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
-        f"{path}: the published weights of {MOBILENET}. They are for padding on all sides: train with "
-        "--model.encoder.model_args '{}'.\ndocs/results.md was measured with other weights of it, trained with "
-        "TensorFlow's padding (pad_type: same), which are not published as a file for timm.",
+        f"{path}: the published weights of {MOBILENET}. They expect padding on all sides: train with "
+        "--model.encoder.model_args '{}'.\ndocs/results.md was measured with other weights, trained with TensorFlow's "
+        "padding (pad_type: same), which are not published as a file for timm.",
         flush=True,
     )
 
 
 def _read(source: KarpathySource) -> dict[str, CaptionIndex]:
-    """Return the splits of a split file; a test split may have been left out of it."""
+    """Return the splits of a split file, which may lack a test split."""
     indices = {split: source.index(split) for split in ("train", "val")}
     try:
         indices["test"] = source.index("test")
@@ -280,7 +287,7 @@ def _finish(indices: dict[str, CaptionIndex]) -> None:
     """Check the image files of the splits and print a line per split.
 
     Raises:
-        InputError: a file is missing or empty; names the first few.
+        InputError: Files are missing or empty; names the first few.
     """
     missing: list[Path] = []
     for split, index in indices.items():
@@ -295,14 +302,14 @@ def _finish(indices: dict[str, CaptionIndex]) -> None:
 
 
 def _missing(index: CaptionIndex) -> list[str]:
-    """Return the image files that are not there or empty, relative to the index's root. One listing per folder."""
+    """Return the image files that are missing or empty, relative to the index's root; lists each folder once."""
     paths = list(index.paths)
-    there = {folder: _listing(index.root / folder) for folder in {os.path.dirname(path) for path in paths}}
-    return [path for path in paths if os.path.basename(path) not in there[os.path.dirname(path)]]
+    files = {folder: _listing(index.root / folder) for folder in {os.path.dirname(path) for path in paths}}
+    return [path for path in paths if os.path.basename(path) not in files[os.path.dirname(path)]]
 
 
 def _listing(folder: Path) -> dict[str, int]:
-    """Return the names and sizes in bytes of a folder's files, but empty and unfinished ones; {} without the folder."""
+    """Return the names and sizes in bytes of a folder's files, without empty and unfinished ones."""
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:
@@ -314,21 +321,20 @@ def _listing(folder: Path) -> dict[str, int]:
 
 
 def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> None:
-    """Download, verify and unpack, one archive after the other, so that no two lie on the disk beside their files."""
+    """Download, verify, unpack and delete one archive after the other, so that the disk never holds two."""
     from captioning.data.download import fetch, unpack
 
     root.mkdir(parents=True, exist_ok=True)
-    _need_space(archives, root, options.keep_archives)
+    _need_space(archives, root)
     for archive in archives:
         path = root / archive.name
         fetch(archive.at(options.mirror), path, size=archive.size, md5=archive.md5)
         unpack(path, root, archive.unpacks)
-        if not options.keep_archives:
-            path.unlink()
+        path.unlink()
 
 
-def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
-    """Raise an InputError unless the disk holds each archive beside its files and those of the archives before it."""
+def _need_space(archives: list[Archive], root: Path) -> None:
+    """Raise an InputError unless the disk can hold each archive together with all files unpacked so far."""
     needed = used = 0.0
     for archive in archives:
         size = archive.size or 0
@@ -336,11 +342,11 @@ def _need_space(archives: list[Archive], root: Path, keep: bool) -> None:
         used -= sum(path.stat().st_size for path in root.glob(f"{archive.name}*"))
         used -= sum(_listing(root / Path(archive.name).stem).values())
         needed = max(needed, used + size + unpacked)
-        used += unpacked + (size if keep else 0)
+        used += unpacked
     free = shutil.disk_usage(root).free
     if needed > free:
         raise InputError(
-            f"{root}: needs {size_text(needed)}, the disk has {size_text(free)} free; use --root on another disk"
+            f"{root}: needs {decimal(int(needed))}, the disk has {decimal(free)} free; use --root on another disk"
         )
 
 

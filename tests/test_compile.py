@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import benchmarks.compiled
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.attention.base import Attention
 from captioning.data.batch import pad_captions
@@ -189,13 +188,6 @@ def test_compiled_code_is_kept_in_the_users_cache_or_a_chosen_folder(chosen, mon
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / chosen))
     compilation.compiled(lambda x: x, "default")
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / (chosen or "captioning/inductor"))
-
-
-def test_the_comparison_of_compiled_and_eager_steps_runs(backend):
-    seconds = benchmarks.compiled.measure(torch.device("cpu"), quick=True, rounds=1)
-    names = {f"{precision} {mode}" for precision in ("fp32", "bf16") for mode in ("eager", "default")}
-    assert set(seconds) == names | {f"{name}, first step" for name in names}
-    assert min(seconds.values()) > 0
 
 
 @pytest.mark.slow

@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,6 @@ import yaml
 from helpers_runs import tiny_config
 
 from captioning.cli.fit import main
-from captioning.data import ShapesSource
-from captioning.data.features import FeatureWriter
-from captioning.data.images import load_image
-from captioning.encoders import TorchvisionEncoder
 
 SEVERAL = [2, pytest.param(3, marks=pytest.mark.slow)]
 HARD = {
@@ -172,55 +166,3 @@ def test_a_run_whose_processes_are_all_killed_goes_on_to_the_last_bit(tmp_path, 
     assert whole["global_step"] == resumed["global_step"] > 4
     for name, value in whole["state_dict"].items():
         assert torch.equal(resumed["state_dict"][name], value), name
-
-
-@pytest.mark.slow
-def test_two_machines_without_a_common_disk_train_on_their_shares_of_the_features(tmp_path):
-    """torchrun on each, in a folder of its own. What else is on the disk makes no difference to the weights."""
-    config = tiny_config(tmp_path / "shapes", train=8)
-    torch.manual_seed(0)
-    weights = tmp_path / "resnet18.pth"
-    torch.save(TorchvisionEncoder("resnet18", "relu", weights=None).network.state_dict(), weights)
-    encoder = {"name": "resnet18", "node": "relu", "weights": str(weights), "image_size": 16}
-    config["model"]["encoder"] = {"class_path": "captioning.encoders.TorchvisionEncoder", "init_args": encoder}
-    config["data"] |= {"feature_shares": 2, "features": "features", "batch_size": 5}
-    network = TorchvisionEncoder(**encoder)
-    source = ShapesSource(**config["data"]["source"]["init_args"])
-    source.prepare()
-    for split in ("train", "val"):
-        paths = list(source.index(split).paths)
-        images = torch.stack([network.preprocessing(load_image(source.index(split).root / path)) for path in paths])
-        options = {"paths": paths, "fingerprint": network.fingerprint(), "shape": network(images).shape[1:]}
-        writer = FeatureWriter(tmp_path / "features", split, **options, shard_images=2)
-        writer.write(network(images))
-    shards = sorted((tmp_path / "features/train").glob("*.npy"))
-    assert len(shards) == 4
-
-    def weights_after(name: str, has: Callable[[int, int], bool]) -> dict[str, torch.Tensor]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        machines = []
-        for rank in range(2):
-            folder = tmp_path / name / str(rank)
-            shutil.copytree(tmp_path / "features", folder / "features")
-            for number, shard in enumerate(shards):
-                if not has(rank, number):
-                    (folder / "features/train" / shard.name).unlink()
-            (folder / "tiny.yaml").write_text(yaml.safe_dump(config))
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(rank)]
-            command += ["--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-            command += ["-m", "captioning", "fit", "--config", "tiny.yaml", "--trainer.accelerator", "cpu"]
-            command += ["--trainer.num_nodes", "2", "--trainer.devices", "1", "--trainer.strategy", "ddp"]
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-            machines.append(subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True))
-        for machine in machines:
-            _, errors = machine.communicate(timeout=300)
-            assert machine.returncode == 0, errors
-        return torch.load(tmp_path / name / "0/runs/tiny/checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-    shared = weights_after("shared", lambda rank, number: number % 2 == rank)
-    whole = weights_after("whole", lambda rank, number: True)
-    assert shared.keys() == whole.keys()
-    for key, value in whole.items():
-        assert torch.equal(shared[key], value), key

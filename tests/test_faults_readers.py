@@ -18,9 +18,9 @@ from PIL import Image
 
 from captioning.captioner import DecodingOptions, load
 from captioning.captioner.caption import figure_suffix
+from captioning.cli.build import build
 from captioning.cli.foreign_settings import resume_settings
 from captioning.comparison.study import read_study
-from captioning.configs import build
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.encoders import ConvEncoder
@@ -55,13 +55,13 @@ COCO: dict[Fault, Any] = {
     Fault("COCO's captions file is not there", "missing; run python scripts/prepare_data.py coco"): None,
     Fault("COCO's captions file is no JSON", "not a COCO annotation file"): "hello",
     Fault("COCO's captions file is cut short", "not a COCO annotation file"): '{"images": [{"id": 1',
-    Fault("a COCO file without images", "it has no list of images"): {"annotations": []},
-    Fault("an image of COCO without a number", "not a COCO annotation file (KeyError: 'id')"): {
+    Fault("a COCO file without images", "(Object missing required field `images`)"): {"annotations": []},
+    Fault("an image of COCO without a number", "(Object missing required field `id`"): {
         "images": [{"file_name": "1.jpg"}],
         "annotations": [],
     },
     Fault("an image of COCO without a file", "image 1 has no file"): {"images": [{"id": 1}], "annotations": [CAPTION]},
-    Fault("an image's number is a text", "image ids must be whole numbers, got '1'"): {
+    Fault("an image's number is a text", "(Expected `int`, got `str` - at `$.images[0].id`)"): {
         "images": [{"id": "1", "file_name": "x"}],
         "annotations": [CAPTION | {"image_id": "1"}],
     },
@@ -69,15 +69,18 @@ COCO: dict[Fault, Any] = {
         "images": [IMAGE, IMAGE],
         "annotations": [CAPTION],
     },
-    Fault("a caption of an image that the file lacks", "caption 4 is of image 9, which it lacks"): {
+    Fault("a caption of an image that the file lacks", "caption 4 is of image 9, which is not in the file"): {
         "images": [IMAGE],
         "annotations": [CAPTION | {"image_id": 9}],
     },
-    Fault("a caption whose image is named by an object", "caption 4 is of image {'id': 1}, which it lacks"): {
+    Fault(
+        "a caption whose image is named by an object",
+        "(Expected `int`, got `object`",
+    ): {
         "images": [IMAGE],
         "annotations": [CAPTION | {"image_id": {"id": 1}}],
     },
-    Fault("an annotation without a caption", "annotation 4 has no caption"): {
+    Fault("an annotation without a caption", "(Object missing required field `caption`"): {
         "images": [IMAGE],
         "annotations": [{"id": 4, "image_id": 1}],
     },
@@ -99,15 +102,17 @@ KARPATHY_IMAGE = {"filename": "1.jpg", "imgid": 1, "split": "val", "sentences": 
 KARPATHY: dict[Fault, Any] = {
     Fault("Karpathy's file is not there", "missing; run python scripts/prepare_data.py flickr8k"): None,
     Fault("Karpathy's file has no such split", "has no val split, only train"): [KARPATHY_IMAGE | {"split": "train"}],
-    Fault("a split that is a list", "has no val split, only ['val']"): [KARPATHY_IMAGE | {"split": ["val"]}],
-    Fault("an image of Karpathy's without a number", "entry 0 of images has neither cocoid nor imgid"): [
+    Fault("a split that is a list", "not a split file (Expected `str`, got `array`"): [
+        KARPATHY_IMAGE | {"split": ["val"]}
+    ],
+    Fault("an image of Karpathy's without a number", "1.jpg has neither cocoid nor imgid"): [
         KARPATHY_IMAGE | {"imgid": None}
     ],
     Fault("an image of Karpathy's without a file", "image 1 has no file"): [KARPATHY_IMAGE | {"filename": ""}],
     Fault("a sentence without tokens", "image 1 has a sentence without tokens"): [
         KARPATHY_IMAGE | {"sentences": [{"raw": "a dog"}]}
     ],
-    Fault("an entry that is no object", "entry 0 of images is not an object"): [7],
+    Fault("an entry that is no object", "not a split file (Expected `object`, got `int`"): [7],
 }
 
 
@@ -217,10 +222,10 @@ FEATURES: dict[Fault, Callable[[Path], Any]] = {
         lambda folder: (folder / "val.json").unlink()
     ),
     Fault("features that are not finished", "finish them with scripts/extract_features.py"): (
-        lambda folder: (folder / SHARD).with_suffix(".json").unlink()
+        lambda folder: (folder / SHARD).unlink()
     ),
     Fault("features with a damaged array", "00000.npy: cannot be read ("): damaged_array,
-    Fault("features cut short", "00000.npy: not there or not complete"): (
+    Fault("features cut short", "00000.npy: missing or incomplete"): (
         lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-10])
     ),
     Fault("a header of features cut short", "val.json: cannot be read as JSON ("): lambda folder: put(
@@ -365,16 +370,16 @@ def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, c
 
 STUDY = {"name": "x", "seeds": [1], "variants": {"soft": {"config": "c"}}}
 STUDIES: dict[Fault, dict[Any, Any]] = {
-    Fault("a study with an unknown key", "'seed' is no key of a study; did you mean seeds?"): {"seed": 1},
-    Fault("a study without variants", "variants: there is none"): {"variants": {}},
-    Fault("a study with a seed below 0", "seeds: must be whole numbers, got [-1]"): {"seeds": [-1]},
-    Fault("a study with a seed twice", "seeds: [1, 1] has one twice"): {"seeds": [1, 1]},
-    Fault("a study whose config is not there", "d.yaml is not there"): {"variants": {"soft": {"config": "d"}}},
-    Fault("a study whose config has a name of 600 characters", "is not there"): {
+    Fault("a study with an unknown key", "unknown key `seed`; did you mean seeds?"): {"seed": 1},
+    Fault("a study without variants", "variants: Expected a mapping of length >= 1"): {"variants": {}},
+    Fault("a study with a seed below 0", "seeds[0]: Expected `int` >= 0"): {"seeds": [-1]},
+    Fault("a study with a seed twice", "seeds: [1, 1] has a seed twice"): {"seeds": [1, 1]},
+    Fault("a study whose config is not there", "there is no d.yaml"): {"variants": {"soft": {"config": "d"}}},
+    Fault("a study whose config has a name of 600 characters", "there is no aaa"): {
         "variants": {"soft": {"config": "a" * 600}}
     },
     Fault("a study that compares with no variant", "references: hard is no variant"): {"references": ["hard"]},
-    Fault("a study with a number for a key", "3 is no key of a study"): {3: 1, 4: 2},
+    Fault("a study with a number for a key", "Expected `str`"): {3: 1, 4: 2},
 }
 
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
 from captioning.captioner import load
+from captioning.checkpoint.load import SavedModel
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.records import read_scores
@@ -26,7 +27,6 @@ from captioning.objective.collapse import PATIENCE, attention_statistics
 from captioning.objective.estimators import ArgmaxBaseline, LeaveOneOut, MovingAverage, RewardToGo
 from captioning.trace import EXPECTATION, AttentionTrace
 from captioning.training.module import CaptioningModule
-from captioning.training.start import Start
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def test_a_second_stage_counts_its_training_batches_from_the_start(shapes, tmp_p
     before, after = make_module(first(AdditiveScore(10))), make_module(HardAttention(AdditiveScore(10)), lr=0.0)
     run_stage(quick_trainer(tmp_path, limit_train_batches=3).fit, before, make_data(shapes))
     learned = {name: value.clone() for name, value in before.captioner.named_parameters()}
-    after.start = Start("first.ckpt", before.captioner.state_dict(), before.vocabulary)
+    after.start = SavedModel("first.ckpt", before.captioner, before.vocabulary, {})
     run_stage(quick_trainer(tmp_path, limit_train_batches=1).fit, after, make_data(shapes))
     assert int(after.attention.batches) == 1
     assert all(torch.equal(after.captioner.state_dict()[name], value) for name, value in learned.items())

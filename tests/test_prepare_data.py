@@ -156,17 +156,11 @@ def test_only_what_is_missing_is_fetched_again(coco, server, tmp_path):
     assert (tmp_path / "val2017/5.jpg").stat().st_mtime_ns == kept
 
 
-def test_archives_are_kept_on_request_and_used_again(coco, server, tmp_path):
-    coco(tmp_path, "--keep-archives")
-    shutil.rmtree(tmp_path / "val2017")
-    server.requests.clear()
-    coco(tmp_path, "--keep-archives")
-    assert server.requests == []
-    assert sorted(path.name for path in tmp_path.glob("*.zip")) == [
-        "annotations_trainval2017.zip",
-        "train2017.zip",
-        "val2017.zip",
-    ]
+def test_an_archive_put_there_by_hand_is_used_and_deleted_when_it_is_unpacked(coco, server, tmp_path):
+    (tmp_path / "val2017.zip").write_bytes(server.files["/zips/val2017.zip"])
+    coco(tmp_path)
+    assert "/zips/val2017.zip" not in [path for path, _ in server.requests]
+    assert (tmp_path / "val2017/5.jpg").exists() and not list(tmp_path.glob("*.zip"))
 
 
 def test_checking_names_missing_and_empty_files_and_fetches_nothing(coco, server, tmp_path, capsys):

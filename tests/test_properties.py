@@ -23,7 +23,7 @@ from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAt
 from captioning.data.batch import pad_captions
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.records import CaptionIndex, ImageEntry, PackedStrings, image_name
-from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.data.sampler import CaptionBatchSampler
 from captioning.decoding import BeamOptions, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
@@ -72,11 +72,11 @@ def test_many_captions_are_tokenised_as_one_by_one(examples):
 @EXAMPLES
 def test_words_of_a_vocabulary_come_back_and_others_become_unk(examples, tmp_path):
     @holds(examples, st.lists(words, unique=True, max_size=8), st.lists(words, max_size=8))
-    def claim(vocabulary_words, said):
-        vocabulary = Vocabulary(vocabulary_words)
+    def claim(kept, said):
+        vocabulary = Vocabulary(kept)
         ids = vocabulary.encode(said)
         assert all(UNK <= i < len(vocabulary) for i in ids)
-        assert vocabulary.decode([START, *ids, END, *ids]) == [w if w in vocabulary_words else "<unk>" for w in said]
+        assert vocabulary.decode([START, *ids, END, *ids]) == [w if w in kept else "<unk>" for w in said]
         vocabulary.save(tmp_path / "words.json")
         assert Vocabulary.load(tmp_path / "words.json") == vocabulary
 
@@ -109,11 +109,11 @@ def test_an_index_has_every_caption_beside_its_image(examples):
 
     @holds(examples, st.lists(said, min_size=1, max_size=6).filter(lambda images: any(map(any, images))))
     def claim(images):
-        index = CaptionIndex.build(Path(), [ImageEntry(i, f"{i}.png", list(each)) for i, each in enumerate(images)])
-        kept = {i: [caption for caption in each if caption] for i, each in enumerate(images)}
-        kept = {i: each for i, each in kept.items() if each}
+        index = CaptionIndex.build(Path(), [ImageEntry(i, f"{i}.png", list(texts)) for i, texts in enumerate(images)])
+        kept = {i: [caption for caption in texts if caption] for i, texts in enumerate(images)}
+        kept = {i: texts for i, texts in kept.items() if texts}
         assert {int(i): index.references(row) for row, i in enumerate(index.image_ids)} == kept
-        assert index.caption_lengths.tolist() == [len(c.split()) for each in kept.values() for c in each]
+        assert index.caption_lengths.tolist() == [len(c.split()) for texts in kept.values() for c in texts]
 
 
 @EXAMPLES
@@ -250,13 +250,11 @@ def test_beams_score_what_they_say_in_order_and_once(examples):
     def claim(table, options):
         width, normalization, shortest = options
         search = {"length_normalization": normalization, "max_length": LONGEST, "min_length": shortest}
-        (hypotheses,) = beam_search(steps_of(table), start(), beam_size=width, **search)
-        assert 1 <= len(hypotheses) <= width
-        assert [(not h.finished, -h.score) for h in hypotheses] == sorted(
-            (not h.finished, -h.score) for h in hypotheses
-        )
-        assert len({tuple(h.ids) for h in hypotheses}) == len(hypotheses)
-        for h in hypotheses:
+        (beams,) = beam_search(steps_of(table), start(), beam_size=width, **search)
+        assert 1 <= len(beams) <= width
+        assert [(not h.finished, -h.score) for h in beams] == sorted((not h.finished, -h.score) for h in beams)
+        assert len({tuple(h.ids) for h in beams}) == len(beams)
+        for h in beams:
             path = [START, *h.ids, *([END] if h.finished else [])]
             assert set(h.ids) <= set(TABLE_WORDS) and len(h.ids) >= shortest
             steps = len(path) - 1
@@ -274,10 +272,10 @@ def test_no_beam_finds_more_than_there_is_and_the_widest_finds_the_best(examples
             for ids in itertools.product(TABLE_WORDS, repeat=length)
         )
         for width in (1, 2, 4, 9):
-            (hypotheses,) = beam_search(steps_of(table), start(), beam_size=width, max_length=LONGEST)
-            assert all(h.score <= best + 1e-4 for h in hypotheses if h.finished)
-        (hypotheses,) = beam_search(steps_of(table), start(), beam_size=3**LONGEST * 2, max_length=LONGEST)
-        assert hypotheses[0].score == pytest.approx(best, abs=1e-4)
+            (beams,) = beam_search(steps_of(table), start(), beam_size=width, max_length=LONGEST)
+            assert all(h.score <= best + 1e-4 for h in beams if h.finished)
+        (beams,) = beam_search(steps_of(table), start(), beam_size=3**LONGEST * 2, max_length=LONGEST)
+        assert beams[0].score == pytest.approx(best, abs=1e-4)
         (narrow,) = beam_search(steps_of(table), start(), beam_size=1, max_length=LONGEST)
         (first,) = greedy(steps_of(table), start(), max_length=LONGEST)
         (drawn,) = sample(steps_of(table), start(), top_k=1, max_length=LONGEST)
@@ -299,8 +297,8 @@ def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
     def claim(seed, width, normalization):
         memory = captioner.encode(annotations=torch.randn(2, 9, D, generator=torch.Generator().manual_seed(seed)))
         options = BeamOptions(beam_size=width, max_length=7, length_normalization=normalization)
-        for image, hypotheses in enumerate(captioner.search(memory, options)):
-            for h in (h for h in hypotheses if h.finished):
+        for image, beams in enumerate(captioner.search(memory, options)):
+            for h in (h for h in beams if h.finished):
                 (forced,) = captioner.force_decode(memory.select(torch.tensor([image])), [h.ids])
                 assert h.log_probs == pytest.approx(forced.log_probs, abs=1e-4)
                 assert h.score == pytest.approx(forced.score / len(h.log_probs) ** normalization, abs=1e-4)
@@ -318,7 +316,7 @@ def test_every_caption_is_met_once_an_epoch_and_a_resumed_one_goes_on(examples, 
     @holds(examples, per_image, st.integers(1, 7), st.integers(1, 3), st.integers(0, 9), st.data())
     def claim(lengths, batch_size, ranks, seed, data):
         flat = torch.tensor(list(itertools.chain.from_iterable(lengths)))
-        image = torch.tensor([i for i, each in enumerate(lengths) for _ in each])
+        image = torch.tensor([i for i, captions in enumerate(lengths) for _ in captions])
         make = lambda rank: CaptionBatchSampler(  # noqa: E731
             flat, image, batch_size=batch_size, seed=seed, rank=rank, world_size=ranks, group=group
         )
@@ -337,15 +335,3 @@ def test_every_caption_is_met_once_an_epoch_and_a_resumed_one_goes_on(examples, 
         resumed = make(0)
         resumed.load_state_dict(state)
         assert list(resumed) == (first[done:] if done < len(first) else list(whole))
-
-
-@EXAMPLES
-def test_every_image_is_evaluated_and_only_the_last_batch_again(examples):
-    @holds(examples, st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
-    def claim(images, batch_size, ranks):
-        samplers = [ImageBatchSampler(images, batch_size, rank=rank, world_size=ranks) for rank in range(ranks)]
-        assert len({len(sampler) for sampler in samplers}) == 1
-        batches = [tuple(batch) for sampler in samplers for batch in sampler]
-        assert sorted(itertools.chain.from_iterable(dict.fromkeys(batches))) == list(range(images))
-        last = max(batches)
-        assert all(count == 1 for batch, count in Counter(batches).items() if batch != last)

@@ -22,7 +22,7 @@ from captioning.errors import InputError
 from captioning.evaluation.files import read_results
 from captioning.model import MarginalOutput
 from captioning.objective import ArgmaxBaseline, Likelihood
-from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training import CaptionSamples, Throughput, Unfreeze
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
 from captioning.training.schedules import WarmupCosine

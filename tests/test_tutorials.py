@@ -44,8 +44,8 @@ TINY = {
 def blocks(name: str) -> Iterator[tuple[str, str, str]]:
     """Yield (the paragraph before it, language, text) of every fenced block."""
     text = (TUTORIALS / f"{name}.md").read_text(encoding="utf-8")
-    for found in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        yield text[: found.start()].strip().rpartition("\n\n")[2], found[1], found[2]
+    for fence in re.finditer(r"^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+        yield text[: fence.start()].strip().rpartition("\n\n")[2], fence[1], fence[2]
 
 
 def follow(name: str) -> list[str]:
@@ -70,8 +70,8 @@ def run(command: list[str], tiny: list[str]) -> None:
         main([*words, *tiny] if words[0] == "fit" else words)
     elif words[:2] == ["-m", "pytest"]:
         environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
-        found = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
-        assert found.returncode == 0 and "2 passed" in found.stdout, found.stdout + found.stderr
+        done = subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     else:
         assert program == "python"
         script, *arguments = words
@@ -95,9 +95,9 @@ def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "argv", ["captioning"])
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("WANDB_DIR", raising=False)
-    known = set(sys.modules)
+    before = set(sys.modules)
     yield tmp_path
-    for name in set(sys.modules) - known:
+    for name in set(sys.modules) - before:
         if "my_attention" in name:
             del sys.modules[name]
     plt.close("all")

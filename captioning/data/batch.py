@@ -1,4 +1,4 @@
-"""What a data loader yields."""
+"""Batches of captions and images, as a data loader yields them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from captioning.vocabulary import END, PAD, START
 
 @dataclass
 class CaptionBatch:
-    """B images and N captions of them. An image appears once, also with several captions in the batch.
+    """B images and N captions of them. An image appears once even if the batch has several of its captions.
 
     Attributes:
         captions: (N, T+1) int64 ids, ``<start> w_1 .. w_n <end> <pad> ..``; T is the longest caption with its <end>.
-        lengths: (N,) int64, decoding steps per caption: its words and its <end>, not <start>. So n + 1.
-        image_index: (N,) int64, which of the B images a caption describes.
+        lengths: (N,) int64, decoding steps per caption: its n words and its <end>, so n + 1.
+        image_index: (N,) int64, the image (0 .. B - 1) that each caption describes.
         image_ids: (B,) int64, the data set's ids.
         rows: (B,) int64, positions in the split's ``CaptionIndex``.
-        images: (B, 3, height, width) float, normalised for the encoder; None where annotations are given.
-        annotations: (B, L, D) float or half, cached encoder output; None where images are given.
-        annotation_mask: (B, L) bool, True where a location exists; None when all do.
+        images: (B, 3, height, width) float, normalised for the encoder; None if annotations are given.
+        annotations: (B, L, D) float or half, cached encoder output; None if images are given.
+        annotation_mask: (B, L) bool, True where a location exists; None if all exist.
     """
 
     captions: Tensor

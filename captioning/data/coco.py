@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
-import json
 import logging
-import mmap
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
 from captioning.data.coco_nouns import decoys, synonyms
-from captioning.data.index_cache import cached_index
-from captioning.data.objects import GroundedObject
-from captioning.data.outlines import check_outline
-from captioning.data.records import CaptionIndex, CaptionSource, check_split, check_texts, image_name
-from captioning.errors import InputError, one_line
-
-if TYPE_CHECKING:
-    import msgspec
-    from pycocotools.coco import COCO
+from captioning.data.objects import GroundedObject, check_outline
+from captioning.data.records import (
+    CaptionIndex,
+    CaptionSource,
+    ImageEntry,
+    check_split,
+    image_name,
+    read_annotations,
+)
+from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-_DENSE = 64  # a table of so many numbers an image is looked up faster than a dictionary, and is small
 
 
 class CocoSource(CaptionSource):
@@ -39,11 +31,11 @@ class CocoSource(CaptionSource):
     split, and the log says so.
 
     Args:
-        root: the folder with ``annotations`` and the image folders.
-        year: of the split, 2014 or 2017 for COCO itself.
-        test_captions: a captions file for the test split, relative to ``root``.
-        test_images: the folder of its images, relative to ``root``; by default ``test{year}``.
-        allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
+        root: The folder with ``annotations`` and the image folders.
+        year: Year of the split, 2014 or 2017 for COCO itself.
+        test_captions: A captions file for the test split, relative to ``root``.
+        test_images: The folder of its images, relative to ``root``; by default ``test{year}``.
+        allow_outside: Whether the file may name images by absolute paths and by "..", anywhere on this machine.
     """
 
     def __init__(
@@ -63,45 +55,42 @@ class CocoSource(CaptionSource):
         self._objects: dict[Path, CocoObjects] = {}
 
     def prepare(self) -> None:
-        """Check that the captions of every split are there.
+        """Check that the captions of every split exist.
 
         Raises:
-            InputError: a file is missing.
+            InputError: A file is missing.
         """
         for split in ("train", "val", "test"):
             path, _ = self._files(split)
             if not path.is_file():
-                raise InputError(f"{path}: missing; run {self._command()} or see data/README.md")
+                raise InputError(f"{path}: missing; {self._remedy()}")
 
     def index(self, split: str) -> CaptionIndex:
         """Return a split; captions are tokenised."""
         check_split(split)
         if split == "test" and self.test_captions is None:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
-        path, images = self._files(split)
-        with _opened(path, f"run {self._command()}"):
-            options = (str(path), images, self.allow_outside)
-            return cached_index(path, options, self.root, lambda: self._index(path, images), self.tokenizer)
-
-    def _index(self, path: Path, images: str) -> CaptionIndex:
-        captions = _captions(path)
-        for image_id, name in zip(captions.image_ids, captions.names, strict=True):
-            if not isinstance(name, str) or not name:
-                raise InputError(f"{path}: image {image_id} has no file")
-            if "/" in name or "\\" in name or "\0" in name or name == "..":
-                image_name(name, allow_outside=self.allow_outside, where=f"{path}: image {image_id}")
-        check_texts(captions.names, path)
-        return CaptionIndex.pack(
-            self.root,
-            captions.image_ids,
-            [f"{images}/{name}" if name[0] != "/" else name for name in captions.names],
-            captions.counts,
-            self.tokenizer.tokenize_all(captions.texts),
-            origin=path,
-        )
+        path, folder = self._files(split)
+        content = read_annotations(path, _Captions, "COCO annotation file", self._remedy())
+        captions: dict[int, list[str]] = {image.id: [] for image in content.images}
+        texts = self.tokenizer.tokenize_all([annotation.caption for annotation in content.annotations])
+        for annotation, text in zip(content.annotations, texts, strict=True):
+            if annotation.image_id not in captions:
+                raise InputError(
+                    f"{path}: caption {annotation.id} is of image {annotation.image_id}, which is not in the file"
+                )
+            captions[annotation.image_id].append(text)
+        entries = []
+        for image in content.images:
+            if not image.file_name:
+                raise InputError(f"{path}: image {image.id} has no file")
+            where = f"{path}: image {image.id}"
+            name = image_name(image.file_name, allow_outside=self.allow_outside, where=where)
+            entries.append(ImageEntry(image.id, name if name[0] == "/" else f"{folder}/{name}", captions[image.id]))
+        return CaptionIndex.build(self.root, entries, origin=path)
 
     def objects(self, split: str) -> CocoObjects | None:
-        """Return the object masks of ``annotations/instances_*.json``; None where that file is missing."""
+        """Return the object masks of ``annotations/instances_*.json``; None if that file is missing."""
         check_split(split)
         captions, _ = self._files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
@@ -118,203 +107,98 @@ class CocoSource(CaptionSource):
         name = f"{'val' if split == 'test' else split}{self.year}"
         return self.root / "annotations" / f"captions_{name}.json", name
 
-    def _command(self) -> str:
-        return f"python scripts/prepare_data.py coco --year {self.year} --root {self.root}"
+    def _remedy(self) -> str:
+        return f"run python scripts/prepare_data.py coco --year {self.year} --root {self.root}, or see data/README.md"
 
 
 class CocoObjects:
     """The objects of an instances file, one call per image; masks are decoded on demand.
 
-    The noun is the category's name, lower case; ``coco_nouns`` has its synonyms. Captions do not
-    distinguish objects of one category, so their masks are merged, crowds ("iscrowd") included. Objects without an
-    outline are left out.
+    The noun is the category's name in lower case; ``coco_nouns`` has its synonyms. Captions do not distinguish objects
+    of one category, so their masks are merged, crowds ("iscrowd") included. Objects without an outline are left out.
 
     Raises:
-        InputError: an outline that cannot be drawn; all are looked at, before the first is.
+        InputError: An object has an outline that cannot be drawn or an unknown category. All objects are checked.
     """
 
     def __init__(self, path: Path) -> None:
-        self._coco = read_coco(path, "see data/README.md")
-        self._path = path
-        for annotation in self._coco.dataset["annotations"]:
-            if outline := annotation.get("segmentation"):
-                image = self._coco.imgs.get(annotation.get("image_id"), {})
-                try:
-                    check_outline(outline, image.get("height"), image.get("width"))
-                except InputError as error:
-                    raise InputError(f"{path}: object {annotation.get('id')}: {error}") from None
+        content = read_annotations(path, _Instances, "COCO annotation file", "see data/README.md")
+        self._sizes = {image.id: (image.height, image.width) for image in content.images}
+        nouns = {category.id: category.name.lower() for category in content.categories}
+        self._outlines: dict[int, dict[str, list[Any]]] = {}  # by image and noun
+        for instance in content.annotations:
+            if not instance.segmentation:
+                continue
+            where = f"{path}: object {instance.id}"
+            if instance.category_id not in nouns:
+                raise InputError(f"{where} is of category {instance.category_id}, which is not in the file")
+            try:
+                check_outline(instance.segmentation, *self._sizes.get(instance.image_id, (0, 0)))
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
+            outlines = self._outlines.setdefault(instance.image_id, {})
+            outlines.setdefault(nouns[instance.category_id], []).append(instance.segmentation)
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
-        """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known.
-
-        Raises:
-            InputError: an object's category or outline cannot be read.
-        """
+        """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known."""
         from pycocotools import mask as run_lengths
 
-        outlines: dict[str, list[Any]] = {}
-        found = []
+        objects = []
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
-            try:
-                for annotation in self._coco.imgToAnns.get(image_id, ()):
-                    where = f"object {annotation.get('id')}"
-                    if annotation.get("segmentation"):
-                        noun = self._coco.cats[annotation["category_id"]]["name"].lower()
-                        outlines.setdefault(noun, []).append(self._coco.annToRLE(annotation))
-                for noun, parts in outlines.items():
-                    where = f"the outlines of {noun}"
-                    mask = run_lengths.decode(run_lengths.merge(parts)).astype(bool)
-                    found.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
-            except Exception as error:  # pycocotools' C code raises plain Exceptions too
-                raise InputError(f"{self._path}: image {image_id}: {where} cannot be read ({error!r})") from error
-        return found
+            for noun, outlines in self._outlines.get(image_id, {}).items():
+                runs = []
+                for outline in outlines:
+                    if isinstance(outline, dict) and isinstance(outline["counts"], str):
+                        runs.append(outline)
+                    elif isinstance(outline, dict):
+                        runs.append(run_lengths.frPyObjects(outline, *self._sizes[image_id]))
+                    else:
+                        runs += run_lengths.frPyObjects(outline, *self._sizes[image_id])
+                mask = run_lengths.decode(run_lengths.merge(runs)).astype(bool)
+                objects.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
+        return objects
 
 
-def read_coco(path: Path, remedy: str) -> COCO:
-    """Read an annotation file with pycocotools, without its printing.
-
-    Raises:
-        InputError: the file is missing or not in COCO's layout; ``remedy`` says what to do if it is missing.
-    """
-    from pycocotools.coco import COCO  # slow to import: brings matplotlib
-
-    try:
-        with _opened(path, remedy):
-            dataset = json.loads(path.read_bytes())
-        for key in ("images", "annotations"):
-            if not isinstance(dataset.get(key), list):
-                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
-        if any("category_id" not in annotation for annotation in dataset["annotations"]):
-            # Some exporters add categories to caption files, and pycocotools then fails on annotations without one.
-            dataset.pop("categories", None)
-        coco = COCO()
-        coco.dataset = dataset
-        with contextlib.redirect_stdout(io.StringIO()):
-            coco.createIndex()
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: not a COCO annotation file ({type(error).__name__}: {one_line(error)})") from error
-    return coco
+# The members of the files that count; the others are skipped. ``gc=False``: a split has 592,000 captions, which the
+# garbage collector would search again and again.
 
 
-@contextlib.contextmanager
-def _opened(path: Path, remedy: str) -> Iterator[None]:
-    """Raise the InputError of a file that cannot be opened; ``remedy`` says what to do if it is missing."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{path}: missing; {remedy}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+class _Image(msgspec.Struct, gc=False):
+    id: int
+    file_name: str = ""
 
 
-class _Captions(NamedTuple):
-    """What a captions file says, in the file's order of images."""
-
-    image_ids: list[int]
-    names: list[Any]
-    counts: list[int]
-    texts: list[str]
+class _Annotation(msgspec.Struct, gc=False):
+    image_id: int
+    caption: str
+    id: Any = None
 
 
-def _captions(path: Path) -> _Captions:
-    """Return the images of a captions file and their captions, one image after the other.
-
-    ``pycocotools`` would keep every annotation as an object and index it twice; a split has 592,000.
-
-    Raises:
-        InputError: it is not in COCO's layout, an annotation has no caption, or is of an unknown image.
-    """
-    image_ids, names, owners, texts, numbers = _columns(path)
-    if not {*map(type, image_ids)} <= {int}:
-        wrong = next(image_id for image_id in image_ids if type(image_id) is not int)
-        raise InputError(f"{path}: image ids must be whole numbers, got {wrong!r}")
-    if not {*map(type, owners)} <= {int}:  # what is of another kind may have no hash
-        number = next(number for number, owner in enumerate(owners) if type(owner) is not int)
-        raise InputError(f"{path}: caption {numbers[number]} is of image {owners[number]!r:.60}, which it lacks")
-    rows = _rows(owners, image_ids)
-    if (rows < 0).any():
-        number = int(np.argmax(rows < 0))
-        raise InputError(f"{path}: caption {numbers[number]} is of image {owners[number]}, which it lacks")
-    if not {*map(type, texts)} <= {str}:
-        number = next(number for number, text in enumerate(texts) if type(text) is not str)
-        raise InputError(f"{path}: image {owners[number]}: annotation {numbers[number]} has no caption")
-    check_texts(texts, path)
-    order = np.argsort(rows, kind="stable").tolist()
-    counts = np.bincount(rows, minlength=len(image_ids)).tolist()
-    return _Captions(image_ids, names, counts, [texts[number] for number in order])
+class _Captions(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
 
 
-class _Columns(NamedTuple):
-    """What a captions file says of every image, and of every annotation, whatever it is."""
-
-    image_ids: list[Any]
-    names: list[Any]
-    owners: list[Any]
-    texts: list[Any]
-    numbers: list[Any]
-    """The annotations' own."""
+class _ImageSize(msgspec.Struct, gc=False):
+    id: int
+    height: int = 0
+    width: int = 0
 
 
-def _columns(path: Path) -> _Columns:
-    """Read a captions file.
-
-    Raises:
-        InputError: it is not JSON in COCO's layout.
-    """
-    try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            # What this cannot read the other way can, or says what is wrong.
-            with contextlib.suppress(ImportError, ValueError, RecursionError):
-                found = _decoder().decode(content)
-                return _Columns(
-                    [image.id for image in found.images],
-                    [image.file_name for image in found.images],
-                    [annotation.image_id for annotation in found.annotations],
-                    [annotation.caption for annotation in found.annotations],
-                    [annotation.id for annotation in found.annotations],
-                )
-            dataset = json.loads(str(content, "utf-8"))
-        for key in ("images", "annotations"):
-            if not isinstance(dataset.get(key), list):
-                raise InputError(f"{path}: not a COCO annotation file, it has no list of {key}")
-        images, annotations = dataset["images"], dataset["annotations"]
-        return _Columns(
-            [image["id"] for image in images],
-            [image.get("file_name") for image in images],
-            [annotation["image_id"] for annotation in annotations],
-            [annotation.get("caption") for annotation in annotations],
-            [annotation.get("id") for annotation in annotations],
-        )
-    except InputError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {one_line(error)}"
-        raise InputError(f"{path}: not a COCO annotation file ({reason})") from error
+class _Category(msgspec.Struct):
+    id: int
+    name: str
 
 
-@functools.cache
-def _decoder() -> msgspec.json.Decoder[Any]:
-    """Return what reads the members that count and skips the others, in a third of the time that all take."""
-    import msgspec
-
-    image = msgspec.defstruct("Image", [("id", Any), ("file_name", Any, None)], gc=False)
-    annotation = msgspec.defstruct(
-        "Annotation", [("image_id", Any), ("caption", Any, None), ("id", Any, None)], gc=False
-    )
-    fields = [("images", list[image]), ("annotations", list[annotation])]  # type: ignore[valid-type]
-    return msgspec.json.Decoder(msgspec.defstruct("Captions", fields))
+class _Instance(msgspec.Struct):
+    image_id: int
+    category_id: int
+    segmentation: Any = None
+    id: Any = None
 
 
-def _rows(owners: list[int], image_ids: list[int]) -> NDArray[np.int64]:
-    """Return (captions,) the place of each caption's image among ``image_ids``, -1 where it has none."""
-    span = max(image_ids, default=-1) + 1
-    lowest, highest = min(owners, default=0), max(owners, default=0)
-    if min(lowest, min(image_ids, default=0)) >= 0 and highest < span <= _DENSE * len(image_ids):
-        place = np.full(span, -1, np.int32)
-        place[image_ids] = np.arange(len(image_ids), dtype=np.int32)
-        return place[owners].astype(np.int64)
-    row_of = {image_id: row for row, image_id in enumerate(image_ids)}
-    return np.array([row_of.get(owner, -1) for owner in owners], np.int64)
+class _Instances(msgspec.Struct):
+    images: list[_ImageSize]
+    annotations: list[_Instance]
+    categories: list[_Category]

@@ -1,9 +1,9 @@
-"""Which words of a caption name one of COCO's 80 object categories, and which phrases only seem to.
+"""The words of captions that name one of COCO's 80 object categories, and the phrases that only seem to.
 
-A table of our own. The idea of matching by synonyms is that of the "weak supervision" of Liu et al. (AAAI 2017) and of
-CHAIR (Rohrbach et al., "Object hallucination in image captioning", EMNLP 2018). A word that is used for several
-categories, or for something else as often ("bag", "glass", "computer", "chicken", "baseball"), is left out: a missed
-noun only loses one measurement, a misread noun adds a wrong one.
+The idea of matching by synonyms is that of the "weak supervision" of Liu et al. (AAAI 2017) and of CHAIR (Rohrbach et
+al., "Object hallucination in image captioning", EMNLP 2018); the table is our own. It leaves out words for several
+categories, or that often mean something else ("bag", "glass", "computer", "chicken", "baseball"): a missed noun loses
+one measurement, a misread noun adds a wrong one.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ def plural(name: str) -> str:
 
 @functools.cache
 def synonyms(category: str) -> frozenset[str]:
-    """Return all that names a category beside its own name, plurals included; no name belongs to two categories.
+    """Return the other names of a category, plurals included; no name belongs to two categories.
 
-    A category that is not COCO's has its plural alone.
+    A category that is not COCO's has only its plural.
     """
     singular = {category, *filter(None, _SINGULAR.get(category, "").split(", "))}
     names = singular | {plural(name) for name in singular} | set(_MORE.get(category, "").split())
@@ -287,6 +287,7 @@ def decoys(category: str) -> frozenset[str]:
             f"{word} {name}" for animal in _ANIMALS for name in (animal, plural(animal)) for word in _OF_ANIMALS
         }
     if category == "orange":  # more often a colour
-        others = (other for other in CATEGORIES if other != category)
-        phrases |= {f"orange {name}" for other in others for name in (other, *synonyms(other))}
+        for noun in CATEGORIES:
+            if noun != category:
+                phrases |= {f"orange {name}" for name in (noun, *synonyms(noun))}
     return frozenset(phrases - names)

@@ -1,4 +1,4 @@
-"""Published archives: downloaded with resumption, compared with their checksums, unpacked."""
+"""Downloads of published archives, which resume and are verified, and their unpacking."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from rich.filesize import decimal
+
 from captioning.errors import InputError
 from captioning.files import complete, part_of, replacing
-from captioning.terminal import Progress, size_text
+from captioning.progress import Progress
 
 CHUNK = 1 << 20  # bytes
 ATTEMPTS = 5  # in a row without a byte of progress
@@ -32,14 +34,16 @@ LARGEST_IMAGE = 100_000_000  # bytes
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = None) -> None:
-    """Download ``url`` to ``path`` unless it is there, and verify it.
+    """Download ``url`` to ``path`` unless that file exists, and verify it.
 
     Args:
-        size: bytes as published; None if unpublished.
-        md5: as published; None if unpublished.
+        url: The address.
+        path: Where the file goes.
+        size: Published bytes; None if unpublished.
+        md5: Published checksum; None if unpublished.
 
     Raises:
-        InputError: it cannot be downloaded, or is not what was published.
+        InputError: It cannot be downloaded, or is not the published file.
     """
     if path.is_file():
         verify(path, size=size, md5=md5)
@@ -48,16 +52,16 @@ def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = No
     try:
         verify(part, size=size, md5=md5)
     except InputError:
-        part.unlink()  # which part is wrong is unknown, so it cannot be resumed
+        part.unlink()  # nobody knows which bytes are wrong, so it cannot be resumed
         raise
     complete(path)
 
 
 def fetch_image(url: str) -> bytes:
-    """Return the content of an https address, at most ``LARGEST_IMAGE`` bytes; follows redirections to https alone.
+    """Return the content of an https address, at most ``LARGEST_IMAGE`` bytes; follows redirections only to https.
 
     Raises:
-        InputError: another kind of address, no answer, or more bytes.
+        InputError: The address is not https, does not answer, or has more bytes.
     """
     if not url.startswith("https://"):
         raise InputError(f"{url}: only https addresses are fetched; download it yourself and give the file")
@@ -74,7 +78,7 @@ def fetch_image(url: str) -> bytes:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise InputError(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from error
     if len(content) > LARGEST_IMAGE:
-        raise InputError(f"{url}: has more than {size_text(LARGEST_IMAGE)}")
+        raise InputError(f"{url}: has more than {decimal(LARGEST_IMAGE)}")
     return bytes(content)
 
 
@@ -82,7 +86,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
     """Download ``url`` to ``path`` with ``.part`` appended, resuming an earlier download; return that path.
 
     Raises:
-        InputError: the server has no such file or another than published, or the connection keeps breaking.
+        InputError: The server lacks the file or has a different one, or the connection keeps breaking.
     """
     part = part_of(path)
     failures, reason = 0, ""
@@ -112,7 +116,7 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
 
 
 def _receive(url: str, part: Path, size: int | None) -> bool:
-    """Append to ``part`` what one request yields; return whether the file is complete."""
+    """Append the answer to one request to ``part``; return whether the file is complete."""
     have = part.stat().st_size if part.exists() else 0
     if size is not None and have >= size:
         if have == size:
@@ -154,10 +158,10 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
 
 
 def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> None:
-    """Compare a download with what was published, or where nothing was, with the checksums inside the zip file.
+    """Compare a download with the published size and MD5; without an MD5, with the checksums inside the zip file.
 
     Raises:
-        InputError: it differs.
+        InputError: It differs.
     """
     actual = path.stat().st_size
     name = path.name.removesuffix(".part")
@@ -184,13 +188,16 @@ def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> No
 
 
 def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
-    """Write the wanted files of a zip or tar archive below ``root``; complete ones are skipped.
+    """Write the wanted files of a zip or tar archive below ``root``; files that are complete are skipped.
 
     Args:
-        flat: drop the folders of the names in the archive.
+        path: The archive.
+        root: The folder to write to.
+        wanted: Whether a file, by its name in the archive, is wanted.
+        flat: Whether to drop the folders of these names.
 
     Raises:
-        InputError: the archive is damaged, or a name in it leads out of ``root``.
+        InputError: The archive is damaged, or a name in it leads out of ``root``.
     """
     with ExitStack() as stack:
         try:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioning.data.features import FeatureWriter, features_size, flipped_split, view_fingerprint
+from captioning.data.features import FeatureWriter, flipped_split, view_fingerprint
 from captioning.data.loading import obey_the_main_process
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
 
 class ImageEncoder(Protocol):
@@ -45,67 +45,68 @@ def extract_features(
     batch_size: int,
     num_workers: int,
     flipped: Collection[str] = (),
-    dtype: str = "float16",
-    share: tuple[int, int] = (0, 1),
+    process: tuple[int, int] = (0, 1),
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     Args:
-        encoder: frozen, in evaluation mode and on the device.
-        indices: of the splits, by name.
-        output: folder of the feature cache.
-        device: of the encoder.
-        batch_size: images.
-        num_workers: processes that decode images; 0 decodes them here.
-        flipped: splits whose mirrored images are written, too.
-        dtype: how numbers are kept, ``float16`` or ``uint8``.
-        share: (i, n): write the i-th of n shares of the shards; other processes write the others.
+        encoder: A frozen encoder in evaluation mode, on the device.
+        indices: Records by the name of their split.
+        output: Folder of the feature cache.
+        device: Device of the encoder.
+        batch_size: Images per batch.
+        num_workers: Processes that decode images; 0 decodes them here.
+        flipped: Splits whose mirrored images are written, too.
+        process: (i, n): This is process i of n that divide the shards among them.
 
     Raises:
-        InputError: the disk is too small, an image cannot be read, or the folder holds other features.
+        InputError: The disk is too small, an image cannot be read, or the folder holds other features.
     """
-    rows, cols = encoder.grid_size
-    shape = (rows * cols, encoder.annotation_dim)
+    height, width = encoder.grid_size
     fingerprint = encoder.fingerprint()
-    sides = {split: (split, False) for split in indices}
-    sides |= {flipped_split(split): (split, True) for split in flipped}
+    views = {split: (split, False) for split in indices}
+    views |= {flipped_split(split): (split, True) for split in flipped}
     writers = {
         name: FeatureWriter(
             output,
             name,
             paths=list(indices[split].paths),
             fingerprint=view_fingerprint(fingerprint, upright=indices[split].upright, flipped=mirrored),
-            shape=shape,
-            dtype=dtype,
-            share=share,
+            shape=(height * width, encoder.annotation_dim),
+            process=process,
         )
-        for name, (split, mirrored) in sides.items()
+        for name, (split, mirrored) in views.items()
     }
-    _announce(writers, output)
-    for name, (split, mirrored) in sides.items():
+    _announce(list(writers.values()), output)
+    for name, (split, mirrored) in views.items():
         images = _Images(indices[split], encoder.preprocessing, mirrored)
         _extract(writers[name], images, encoder, device, batch_size, num_workers)
 
 
-def _announce(writers: Mapping[str, FeatureWriter], output: Path) -> None:
-    """Print each split's size and the sum, and refuse to start what the disk cannot hold."""
+def _announce(writers: list[FeatureWriter], output: Path) -> None:
+    """Print the sizes of what is to be written.
+
+    Raises:
+        InputError: The disk is too small.
+    """
     missing = 0
-    for split, writer in writers.items():
+    for writer in writers:
         n, locations, dim = writer.shape
-        size = features_size(writer.shape, writer.dtype)
-        number = size // max(1, n * locations * dim)
-        share = f", {writer.total:,} of them here" if writer.total < n else ""
+        here = f", {writer.total:,} of them here" if writer.total < n else ""
         done = f", {writer.done:,} done already" if writer.done else ""
-        plural = "s" if number > 1 else ""
+        gigabytes = n * writer.manifest.image_bytes / 1e9
         print(
-            f"{split}: {n:,} images x {locations} locations x {dim} x {number} byte{plural} = {size / 1e9:.2f} GB"
-            f"{share}{done}"
+            f"{writer.split}: {n:,} images x {locations} locations x {dim} x 2 bytes = {gigabytes:.2f} GB{here}{done}"
         )
-        missing += features_size((len(writer.rows), locations, dim), writer.dtype)
+        missing += len(writer.rows) * writer.manifest.image_bytes
+    output.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(output).free
     print(f"{missing / 1e9:.2f} GB to write into {output}, {free / 1e9:.2f} GB free", flush=True)
     if missing > free:
-        raise InputError(f"--output {output}: {missing / 1e9:.2f} GB are needed, {free / 1e9:.2f} GB are free")
+        raise InputError(
+            f"--output {output}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
+            "free some, give another folder, or choose an encoder with fewer or smaller annotations"
+        )
 
 
 class _Images:

@@ -14,22 +14,22 @@ from captioning.errors import InputError
 
 
 class FolderSource(CaptionSource):
-    """Images anywhere below a folder, and one file of captions, one per line.
+    """Images anywhere below a folder, and a file with one caption per line.
 
-    The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header, with the
-    columns ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are
-    ignored. Lines of one image need not be adjacent. Images are
-    numbered in the order of first appearance, so appended lines renumber nothing.
+    The file is JSON lines (``{"image": "cats/1.jpg", "caption": "A cat asleep."}``) or CSV with a header. Its columns
+    are ``image`` (relative to ``root``), ``caption`` and optionally ``split`` (train, val or test); others are ignored.
+    Lines of one image need not be adjacent. Images are numbered in the order of first appearance, so appended lines
+    renumber nothing.
 
     Without a ``split`` column an image's split follows from its name alone: of ten images about eight are for training,
     one for validation and one for the test. The same image is in the same split on every machine, and new images
     never move old ones from one split to another.
 
     Args:
-        root: the folder.
-        captions: the file, relative to ``root``; its name ends in .jsonl or .csv. By default ``captions.jsonl`` or
-            ``captions.csv``, whichever is there.
-        allow_outside: let the file name images by absolute paths and by "..", anywhere on this machine.
+        root: The folder.
+        captions: The file, relative to ``root``; its name ends in .jsonl or .csv. By default ``captions.jsonl`` or
+            ``captions.csv``, whichever exists.
+        allow_outside: Whether the file may name images by absolute paths and by "..", anywhere on this machine.
     """
 
     def __init__(self, root: str, *, captions: str | None = None, allow_outside: bool = False) -> None:
@@ -40,10 +40,10 @@ class FolderSource(CaptionSource):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
 
     def prepare(self) -> None:
-        """Check that the captions file is there.
+        """Check that the captions file exists.
 
         Raises:
-            InputError: it is missing.
+            InputError: It is missing.
         """
         if not self.captions.is_file():
             raise InputError(
@@ -56,16 +56,16 @@ class FolderSource(CaptionSource):
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
-        any_named = False
+        has_splits = False
         read = _read_jsonl if self.captions.suffix == ".jsonl" else _read_csv
         try:
             for line, row in read(self.captions):
                 where = f"{self.captions}: line {line}"
-                image, caption, named = _fields(row, where)
-                any_named = any_named or named is not None
+                image, caption, column = _fields(row, where)
+                has_splits = has_splits or column is not None
                 image_name(image, allow_outside=self.allow_outside, where=where)
-                if split_of.setdefault(image, named or hashed_split(image)) != (named or split_of[image]):
-                    raise InputError(f"{where}: {image} is in the {named} split here, in {split_of[image]} above")
+                if split_of.setdefault(image, column or hashed_split(image)) != (column or split_of[image]):
+                    raise InputError(f"{where}: {image} is in the {column} split here, in {split_of[image]} above")
                 entry = entries.setdefault(image, ImageEntry(len(entries), image, []))
                 if split_of[image] == split:
                     entry.captions.append(" ".join(self.tokenizer.tokenize(caption)))
@@ -73,7 +73,7 @@ class FolderSource(CaptionSource):
             raise InputError(f"{self.captions}: not UTF-8 text ({error})") from error
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            raise InputError(_empty(self.captions, split, len(entries), any_named))
+            raise InputError(_empty(self.captions, split, len(entries), has_splits))
         return CaptionIndex.build(self.root, chosen, origin=self.captions, upright=True)
 
 
@@ -81,17 +81,17 @@ def _captions_file(root: Path) -> Path:
     """Return the file of captions in a folder, by its usual names.
 
     Raises:
-        InputError: both are there.
+        InputError: Both exist.
     """
-    there = [root / name for name in ("captions.jsonl", "captions.csv") if (root / name).is_file()]
-    if len(there) > 1:
+    files = [root / name for name in ("captions.jsonl", "captions.csv") if (root / name).is_file()]
+    if len(files) > 1:
         raise InputError(f"{root}: has captions.jsonl and captions.csv; give captions, one of them")
-    return there[0] if there else root / "captions.jsonl"
+    return files[0] if files else root / "captions.jsonl"
 
 
-def _empty(captions: Path, split: str, images: int, named: bool) -> str:
+def _empty(captions: Path, split: str, images: int, has_splits: bool) -> str:
     """Return what to do about a split without an image."""
-    if named:
+    if has_splits:
         return f"{captions}: none of {images} images is in the {split} split; write {split} in the split column of some"
     return (
         f"{captions}: none of {images} images is in the {split} split, which takes one in ten by its name; "

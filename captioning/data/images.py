@@ -14,8 +14,8 @@ from PIL import Image
 from captioning.errors import InputError, one_line
 
 MAX_PIXELS = 100_000_000
-"""An image is not decoded, nor resized, to more: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if need be; of
-more than 178 million pixels, Pillow opens none."""
+"""The largest image that is decoded or made by resizing: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if
+possible. Pillow itself opens no image of more than 178 million pixels."""
 
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = {
@@ -33,21 +33,21 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     """Read an image file as 8-bit RGB.
 
     Pixels stay in stored order: an EXIF rotation is *not* applied, because COCO's boxes and masks are in stored order;
-    ``upright`` applies it, where ``CaptionIndex.upright`` says so. Transparency is laid on white, 16-bit values are
-    scaled (not clipped) to 8, CMYK and palettes are converted, and of an animation the first frame is taken.
+    ``upright`` applies it where ``CaptionIndex.upright`` says so. Transparency is laid on white, 16-bit values are
+    scaled (not clipped) to 8, CMYK and palettes are converted, and the first frame of an animation is taken.
 
     Args:
-        path: anything Pillow reads.
-        minimum_side: a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many
-            pixels: several times quicker on large photographs. The pixels differ slightly from a full decode, so
-            everything that feeds a model uses ``Preprocessing.load``.
+        path: A file that Pillow reads.
+        minimum_side: Decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many pixels:
+            several times quicker on large photographs. The pixels differ slightly from a full decode, so everything
+            that feeds a model uses ``Preprocessing.load``.
 
     Raises:
-        InputError: the file is missing, damaged, not an image, no regular file, or beyond ``MAX_PIXELS``.
+        InputError: The file is missing, damaged, not an image, no regular file, or beyond ``MAX_PIXELS``.
     """
     path = Path(path)
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for, without end
+        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
             raise InputError(f"{path}: is no regular file; give an image file")
         with _quiet(), Image.open(path) as image:
             if minimum_side is not None and image.format == "JPEG":
@@ -65,17 +65,17 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
         raise InputError(f"{path}: no such image file") from error
     except Image.DecompressionBombError as error:  # before it could be decoded at 1/8
         raise InputError(f"{path}: has more pixels than Pillow opens ({one_line(error)}); save it smaller") from error
-    except Exception as error:  # which one Pillow raises on a damaged file is up to the format
+    except Exception as error:  # Pillow's exceptions depend on the format
         raise InputError(
             f"{path}: cannot be read as an image ({one_line(error)}); replace the file or drop it"
         ) from error
 
 
 def rgb(image: Image.Image) -> Image.Image:
-    """Return an image in 8-bit RGB, with the orientation that it was marked with.
+    """Return an image in 8-bit RGB, marked with the same orientation.
 
     Raises:
-        ValueError: it has floating-point pixels.
+        ValueError: It has floating-point pixels.
     """
     converted = _converted(image)
     if (orientation := _orientation(image)) in _UPRIGHT:
@@ -96,7 +96,7 @@ def upright(image: Image.Image) -> Image.Image:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings, about damaged EXIF and about sizes, for which there is a limit here."""
+    """Silence Pillow's warnings about damaged EXIF and about sizes, which ``MAX_PIXELS`` limits."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         yield

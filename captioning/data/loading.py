@@ -31,16 +31,16 @@ class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
     Args:
-        index: the records of one split.
-        vocabulary: for the ids.
-        preprocessing: turns an image file into the encoder's input.
-        transform: the same with random changes, for training; none by default.
-        seed: of these changes, which depend on it, the batch's place in training and the image alone: not on the
-            process or worker that loads it, nor on where a run was resumed.
-        features: cached annotations, read instead of the images.
-        flipped: those of the mirrored images, for training; the sampler's lists then say their epoch (``Numbers``).
-        by_image: the sampler's numbers are images, each with all its captions, instead of single captions.
-        pinned: read features into page-locked memory, for a GPU.
+        index: Records of one split.
+        vocabulary: Turns words into ids.
+        preprocessing: Turns an image file into the encoder's input.
+        transform: Preprocessing with random changes, for training; None for evaluation.
+        seed: Seed of these changes. They depend on the seed, the batch's place in training and the image alone, not on
+            the process or worker that loads the image, nor on where a run was resumed.
+        features: Cached annotations, read instead of the images.
+        flipped: Cached annotations of the mirrored images, for training; needs a sampler of ``Numbers``.
+        by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
+        pinned: Whether features are read into page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
         """Check that the features of these images (rows of the index) are on this machine's disk.
 
         Raises:
-            InputError: some are not.
+            InputError: Some are missing.
         """
         if self.features is not None and self.feature_rows is not None:
             self.features.check(self.feature_rows[images])
@@ -80,7 +80,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             self.flipped.cache.check(self.flipped_rows[images])
 
     def __getitem__(self, numbers: list[int]) -> CaptionBatch:
-        """Return the batch; in a worker process an InputError too, which ``CaptionLoader`` raises."""
+        """Return the batch; in a worker process an InputError is returned, too, for ``CaptionLoader`` to raise."""
         try:
             return self._batch(numbers)
         except InputError as error:
@@ -96,7 +96,7 @@ class CaptionDataset(Dataset[CaptionBatch]):
             caption_numbers = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
             image_index = torch.repeat_interleave(torch.arange(len(rows)), last - first)
         else:
-            # Captions of one image are adjacent; image_index is 0, 1, 2, .. unless an image has several.
+            # Captions of one image become neighbours; image_index is 0, 1, 2, .. unless an image has several.
             owners = index.caption_image[torch.tensor(numbers)].to(torch.int64)
             owners, order = owners.sort(stable=True)
             caption_numbers = [numbers[i] for i in order.tolist()]
@@ -104,20 +104,24 @@ class CaptionDataset(Dataset[CaptionBatch]):
         captions, lengths = pad_captions(
             [self.vocabulary.encode(index.captions[number].split()) for number in caption_numbers]
         )
+        place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
         images = annotations = None
-        if self.features is not None and self.feature_rows is not None:
-            if self.flipped is None or self.flipped_rows is None:
-                annotations = self.features.gather(self.feature_rows[rows], pinned=self.pinned)
-            else:
-                assert isinstance(numbers, Numbers)
-                mirrored = self.flipped.chosen(numbers.place[0])[rows]
-                annotations = self.features.empty(len(rows), pinned=self.pinned)
-                annotations[~mirrored] = self.features.gather(self.feature_rows[rows[~mirrored]])
-                annotations[mirrored] = self.flipped.cache.gather(self.flipped_rows[rows[mirrored]])
-        else:
-            place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
+        if self.features is None:
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
+        else:
+            annotations = self._annotations(rows, epoch=place[0])
         return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
+
+    def _annotations(self, rows: Tensor, epoch: int) -> Tensor:
+        """Return the cached annotations (B, L, D) of images (B,), mirrored as the epoch has it."""
+        assert self.features is not None and self.feature_rows is not None
+        if self.flipped is None or self.flipped_rows is None:
+            return self.features.gather(self.feature_rows[rows], pinned=self.pinned)
+        mirrored = self.flipped.chosen(epoch)[rows]
+        annotations = self.features.empty(len(rows), pinned=self.pinned)
+        annotations[~mirrored] = self.features.gather(self.feature_rows[rows[~mirrored]])
+        annotations[mirrored] = self.flipped.cache.gather(self.flipped_rows[rows[mirrored]])
+        return annotations
 
     def _image(self, row: int, place: tuple[int, int]) -> Tensor:
         """Return the input (3, height, width) of an image for the batch at ``place``."""
@@ -131,15 +135,15 @@ class CaptionDataset(Dataset[CaptionBatch]):
 class CaptionLoader(DataLoader[CaptionBatch]):
     """A loader of whole batches. Cached features are read ahead in threads of this process, images in workers.
 
-    Reading features is copying: threads do it while the model computes, and passing them between processes would cost
-    more. A GPU is fed by several, because a batch is copied in one thread.
+    Reading features is copying: threads do it while the model computes, and passing features between processes would
+    cost more. A GPU needs several threads, because one thread copies a batch.
     """
 
     def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
         dataset = self.dataset
         assert isinstance(dataset, CaptionDataset)
         if self.num_workers or dataset.features is None:
-            return map(_whole, super().__iter__())
+            return map(_raise_error, super().__iter__())
         threads = min(4, processors()) if self.pin_memory else 1
         return read_ahead(self._read, self.sampler, threads=threads, depth=threads + 1)
 
@@ -148,25 +152,25 @@ class CaptionLoader(DataLoader[CaptionBatch]):
         return batch.pin_memory() if self.pin_memory else batch
 
 
-def _whole(batch: CaptionBatch | InputError) -> CaptionBatch:
+def _raise_error(batch: CaptionBatch | InputError) -> CaptionBatch:
     if isinstance(batch, InputError):
         raise batch
     return batch
 
 
 def obey_the_main_process(worker: int) -> None:
-    """Let a process that loads data end when the main process says so, and not by a signal that all of them get.
+    """Make a data-loading process ignore the signals that every process of a run gets.
 
-    A terminal sends Ctrl-C to all, and a scheduler, ``timeout`` or systemd SIGTERM: the main process then ends after
-    its step, for which it may need another batch, and saves.
+    A terminal sends Ctrl-C to all of them, and a scheduler, ``timeout`` or systemd sends SIGTERM. The main process
+    finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_the_main_process_says_so, daemon=True).start()
+        threading.Thread(target=_end_with_the_main_process, daemon=True).start()
 
 
-def _end_when_the_main_process_says_so() -> None:
+def _end_with_the_main_process() -> None:
     main = os.getppid()
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass

@@ -10,17 +10,17 @@ import dataclasses
 import itertools
 import logging
 import os
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 if TYPE_CHECKING:
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
-_TOGETHER = 1 << 14
 MAX_WORDS = 500
-"""Of a caption: memory and time of a batch grow with its longest, and one far longer than the others is a mistake."""
+"""Words of a caption. The longest caption decides the memory and time of its batch, and a longer one is a mistake."""
+
+Content = TypeVar("Content")
 
 
 @dataclass
@@ -42,9 +43,9 @@ class ImageEntry:
     """One image, as a reader yields it.
 
     Attributes:
-        image_id: the data set's own number, unique within a split.
-        path: the image file, relative to the index's root.
-        captions: tokenised captions, the words of each joined by spaces.
+        image_id: The data set's own number, unique within a split.
+        path: The image file, relative to the index's root.
+        captions: Tokenised captions, their words joined by spaces.
     """
 
     image_id: int
@@ -66,19 +67,14 @@ class PackedStrings:
 
     @classmethod
     def pack(cls, strings: Sequence[str]) -> PackedStrings:
-        blob = bytearray()
-        offsets = np.zeros(len(strings) + 1, np.int64)
-        for start in range(0, len(strings), _TOGETHER):
-            some = strings[start : start + _TOGETHER]
-            whole = "".join(some)
-            encoded = whole.encode("utf-8")
-            # In ASCII a character is a byte.
-            sizes = map(len, some if len(encoded) == len(whole) else (string.encode("utf-8") for string in some))
-            offsets[start + 1 : start + 1 + len(some)] = np.fromiter(sizes, np.int64, len(some))
-            blob += encoded
-        np.cumsum(offsets, out=offsets)
+        """Raises:
+        UnicodeEncodeError: A string holds half of a pair of surrogates.
+        """
+        encoded = [string.encode("utf-8") for string in strings]
+        blob = bytearray(b"".join(encoded))
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         packed = torch.frombuffer(blob, dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
-        return cls(packed, torch.from_numpy(offsets))
+        return cls(packed, torch.from_numpy(np.r_[0, np.cumsum(sizes)]))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -95,7 +91,7 @@ class PackedStrings:
         return (str(view[start:stop], "utf-8") for start, stop in itertools.pairwise(offsets))
 
     def take(self, limit: int) -> PackedStrings:
-        """Return the first ``limit`` strings as a copy of their own."""
+        """Return a copy of the first ``limit`` strings."""
         offsets = self.offsets[: limit + 1].clone()
         return PackedStrings(self.blob[: int(offsets[-1])].clone(), offsets)
 
@@ -104,36 +100,20 @@ class PackedStrings:
         self.offsets.share_memory_()
 
 
-def check_texts(texts: Iterable[str], where: str | Path) -> None:
-    """Raises:
-    InputError: a text that UTF-8 cannot hold. JSON can hold half of a pair of surrogates.
-    """
-    texts = list(texts)
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError:
-        for text in texts:
-            if any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise InputError(
-                    f"{where}: {text!a:.80} is no text that UTF-8 can hold; mend or leave out the entry"
-                ) from None
-
-
 @dataclass
 class CaptionIndex:
     """One split of a data set: N images and their M captions.
 
     Attributes:
-        root: the folder that ``paths`` are relative to.
+        root: The folder that ``paths`` are relative to.
         image_ids: (N,) int64, the data set's own numbers.
         paths: N image files relative to ``root``.
-        captions: M tokenised captions, the words of each joined by one space; an image's captions lie side by side.
+        captions: M tokenised captions, their words joined by one space; the captions of an image are neighbours.
         caption_lengths: (M,) int32, words per caption, <start> and <end> not counted; at least 1.
         first_caption: (N+1,) int64; image ``i`` owns captions ``first_caption[i]:first_caption[i + 1]``.
         caption_image: (M,) int32, the row of the image that a caption describes.
-        origin: the file that the captions were read from, for messages.
-        left_out: captions without a word, and images without captions, that the file has and the index has not.
-        upright: photographs are turned as their cameras marked them. False where masks lie on the pixels as stored.
+        origin: The file that the captions were read from, for messages.
+        upright: Whether photographs are turned as their cameras marked them. False if masks lie on the stored pixels.
     """
 
     root: Path
@@ -144,7 +124,6 @@ class CaptionIndex:
     first_caption: Tensor
     caption_image: Tensor
     origin: str = ""
-    left_out: tuple[int, int] = (0, 0)
     upright: bool = False
 
     @classmethod
@@ -154,95 +133,68 @@ class CaptionIndex:
         """Pack the entries of a reader.
 
         A caption without a word is left out, and so is an image without captions, which can neither be trained on nor
-        scored: one line in the log counts both. Equal captions of one image are kept: they are two references.
+        scored; one line in the log counts both. Equal captions of one image are kept: they are two references.
 
         Args:
-            origin: the file that the entries come from, for messages.
-            upright: turn photographs as their cameras marked them.
+            root: The folder that image files are relative to.
+            entries: The images of the split, in the order of their rows.
+            origin: The file that the entries come from, for messages.
+            upright: Whether photographs are turned as their cameras marked them.
 
         Raises:
-            InputError: an image id appears twice or is out of range, a caption is too long or no text, or none is left.
-        """
-        image_ids: list[int] = []
-        paths, counts, captions = [], array("q"), []
-        for entry in entries:
-            image_ids.append(entry.image_id)
-            paths.append(entry.path)
-            counts.append(len(entry.captions))
-            captions += [" ".join(caption.split()) for caption in entry.captions]
-        check_texts(itertools.chain(captions, paths), str(origin) or str(root))
-        index = cls.pack(root, image_ids, paths, counts, captions, origin=origin)
-        return dataclasses.replace(index, upright=upright)
-
-    @classmethod
-    def pack(
-        cls,
-        root: str | Path,
-        image_ids: Sequence[int],
-        paths: Sequence[str],
-        counts: Sequence[int],
-        captions: Sequence[str],
-        *,
-        origin: str | Path = "",
-    ) -> CaptionIndex:
-        """``build`` from columns.
-
-        Args:
-            image_ids, paths: of every image.
-            counts: captions of every image.
-            captions: of one image after the other; the words of each joined by one space. Texts that went through
-                ``check_texts``, as paths did.
+            InputError: An image id appears twice or is out of range, a caption is too long or no text, or no caption is
+                left.
         """
         name = str(origin) or str(root)
-        if image_ids and not 0 <= min(image_ids) <= max(image_ids) < 2**63:
-            wrong = next(row for row, image_id in enumerate(image_ids) if not 0 <= image_id < 2**63)
-            raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {image_ids[wrong]} ({paths[wrong]})")
-        if len(set(image_ids)) != len(image_ids):
-            seen: set[int] = set()
-            for image_id, path in zip(image_ids, paths, strict=True):
-                if image_id in seen:
-                    raise InputError(f"{name}: image {image_id} appears twice ({path}); ids must be unique")
-                seen.add(image_id)
-        owners = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-        empty = captions.count("")
-        if empty:
-            has_words = np.fromiter(map(bool, captions), bool, len(captions))
-            owners, captions = owners[has_words], list(filter(None, captions))
-        kept = np.bincount(owners, minlength=len(paths)) if len(paths) else np.empty(0, np.int64)
-        ids = np.asarray(image_ids, dtype=np.int64)
-        bare = int((kept == 0).sum())
-        if bare:
-            rows = np.flatnonzero(kept)
-            owners = (np.cumsum(kept > 0) - 1)[owners]
-            ids, kept, paths = ids[rows], kept[rows], [paths[row] for row in rows.tolist()]
-        if not len(ids):
+        image_ids: list[int] = []
+        paths: list[str] = []
+        counts: list[int] = []
+        captions: list[str] = []
+        empty = bare = 0
+        known_ids: set[int] = set()
+        for entry in entries:
+            if not 0 <= entry.image_id < 2**63:
+                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {entry.image_id} ({entry.path})")
+            if entry.image_id in known_ids:
+                raise InputError(f"{name}: image {entry.image_id} appears twice ({entry.path}); ids must be unique")
+            known_ids.add(entry.image_id)
+            texts = [text for caption in entry.captions if (text := " ".join(caption.split()))]
+            empty += len(entry.captions) - len(texts)
+            if not texts:
+                bare += 1
+                continue
+            image_ids.append(entry.image_id)
+            paths.append(entry.path)
+            counts.append(len(texts))
+            captions += texts
+        if not captions:
             raise InputError(f"{name}: holds no image with a caption")
-        words = np.fromiter(map(str.count, captions, itertools.repeat(" ")), np.int32, len(captions)) + 1
-        if (longest := int(words.max())) > MAX_WORDS:
-            image_id = ids[owners[words.argmax()]]
-            raise InputError(
-                f"{name}: image {image_id} has a caption of {longest:,} words, more than {MAX_WORDS}; "
-                "cut it or leave it out"
-            )
-        index = cls(
-            root=Path(root),
-            image_ids=torch.from_numpy(ids),
-            paths=PackedStrings.pack(paths),
-            captions=PackedStrings.pack(captions),
-            caption_lengths=torch.from_numpy(words),
-            first_caption=torch.from_numpy(np.r_[0, np.cumsum(kept)]),
-            caption_image=torch.from_numpy(owners.astype(np.int32)),
-            origin=name,
-            left_out=(empty, bare),
-        )
-        index.warn_left_out()
-        return index
-
-    def warn_left_out(self) -> None:
-        """Say in the log what ``build`` left out."""
-        if any(self.left_out):
+        if empty or bare:
             message = "%s: left out %d captions without a word and %d images without captions"
-            logger.warning(message, self.origin, *self.left_out)
+            logger.warning(message, name, empty, bare)
+        owners = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
+        lengths = np.fromiter((caption.count(" ") + 1 for caption in captions), np.int32, len(captions))
+        if (longest := int(lengths.max())) > MAX_WORDS:
+            raise InputError(
+                f"{name}: image {image_ids[owners[lengths.argmax()]]} has a caption of {longest:,} words, more than "
+                f"{MAX_WORDS}; cut it or leave it out"
+            )
+        try:
+            packed_paths, packed_captions = PackedStrings.pack(paths), PackedStrings.pack(captions)
+        except UnicodeEncodeError as error:  # JSON can hold half of a pair of surrogates
+            message = f"{name}: {error.object!a:.80} is no text that UTF-8 can hold; mend or leave out the entry"
+            raise InputError(message) from None
+        return cls(
+            root=Path(root),
+            image_ids=torch.tensor(image_ids, dtype=torch.int64),
+            paths=packed_paths,
+            captions=packed_captions,
+            caption_lengths=torch.from_numpy(lengths),
+            first_caption=torch.from_numpy(np.r_[0, np.cumsum(counts)]),
+            caption_image=torch.from_numpy(owners),
+            origin=name,
+            upright=upright,
+        )
 
     def __len__(self) -> int:
         return len(self.image_ids)
@@ -255,7 +207,7 @@ class CaptionIndex:
         """Read the file of image row ``i``, for this preprocessing.
 
         Raises:
-            InputError: it cannot be read.
+            InputError: It cannot be read.
         """
         return preprocessing.load(self.image_path(i), turn_upright=self.upright)
 
@@ -265,7 +217,7 @@ class CaptionIndex:
         return [self.captions[j] for j in range(first, last)]
 
     def take(self, limit: int) -> CaptionIndex:
-        """Return the first ``limit`` images with their captions, as a copy; all of them if there are fewer."""
+        """Return a copy of the first ``limit`` images with their captions; all of them if there are fewer."""
         if limit < 1:
             raise InputError(f"limit must be at least 1 image, got {limit}")
         images = min(limit, len(self))
@@ -281,7 +233,7 @@ class CaptionIndex:
         )
 
     def share_memory(self) -> CaptionIndex:
-        """Move the tensors into shared memory and return the index: workers, forked or spawned, then get no copy."""
+        """Move the tensors into shared memory, so that workers get no copies, and return the index."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, Tensor):
@@ -293,12 +245,12 @@ class CaptionIndex:
     def check_images(self, sample: int = 64) -> None:
         """Check that the files of ``sample`` images exist, spread evenly over the split.
 
-        Checking all 120,000 of COCO takes long on a network disk; a forgotten download or a wrong folder shows in a
-        sample, and ``scripts/prepare_data.py --check`` checks every file. Readers do not call this, because training
-        from cached features needs no images: the code that opens images does.
+        Checking all 120,000 images of COCO takes long on a network disk. A sample shows a forgotten download or a wrong
+        folder; ``scripts/prepare_data.py --check`` checks every file. The code that opens images calls this, readers
+        do not, because training from cached features needs no images.
 
         Raises:
-            InputError: a file is missing.
+            InputError: A file is missing.
         """
         count = min(sample, len(self))
         rows = [k * (len(self) - 1) // max(count - 1, 1) for k in range(count)]
@@ -314,21 +266,21 @@ class CaptionSource:
     """A data set as the data module sees it. Constructors take plain options, so that a YAML file can name a source.
 
     Attributes:
-        tokenizer: what makes words of its captions; the data module sets its own.
+        tokenizer: Splits its captions into words; the data module sets its own.
     """
 
     tokenizer: Tokenizer = PennTreebank()
 
     @property
     def tokens(self) -> str:
-        """What the words of captions are, in words."""
+        """A description of how captions are split into words."""
         return self.tokenizer.description
 
     def prepare(self) -> None:
-        """Generate the data or check that its files are there. Runs once per machine, before ``index``.
+        """Generate the data or check that its files exist. Runs once per machine, before ``index``.
 
         Raises:
-            InputError: a file is missing; says which, and what to run.
+            InputError: A file is missing; says which, and what to run.
         """
         raise TypeError(f"{type(self).__name__} must define prepare()")
 
@@ -336,24 +288,47 @@ class CaptionSource:
         """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``.
 
         Raises:
-            InputError: the files cannot be read, or have no such split.
+            InputError: The files cannot be read, or have no such split.
         """
         raise TypeError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
-        """Return where the named objects of the split's images are, or None if the data set has no masks."""
+        """Return a lookup of the named objects in the split's images; None if the data set has no masks."""
         return None
 
 
-def image_name(name: str, *, allow_outside: bool, where: str) -> str:
-    """Return what an annotation file calls an image, if that is a place inside the folder of the images.
+def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
+    """Return a JSON file as a msgspec struct; members that the struct lacks are skipped.
 
     Args:
-        allow_outside: the user has said that the file may name any place.
-        where: the file and image, for messages.
+        path: The file.
+        kind: The struct.
+        name: What the file should be, for messages ("COCO annotation file").
+        remedy: What to do if the file is missing.
 
     Raises:
-        InputError: it is an absolute path or leads out by "..", or holds a NUL character.
+        InputError: It is missing, cannot be read or has another layout.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise InputError(f"{path}: missing; {remedy}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise InputError(f"{path}: not a {name} ({one_line(error)})") from error
+
+
+def image_name(name: str, *, allow_outside: bool, where: str) -> str:
+    """Return an image's name in an annotation file if it is a place inside the folder of the images.
+
+    Args:
+        name: The name in the file.
+        allow_outside: Whether the user allows the file to name any place.
+        where: The file and image, for messages.
+
+    Raises:
+        InputError: The name is an absolute path, leads out by ".." or holds a NUL character.
     """
     if "\0" in name:
         raise InputError(f"{where}: {name!r} is not the name of a file")

@@ -20,17 +20,16 @@ from typing import Any
 
 import numpy as np
 
-from captioning.data.objects import GroundedObject, ObjectLookup
-from captioning.data.outlines import check_outline
+from captioning.data.objects import GroundedObject, ObjectLookup, check_outline
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError, one_line
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
-FORMAT = 2  # counts up whenever the same parameters give other files
-SMALLEST_CANVAS = 48  # pixels; below, textures and small shapes cannot be distinguished
+FORMAT = 2  # changes whenever the same parameters give other files
+SMALLEST_CANVAS = 48  # pixels; on smaller ones textures and small shapes cannot be told apart
 _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
 
 
@@ -41,10 +40,10 @@ class ShapesSource(CaptionSource):
     from separate random streams.
 
     Args:
-        root: the data set's folder.
-        train, val, test: images per split.
-        seed: of all randomness.
-        image_size: pixels of a side of the square images.
+        root: The folder of the data set.
+        train, val, test: Images per split.
+        seed: Seed of all randomness.
+        image_size: Side of the square images in pixels.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class ShapesSource(CaptionSource):
         self._lookups: dict[str, _InstanceLookup] = {}
 
     def prepare(self) -> None:
-        """Generate the data set unless it is there already.
+        """Generate the data set unless it exists.
 
         It is written to a temporary folder beside ``root`` and renamed when complete, so an interrupted run leaves
-        nothing half done, and of two runs that start together one wins.
+        nothing half done. If two runs start together, one of them generates the data set that both use.
 
         Raises:
             InputError: ``root`` holds something else, or shapes made with other arguments.
@@ -97,7 +96,7 @@ class ShapesSource(CaptionSource):
     def index(self, split: str) -> CaptionIndex:
         check_split(split)
         captions, origin = self._read("captions", split), self._annotations("captions", split)
-        with self._of_its_layout(origin):
+        with self._layout_errors(origin):
             by_image: dict[int, list[str]] = {image["id"]: [] for image in captions["images"]}
             for annotation in captions["annotations"]:
                 by_image[annotation["image_id"]].append(annotation["caption"])
@@ -111,12 +110,13 @@ class ShapesSource(CaptionSource):
         check_split(split)
         if split not in self._lookups:
             instances = self._read("instances", split)
-            with self._of_its_layout(self._annotations("instances", split)):
+            with self._layout_errors(self._annotations("instances", split)):
                 self._lookups[split] = _InstanceLookup(instances)
         return self._lookups[split]
 
     @contextlib.contextmanager
-    def _of_its_layout(self, path: Path) -> Iterator[None]:
+    def _layout_errors(self, path: Path) -> Iterator[None]:
+        """Raise an InputError for a file that was changed after it was generated."""
         try:
             yield
         except (KeyError, TypeError, AttributeError) as error:
@@ -134,8 +134,10 @@ class ShapesSource(CaptionSource):
             return False
         path, wanted = self.root / "shapes.json", self._header()
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            differ = [f"{key} {found[key]} instead of {value}" for key, value in wanted.items() if found[key] != value]
+            header = json.loads(path.read_text(encoding="utf-8"))
+            differ = [
+                f"{key} {header[key]} instead of {value}" for key, value in wanted.items() if header[key] != value
+            ]
         except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 f"{self.root}: exists, but without a readable shapes.json; choose another root or delete the folder"
@@ -162,7 +164,7 @@ class ShapesSource(CaptionSource):
 
     def _generate(self, folder: Path) -> None:
         (folder / "annotations").mkdir()
-        # One after the other: drawing holds the interpreter's lock, and threads that pass it on take twice as long.
+        # No threads: drawing holds the interpreter lock, and threads that pass it on take twice as long.
         with Progress("drawing shapes", sum(self.images.values())) as progress:
             for split, count in self.images.items():
                 (folder / split).mkdir()
@@ -186,7 +188,7 @@ class ShapesSource(CaptionSource):
 
     def _draw(self, folder: Path, split: str, number: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
         """Write image ``number`` of a split; return its COCO records (image, captions, instances)."""
-        # A stream of its own for every image: the order of drawing and the size of the split don't matter.
+        # Each image has its own random stream, so that it does not depend on the size of the split.
         key = (SPLITS.index(split), number)
         rng = np.random.default_rng(np.random.SeedSequence(self.seed, spawn_key=key))
         painted = None
@@ -233,24 +235,24 @@ class _InstanceLookup:
             self._instances.setdefault(instance["image_id"], []).append(instance)
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
-        found = []
+        objects = []
         for instance in self._instances.get(image_id, []):
             noun = self._nouns[instance["category_id"]]
             check_outline(instance["segmentation"], *instance["segmentation"]["size"])
             mask = _unpack_mask(instance["segmentation"])
-            found.append(GroundedObject(noun, names(noun) - {noun}, attributes(instance["attributes"]), mask))
-        return found
+            objects.append(GroundedObject(noun, names(noun) - {noun}, attributes(instance["attributes"]), mask))
+        return objects
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:
     """Return the COCO fields for a (height, width) mask. ``counts`` are plain run lengths down the columns."""
     pixels = mask.ravel(order="F")
     changes = np.flatnonzero(np.diff(pixels, prepend=False)).tolist()  # the first run is one of unset pixels
-    rows, columns = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()
+    ys, xs = np.flatnonzero(mask.any(axis=1)).tolist(), np.flatnonzero(mask.any(axis=0)).tolist()
     return {
         "segmentation": {"size": list(mask.shape), "counts": np.diff([0, *changes, pixels.size]).tolist()},
         "area": int(mask.sum()),
-        "bbox": [columns[0], rows[0], columns[-1] - columns[0] + 1, rows[-1] - rows[0] + 1],
+        "bbox": [xs[0], ys[0], xs[-1] - xs[0] + 1, ys[-1] - ys[0] + 1],
         "iscrowd": 0,
     }
 

@@ -31,17 +31,17 @@ _FILTERS = {
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """Resize, crop, normalise: what turns an image into the encoder's input.
+    """Resizes, crops and normalises an image for the encoder.
 
     Attributes:
-        resize: pixels. With ``crop``: the short side after resizing, the aspect ratio kept. Without: both sides, so the
-            whole image is squashed into a square.
-        crop: pixels, side of the square cut from the centre (evaluation); None cuts nothing off.
-        mean, std: of RGB values scaled to 0..1, subtracted and divided by.
-        interpolation: nearest, bilinear, bicubic or lanczos, antialiased, as Pillow computes them.
+        resize: Pixels. With ``crop`` the short side after resizing, with the aspect ratio kept; without ``crop`` both
+            sides, so that the whole image is squashed into a square.
+        crop: Side in pixels of the square cut from the centre; None cuts nothing off.
+        mean, std: Mean and standard deviation of RGB values in 0 .. 1, by which an image is normalised.
+        interpolation: Pillow's nearest, bilinear, bicubic or lanczos, antialiased.
 
     Raises:
-        InputError: a value is out of range.
+        InputError: A value is out of range.
     """
 
     resize: int
@@ -81,7 +81,7 @@ class Preprocessing:
         """Rebuild what ``to_dict`` described.
 
         Raises:
-            InputError: a value is missing, unknown or out of range.
+            InputError: A value is missing, unknown or out of range.
         """
         try:
             return cls(**values)
@@ -92,10 +92,11 @@ class Preprocessing:
         """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``).
 
         Args:
-            turn_upright: turn a photograph as its camera marked it.
+            path: The image file.
+            turn_upright: Whether to turn a photograph as its camera marked it.
 
         Raises:
-            InputError: it cannot be read, or is too narrow to be resized.
+            InputError: It cannot be read, or is too narrow to be resized.
         """
         image = load_image(path, minimum_side=self.resize)
         if turn_upright:
@@ -107,13 +108,13 @@ class Preprocessing:
         return image
 
     def view(self, image: Image.Image) -> Image.Image:
-        """Return the pixels the model sees, RGB uint8, before normalisation: what an overlay must be drawn on."""
+        """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
         return self._cut(self._resized(image))
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image of ``size`` (width, height) that its view shows.
 
-        (left, top, right, bottom) in shares of the image's width and height.
+        The result is (left, top, right, bottom) in fractions of the image's width and height.
         """
         if self.crop is None:
             return 0.0, 0.0, 1.0, 1.0
@@ -126,7 +127,7 @@ class Preprocessing:
         return self.normalise(self.view(image))
 
     def mask(self, mask: Bool) -> Bool:
-        """Bring a mask (h, w) of the image's pixels into the model's view: (height, width) bool, nearest neighbour."""
+        """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
         image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
         return np.asarray(self._cut(image.resize(self._scaled(image.size), Image.Resampling.NEAREST))) > 127
 
@@ -141,9 +142,9 @@ class Preprocessing:
         """Return the transform for training.
 
         Args:
-            random_crop: cut the square from anywhere in the resized image, not the centre alone.
-            flip: probability of mirroring. Off by default: captions say "left" and "right", and a mirrored image
-                makes such a caption wrong.
+            random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
+            flip: Probability of mirroring. Off by default: captions say "left" and "right", which mirroring makes
+                wrong.
 
         Raises:
             InputError: ``flip`` is no probability.
@@ -157,10 +158,10 @@ class Preprocessing:
         return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(width, height) after resizing; rounds like torchvision's Resize, as published weights expect.
+        """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect.
 
         Raises:
-            InputError: it would be more than ``MAX_PIXELS``, of an image that is hardly more than a line.
+            InputError: The image is so narrow that the result would have more than ``MAX_PIXELS``.
         """
         if self.crop is None:
             return self.resize, self.resize
@@ -177,14 +178,14 @@ class Preprocessing:
         return image.crop((left, top, left + self.crop, top + self.crop))
 
     def _corner(self, size: tuple[int, int]) -> tuple[int, int]:
-        """(left, top) of the square that is cut from the centre of a resized image (width, height)."""
+        """Return (left, top) of the centre square of a resized image (width, height)."""
         assert self.crop is not None
         return round((size[0] - self.crop) / 2), round((size[1] - self.crop) / 2)
 
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """``Preprocessing`` with a random crop and, if asked for, mirroring."""
+    """``Preprocessing`` with random crops and mirroring."""
 
     preprocessing: Preprocessing
     random_crop: bool = True
@@ -194,7 +195,8 @@ class TrainingTransform:
         """Return the training input, (3, height, width) float32.
 
         Args:
-            random: what is drawn from; by default torch's global generator.
+            image: The image, of any size and mode.
+            random: Generator of the random numbers; torch's global one by default.
         """
         crop = self.preprocessing.crop
         if crop is None or not self.random_crop:

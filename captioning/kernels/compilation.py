@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
+
+from captioning.files import cache_folder
 
 Mode = Literal["default", "reduce-overhead"]
 """As in ``torch.compile``: "reduce-overhead" replays CUDA graphs instead of launching kernels one by one."""
@@ -37,8 +38,7 @@ class ShapeBuckets:
 @functools.cache
 def compiled(step: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
     """Return ``step`` compiled separately for every shape; compiled code is kept in the user's cache folder."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning" / "inductor"
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder("inductor")))
     return torch.compile(step, dynamic=False, mode=mode)
 
 

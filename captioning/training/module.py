@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import UniformAttention
 from captioning.checkpoint.format import CHECKPOINT_FORMAT
+from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
@@ -25,7 +26,6 @@ from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
 from captioning.training.evaluation_loops import EvaluatedModule
-from captioning.training.start import Start, check_tokenizer, check_vocabulary
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 
@@ -71,8 +71,8 @@ class CaptioningModule(EvaluatedModule):
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
         )
         self.settings: dict[str, Any] = {}
-        self.start: Start | None = None
-        """The weights that the captioner begins with when it is assembled."""
+        self.start: SavedModel | None = None
+        """The model whose weights the captioner begins with when it is assembled."""
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._random_state: dict[str, Any] | None = None

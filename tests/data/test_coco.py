@@ -1,11 +1,8 @@
-import dataclasses
 import json
 import logging
-import os
 
 import numpy as np
 import pytest
-import torch
 
 from captioning.data.coco import CocoSource
 from captioning.errors import InputError
@@ -54,18 +51,6 @@ def test_captions_are_tokenised_and_gathered_by_image(root):
     assert index.image_path(1) == root / "train2017" / "000000000025.jpg"
 
 
-def test_the_quick_decoder_is_used(root, monkeypatch):
-    monkeypatch.setattr("captioning.data.coco.json.loads", None)
-    assert CocoSource(str(root)).index("train").references(0) == ["soup is n't cold"]
-
-
-def test_what_the_quick_decoder_cannot_read_is_read_the_other_way(root):
-    quick = CocoSource(str(root)).index("train")
-    other = changed(root, images=[IMAGES[0] | {"height": float("nan")}, IMAGES[1]])  # JSON of Python alone
-    assert "NaN" in (root / "annotations/captions_train2017.json").read_text()
-    assert_equal(other.index("train"), quick)
-
-
 def test_the_2014_files_are_read_from_their_own_folders(root):
     write(root, "captions_val2014.json", images=IMAGES, annotations=CAPTIONS)
     index = CocoSource(str(root), year=2014).index("val")
@@ -105,24 +90,11 @@ def test_preparing_names_the_missing_file_and_the_command(root):
         CocoSource(str(root)).prepare()
 
 
-def test_a_missing_file_is_named_when_it_is_read(tmp_path):
-    with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run python"):
-        CocoSource(str(tmp_path)).index("train")
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[1, 2]", "{}", '{"images": [], "annotations": 3}', '{"images": [{}], "annotations": []}']
-)
+@pytest.mark.parametrize("text", ["", "[1, 2]", '{"images": [], "annotations": 3}'])
 def test_a_file_in_another_layout_is_named(root, text):
     (root / "annotations" / "captions_train2017.json").write_text(text)
-    with pytest.raises(InputError, match=r"captions_train2017\.json: not a COCO annotation file"):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: not a COCO annotation file \("):
         CocoSource(str(root)).index("train")
-
-
-@pytest.mark.parametrize("entry", [{"id": 25}, {"id": 25, "file_name": ""}])
-def test_an_image_without_a_file_is_named(root, entry):
-    with pytest.raises(InputError, match=r"captions_train2017\.json: image 25 has no file$"):
-        changed(root, images=[IMAGES[0], entry]).index("train")
 
 
 @pytest.mark.parametrize("numbers", [(2**62, 7), (-1, 7), (-(2**63), 7)])
@@ -136,95 +108,6 @@ def test_numbers_of_images_are_far_apart_or_refused(root, numbers):
     else:
         assert source.index("train").image_ids.tolist() == [*numbers]
         assert [source.index("train").references(row) for row in range(2)] == [["a 0"], ["a 1"]]
-
-
-def test_a_caption_of_an_unknown_image_is_named(root):
-    source = changed(root, annotations=[*CAPTIONS, {"id": 8, "image_id": 77, "caption": "a"}])
-    with pytest.raises(InputError, match=r"captions_train2017\.json: caption 8 is of image 77, which it lacks"):
-        source.index("train")
-
-
-def test_an_annotation_without_a_caption_is_named(root):
-    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9: annotation 1 has no caption"):
-        changed(root, annotations=OBJECTS).index("train")
-
-
-def test_an_image_that_stands_twice_is_named(root):
-    with pytest.raises(InputError, match=r"captions_train2017\.json: image 9 appears twice"):
-        changed(root, images=[*IMAGES, IMAGES[0]]).index("train")
-
-
-def test_image_ids_must_be_numbers(root):
-    source = changed(root, images=[{"id": "a", "file_name": "a.jpg"}], annotations=[])
-    with pytest.raises(InputError, match=r"captions_train2017\.json: image ids must be whole numbers, got 'a'"):
-        source.index("train")
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    """Files of any size are cached, in a folder of their own."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("captioning.data.index_cache.SMALLEST", 0)
-    return tmp_path / "cache/captioning"
-
-
-def assert_equal(index, other):
-    for field in dataclasses.fields(index):
-        mine, theirs = getattr(index, field.name), getattr(other, field.name)
-        if isinstance(mine, torch.Tensor):
-            assert torch.equal(mine, theirs) and mine.dtype == theirs.dtype, field.name
-        else:
-            assert list(mine) == list(theirs) if hasattr(mine, "offsets") else mine == theirs, field.name
-
-
-def test_a_cached_index_is_the_one_that_was_read(root, cache, caplog, monkeypatch):
-    source = changed(root, annotations=[*CAPTIONS, {"id": 4, "image_id": 9, "caption": " .\n"}])
-    read = source.index("train")
-    assert len(list(cache.iterdir())) == 1 and read.left_out == (1, 0)
-    monkeypatch.setattr("captioning.data.coco._columns", None)  # the file is not parsed again
-    caplog.clear()
-    again = source.index("train").share_memory()
-    assert_equal(again, read)
-    assert again.take(1).references(0) == ["soup is n't cold"]
-    assert "left out 1 captions without a word" in caplog.text
-
-
-def test_an_edited_file_is_read_again_even_if_its_time_and_size_are_the_old_ones(root, cache):
-    path = root / "annotations/captions_train2017.json"
-    CocoSource(str(root)).index("train")
-    before = path.stat()
-    path.write_text(path.read_text().replace("Soup", "Soap"))
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert CocoSource(str(root)).index("train").references(0) == ["soap is n't cold"]
-
-
-def test_what_an_option_refuses_is_not_taken_from_the_cache(root, cache):
-    outside = [IMAGES[0], {**IMAGES[1], "file_name": "../x.jpg"}]
-    changed(root, images=outside)
-    CocoSource(str(root), allow_outside=True).index("train")
-    with pytest.raises(InputError, match="lies outside the folder of the images"):
-        CocoSource(str(root)).index("train")
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no archive", None])
-def test_a_damaged_cache_is_made_again(root, cache, caplog, content):
-    read = CocoSource(str(root)).index("train")
-    (file,) = cache.iterdir()
-    whole = file.read_bytes()
-    flipped = bytearray(whole)
-    place = whole.index(b"giraffe")
-    flipped[place] ^= 1
-    file.write_bytes(bytes(flipped) if content is None else content)
-    assert_equal(CocoSource(str(root)).index("train"), read)
-    assert "damaged" in caplog.text
-    assert file.read_bytes() == whole
-
-
-def test_a_cache_that_cannot_be_written_is_done_without(root, cache):
-    cache.parent.mkdir()
-    cache.write_text("a file where the folder would be")
-    assert len(CocoSource(str(root)).index("train")) == 2
 
 
 def test_objects_carry_their_category_and_their_pixels(root):
@@ -272,5 +155,7 @@ def test_there_are_no_objects_without_an_instances_file(root):
 
 def test_an_object_of_an_unknown_category_is_named(root):
     write(root, "instances_val2017.json", images=IMAGES, annotations=OBJECTS, categories=CATEGORIES[:1])
-    with pytest.raises(InputError, match=r"instances_val2017\.json: image 9: object 1 cannot be read"):
-        CocoSource(str(root)).objects("val")(9)
+    with pytest.raises(
+        InputError, match=r"instances_val2017\.json: object 1 is of category 51, which is not in the file"
+    ):
+        CocoSource(str(root)).objects("val")

@@ -64,10 +64,10 @@ def test_what_a_spreadsheet_writes_is_read(tmp_path):
 def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
     names = [f"{i:04d}.jpg" for i in range(1000)]
     source = jsonl(tmp_path, [{"image": name, "caption": "a"} for name in names])
-    shares = {split: set(source.index(split).paths) for split in ("train", "val", "test")}
-    assert sorted(set.union(*shares.values())) == names and sum(map(len, shares.values())) == 1000
-    assert 750 < len(shares["train"]) < 850 and len(shares["val"]) > 70 and len(shares["test"]) > 70
-    assert all(hashed_split(name) == split for split, members in shares.items() for name in members)
+    images = {split: set(source.index(split).paths) for split in ("train", "val", "test")}
+    assert sorted(set.union(*images.values())) == names and sum(map(len, images.values())) == 1000
+    assert 750 < len(images["train"]) < 850 and len(images["val"]) > 70 and len(images["test"]) > 70
+    assert all(hashed_split(name) == split for split, members in images.items() for name in members)
 
 
 def test_new_images_move_no_old_ones(tmp_path):
@@ -77,22 +77,15 @@ def test_new_images_move_no_old_ones(tmp_path):
     assert few == {path for path in many if int(path.removesuffix(".jpg")) < 30}
 
 
-def test_a_split_without_images_is_refused_and_the_column_named(tmp_path):
-    with pytest.raises(InputError, match=r"captions\.jsonl: none of 2 images is in the test split; write test in the"):
-        jsonl(tmp_path, SPLITS).index("test")
+def test_a_split_without_images_names_the_column_that_would_help(tmp_path):
     with pytest.raises(InputError, match=r"none of 2 images is in the val split, .*; give more images, or a column"):
         jsonl(tmp_path, ROWS).index("val")
 
 
-def test_the_file_of_captions_is_found_by_either_usual_name(tmp_path):
-    with pytest.raises(InputError, match=r"captions\.jsonl: missing; give the folder with captions\.jsonl or captions"):
-        FolderSource(str(tmp_path)).index("train")
+def test_the_file_of_captions_is_found_by_its_usual_name(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\nb.jpg,a cat\nc.jpg,a cow\n")
     source = FolderSource(str(tmp_path))
     assert source.captions.name == "captions.csv" and len(source.index("train"))
-    jsonl(tmp_path, ROWS[:0])
-    with pytest.raises(InputError, match=r"has captions\.jsonl and captions\.csv; give captions"):
-        FolderSource(str(tmp_path))
 
 
 def test_blank_lines_are_skipped(tmp_path):
@@ -104,21 +97,12 @@ def test_blank_lines_are_skipped(tmp_path):
     ("line", "message"),
     [
         ("{", "line 2 is not JSON"),
-        ("[1]", "line 2 must be an object"),
         ('{"caption": "a"}', "line 2 has no image"),
-        ('{"image": "9.jpg"}', r"line 2: 9\.jpg has no caption"),
         ('{"image": "9.jpg", "caption": ["a", "b"]}', r"line 2: 9\.jpg has no caption; a line holds one caption"),
-        (
-            '{"image": "9.jpg", "caption": "a", "split": "dev"}',
-            "line 2: split must be one of train, val, test, got 'dev'",
-        ),
-        (
-            '{"image": "a/1.jpg", "caption": "a", "split": "val"}',
-            r"line 2: a/1\.jpg is in the val split here, in train",
-        ),
     ],
 )
 def test_a_broken_line_is_named(tmp_path, line, message):
+    """``test_faults_readers`` has the other mistakes."""
     (tmp_path / "captions.jsonl").write_text(json.dumps(SPLITS[0]) + "\n" + line)
     with pytest.raises(InputError, match=rf"captions\.jsonl: {message}"):
         FolderSource(str(tmp_path)).index("train")
@@ -127,9 +111,6 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("image,text\n1.jpg,a\n", "has no column caption, only image, text"),
-        ("", "has no column image and no column caption"),
-        ("image,caption\n1.jpg,a, b\n", "line 2 has too many fields; quote a caption"),
         ("image,caption\n1.jpg\n", r"line 2: 1\.jpg has no caption"),
         ('image,caption\n1.jpg,"a"b\n', "line 2 is not CSV"),
     ],
@@ -137,17 +118,6 @@ def test_a_broken_line_is_named(tmp_path, line, message):
 def test_a_broken_table_is_named(tmp_path, text, message):
     with pytest.raises(InputError, match=rf"captions\.csv: {message}"):
         csv(tmp_path, text).index("train")
-
-
-def test_a_file_in_another_encoding_is_named(tmp_path):
-    (tmp_path / "captions.csv").write_bytes("image,caption\n1.jpg,höher\n".encode("latin-1"))
-    with pytest.raises(InputError, match=r"captions\.csv: not UTF-8 text"):
-        FolderSource(str(tmp_path), captions="captions.csv").index("train")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"captions\.jsonl: missing; give the folder"):
-        FolderSource(str(tmp_path)).prepare()
 
 
 def test_another_kind_of_file_is_refused(tmp_path):
@@ -164,8 +134,8 @@ def test_photographs_are_turned_as_their_cameras_marked_them_and_stay_as_stored_
     preprocessing = Preprocessing(20, 16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     index = source.index("train")
     for rows, view in ((index, seen), (index.take(1), seen), (dataclasses.replace(index, upright=False), stored)):
-        (found,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
-        assert torch.equal(found, preprocessing(view))
-        assert torch.equal(_Images(rows, preprocessing, mirrored=False)[0], found)
+        (image,) = CaptionDataset(rows, Vocabulary(["two", "dogs"]), preprocessing, by_image=True)[[0]].images
+        assert torch.equal(image, preprocessing(view))
+        assert torch.equal(_Images(rows, preprocessing, mirrored=False)[0], image)
     mirrored = _Images(index, preprocessing, mirrored=True)[0]
     assert torch.equal(mirrored, preprocessing.normalise(preprocessing.view(seen)).flip(-1))

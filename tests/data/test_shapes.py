@@ -154,22 +154,13 @@ def test_a_mask_lies_on_pixels_of_the_objects_colour(source, instances):
     assert checked > 3
 
 
-def test_attributes_tell_size_colour_and_texture(instances):
-    for annotation in instances["annotations"]:
-        size, colour, *texture = annotation["attributes"]
-        assert size in SIZES
-        assert colour in COLOURS
-        assert texture == [] or (len(texture) == 1 and texture[0] in TEXTURES[1:])
-
-
 def test_lookup_knows_the_words_that_captions_use(source, instances):
     for annotation, item in _annotated(source, instances):
+        size, colour, *texture = annotation["attributes"]
+        assert size in SIZES and colour in COLOURS and texture in ([], *([name] for name in TEXTURES[1:]))
         assert item.attributes >= set(annotation["attributes"])
         assert ("big" in item.attributes) == ("large" in item.attributes)
         assert item.synonyms == ({SYNONYMS[item.noun]} if item.noun in SYNONYMS else frozenset())
-
-
-def test_an_unknown_image_has_no_objects(source):
     assert source.objects("train")(10**9) == []
 
 
@@ -281,26 +272,17 @@ def test_reading_before_preparing_says_what_to_run(tmp_path):
         make(tmp_path / "none").index("val")
 
 
-def test_a_broken_file_is_named(source, tmp_path):
-    broken = make(tmp_path / "broken")
-    path = broken.root / "annotations" / "instances_val.json"
-    path.parent.mkdir(parents=True)
-    path.write_text('{"images": [')
-    with pytest.raises(InputError, match=r"instances_val\.json: not JSON"):
-        broken.objects("val")
-
-
 @pytest.mark.parametrize(
-    "content", ["[]", '{"images": [{}], "annotations": []}', '{"images": 3}', '{"annotations": [{}]}']
+    "content", ['{"images": [', "[]", '{"images": [{}], "annotations": []}', '{"images": 3}', '{"annotations": [{}]}']
 )
-def test_a_file_of_another_layout_is_named(tmp_path, content):
+def test_a_broken_file_is_named(tmp_path, content):
     broken = make(tmp_path / "broken")
     (broken.root / "annotations").mkdir(parents=True)
     for kind in ("captions", "instances"):
         (broken.root / "annotations" / f"{kind}_val.json").write_text(content)
     for read in (broken.index, broken.objects):
         with pytest.raises(
-            InputError, match=r"_val\.json: not as it was generated \(.*; delete .*broken to regenerate"
+            InputError, match=r"_val\.json: not (as it was generated|JSON) \(.*; delete .*broken to regenerate"
         ):
             read("val")
 
@@ -309,11 +291,6 @@ def test_a_file_of_another_layout_is_named(tmp_path, content):
 def test_impossible_arguments_are_refused_by_name(tmp_path, options):
     with pytest.raises(InputError, match=next(iter(options))):
         make(tmp_path / "shapes", **options)
-
-
-def test_an_unknown_split_is_refused(source):
-    with pytest.raises(InputError, match="dev"):
-        source.index("dev")
 
 
 # Scenes
@@ -329,9 +306,7 @@ def test_scenes_leave_no_doubt_about_order_and_relations(scenes):
             dx, dy = shapes[a].x - shapes[b].x, shapes[a].y - shapes[b].y
             assert abs(abs(dx) - abs(dy)) >= 10
     assert {len(scene.shapes) for scene in scenes} == {1, 2, 3, 4}
-
-
-def test_scenes_hold_objects_of_one_noun_that_differ_only_in_colour(scenes):
+    # Some scenes have objects of one noun, which only their colours tell apart.
     assert any(len({item.noun for item in scene.shapes}) < len(scene.shapes) for scene in scenes)
 
 
@@ -361,9 +336,9 @@ def test_every_object_stays_mostly_visible_and_inside(scenes):
         for i, item in enumerate(scene.shapes):
             alone = paint(type(scene)((item,), (0,)), rng, 112)
             assert alone is not None
-            share = visible[i].sum() / alone[1][0].sum()
-            assert LEAST_VISIBLE <= share <= 1
-            overlapping += share < 0.98
+            fraction = visible[i].sum() / alone[1][0].sum()
+            assert LEAST_VISIBLE <= fraction <= 1
+            overlapping += fraction < 0.98
     assert overlapping > 0
 
 
@@ -433,16 +408,11 @@ def test_a_right_caption_in_any_style_scores_97_and_a_wrong_scene_scores_low(sce
     assert corpus_bleu4(references, guesses) < 30
 
 
-def test_one_wrong_attribute_among_three_objects_costs_many_points():
+def test_wrong_attributes_and_swapped_colours_cost_many_points():
+    swapped = (shape("circle", "blue", 20, 30), shape("square", "red", 60, 40), THREE[2])
     references = [describe(THREE, style).words for style in range(STYLES)]
     for style, text in enumerate(references):
         wrong = tuple("green" if word == "blue" else word for word in text)
         assert corpus_bleu4([references], [text]) == pytest.approx(100), style
         assert corpus_bleu4([references], [wrong]) < 85
-
-
-def test_colours_bound_to_the_wrong_objects_cost_many_points():
-    swapped = (shape("circle", "blue", 20, 30), shape("square", "red", 60, 40), THREE[2])
-    references = [describe(THREE, style).words for style in range(STYLES)]
-    for style in range(STYLES):
         assert corpus_bleu4([references], [describe(swapped, style).words]) < 75

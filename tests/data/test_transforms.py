@@ -35,20 +35,12 @@ def test_evaluation_equals_torchvisions_own_transform(size, interpolation):
     assert torch.allclose(ours(picture(*size)), theirs(picture(*size)), atol=1e-5)
 
 
-def test_the_input_is_contiguous_float32_of_the_named_size():
-    preprocessing = Preprocessing(20, 14, MEAN, STD)
-    inputs = preprocessing(picture(40, 30))
+def test_the_input_is_the_normalised_view_of_the_named_size():
+    preprocessing, image = Preprocessing(20, 14, MEAN, STD), picture(40, 30)
+    inputs, view = preprocessing(image), preprocessing.view(image)
     assert inputs.shape == (3, 14, 14) == (3, *preprocessing.size)
-    assert inputs.dtype == torch.float32
-    assert inputs.is_contiguous()
-
-
-def test_the_view_holds_the_pixels_the_model_sees():
-    preprocessing = Preprocessing(20, 14, MEAN, STD)
-    image = picture(40, 30)
-    view = preprocessing.view(image)
-    assert view.mode == "RGB"
-    assert torch.equal(preprocessing.normalise(view), preprocessing(image))
+    assert inputs.dtype == torch.float32 and inputs.is_contiguous()
+    assert view.mode == "RGB" and torch.equal(preprocessing.normalise(view), inputs)
 
 
 @pytest.mark.parametrize("size", [(400, 300), (300, 400), (300, 300), (641, 97)])
@@ -61,16 +53,13 @@ def test_the_region_is_where_the_view_lies_in_the_image(size):
     np.testing.assert_allclose(np.asarray(cut, dtype=float), np.asarray(preprocessing.view(image), dtype=float), atol=2)
 
 
-def test_without_a_crop_the_region_is_the_whole_image():
-    assert Preprocessing(32, None, MEAN, STD).region((61, 43)) == (0, 0, 1, 1)
-
-
 def test_without_a_crop_the_whole_image_is_squashed():
     preprocessing = Preprocessing(16, None, MEAN, STD, "nearest")
     image = Image.fromarray(np.kron(np.arange(4, dtype=np.uint8).reshape(2, 2), np.ones((10, 30), dtype=np.uint8)))
     view = np.asarray(preprocessing.view(image))[:, :, 0]
     assert view.shape == (16, 16)
     assert [view[0, 0], view[0, -1], view[-1, 0], view[-1, -1]] == [0, 1, 2, 3]
+    assert preprocessing.region((61, 43)) == (0, 0, 1, 1)
 
 
 @pytest.mark.parametrize("preprocessing", [Preprocessing(24, 16, MEAN, STD), Preprocessing(24, None, MEAN, STD)])
@@ -97,9 +86,9 @@ def test_random_crops_are_windows_of_the_resized_image():
     transform = preprocessing.training()
     places = set()
     for _ in range(20):
-        found = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
-        assert len(found) == 1
-        places.add(tuple(found[0].tolist()))
+        matches = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
+        assert len(matches) == 1
+        places.add(tuple(matches[0].tolist()))
     assert len({row for row, _ in places}) > 2
     assert len({col for _, col in places}) > 4
 
@@ -182,13 +171,6 @@ def test_transparency_is_laid_on_white(tmp_path):
     assert np.asarray(load_image(tmp_path / "palette.png"))[0, :, 0].tolist() == [255, 40]
 
 
-def test_an_exif_rotation_is_not_applied(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # "rotate by 90 degrees to show"
-    picture(12, 8).save(tmp_path / "rotated.jpg", exif=exif)
-    assert load_image(tmp_path / "rotated.jpg").size == (12, 8)
-
-
 @pytest.mark.parametrize("kind", ["jpg", "png", "webp"])
 def test_a_photograph_is_turned_upright_once(tmp_path, kind):
     exif = Image.Exif()
@@ -229,14 +211,12 @@ def test_damaged_files_are_named(tmp_path, suffix):
     path = tmp_path / f"cut.{suffix}"
     picture(90, 70).save(path)
     whole = path.read_bytes()
-    for share in (0, 0.02, 0.5, 0.9):
-        path.write_bytes(whole[: int(len(whole) * share)])
+    for fraction in (0, 0.02, 0.5, 0.9):
+        path.write_bytes(whole[: int(len(whole) * fraction)])
         with pytest.raises(InputError, match=rf"cut\.{suffix}: cannot be read as an image \([^\n]*\); replace"):
             load_image(path)
 
 
-def test_a_text_file_or_a_folder_is_no_image(tmp_path):
-    (tmp_path / "note.jpg").write_text("not an image")
-    for path in (tmp_path / "note.jpg", tmp_path):
-        with pytest.raises(InputError, match="cannot be read as an image"):
-            load_image(path)
+def test_a_folder_is_no_image(tmp_path):
+    with pytest.raises(InputError, match="cannot be read as an image"):
+        load_image(tmp_path)

@@ -1,4 +1,4 @@
-"""Cached features as training reads them."""
+"""Cached features as training reads them, and the mirrored side of a split."""
 
 from __future__ import annotations
 
@@ -19,19 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from captioning.data.features.codes import DTYPES, Scale, decode
-from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder, share_of
+from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder
 from captioning.errors import InputError
 
-_TRUSTED = 8
-"""Batches in a row that came without a disk, after which the system is not told what comes until one needs it."""
-
-
-class _Shard(NamedTuple):
-    """A mapped file: (n, L, D) float16, or uint8 with a scale."""
-
-    numbers: NDArray[Any]
-    scale: Scale | None
+_BATCHES_FROM_MEMORY = 8
+"""After so many batches in a row without disk reads, the system gets no more advice until a batch needs the disk."""
 
 
 class _Run(NamedTuple):
@@ -45,23 +37,25 @@ class _Run(NamedTuple):
 class FeatureCache:
     """Cached annotations of one split's images, read only.
 
-    A shard is mapped on first use in each process: only what is used is read, and a worker, forked or spawned, gets
-    paths rather than data. Images are drawn at random, so the system is told which ones come: left alone it would wait
-    for one after the other, and read megabytes ahead of each. That takes as long as copying what is in memory, so it is
-    left out while nothing is read from a disk. Shards that no image is asked of need not be here.
+    A shard is mapped on first use in each process, so only the images that are used are read, and a worker, forked or
+    spawned, gets paths instead of data. Shards that no batch needs may be missing.
+
+    Images are drawn at random, so the system is told which ones are needed next. Without that advice it waits for one
+    image after the other and reads megabytes ahead of each. Giving advice takes as long as copying from memory, so it
+    stops while no batch needs the disk.
 
     Args:
-        directory: the cache folder.
-        split: such as ``train``.
-        fingerprint: ``encoder.fingerprint()`` of the encoder that the cache stands in for.
+        directory: The cache folder.
+        split: The split's name, such as ``train``.
+        fingerprint: Fingerprint of the encoder that the cache stands in for (``view_fingerprint``).
 
     Attributes:
         shape: (N, L, D).
-        grid_size: (rows, cols).
+        grid_size: (height, width) of the encoder's grid.
 
     Raises:
-        InputError: the cache is missing or was made by another encoder, with other weights or another preprocessing;
-            says which.
+        InputError: The cache is missing, or was made by another encoder, other weights or another preprocessing; the
+            message says which.
     """
 
     def __init__(self, directory: str | Path, split: str, fingerprint: dict[str, Any]) -> None:
@@ -74,12 +68,12 @@ class FeatureCache:
                 "--data.features null to compute them from the images"
             )
         refuse_other_encoder(manifest.path, manifest.fingerprint, fingerprint)
-        rows, cols = manifest.fingerprint["grid_size"]
-        self.grid_size: tuple[int, int] = (rows, cols)
+        height, width = manifest.fingerprint["grid_size"]
+        self.grid_size: tuple[int, int] = (height, width)
         self.shape: tuple[int, int, int] = manifest.shape
         self._manifest = manifest
-        self._shards: dict[int, _Shard] = {}
-        self._from_memory = 0  # batches in a row for which no disk was read
+        self._shards: dict[int, NDArray[np.float16]] = {}
+        self._from_memory = 0  # batches in a row that needed no disk
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -88,66 +82,59 @@ class FeatureCache:
         return {**self.__dict__, "_shards": {}}  # a spawned worker maps the files itself
 
     def check(self, rows: Tensor) -> None:
-        """Check that the shards of these rows are here and of the right size, before work starts.
+        """Check, before work starts, that the shards of these rows exist and have the right size.
 
         Raises:
-            InputError: one is not.
+            InputError: A shard is missing or incomplete.
         """
         shards = np.unique(np.asarray(rows) // self._manifest.shard_images).tolist()
         missing = [shard for shard in shards if not self._manifest.is_finished(shard)]
         if missing:
             raise InputError(
-                f"{self._manifest.array(missing[0])}: not there or not complete, as {len(missing)} of {len(shards)} "
+                f"{self._manifest.array(missing[0])}: missing or incomplete, like {len(missing)} of {len(shards)} "
                 "files that are needed here; finish them with scripts/extract_features.py"
             )
 
-    def shares(self, rows: Tensor, shares: int) -> Tensor:
-        """Return (n,) int64, which of ``shares`` equal shares of the shards each row lies in."""
-        return torch.from_numpy(share_of(np.asarray(rows) // self._manifest.shard_images, shares))
-
     def gather(self, rows: Sequence[int] | Tensor, *, pinned: bool = False) -> Tensor:
-        """Return the annotations (B, L, D) half of some images: one copy, made without the interpreter lock.
+        """Return annotations (B, L, D) half of some images: one copy, made without the interpreter lock.
 
         Args:
-            rows: (B,), each in 0 .. N - 1.
-            pinned: into page-locked memory, from which a GPU takes it while it computes. In a worker process the copy
-                goes straight into shared memory instead.
+            rows: (B,) rows of the split, 0 .. N - 1.
+            pinned: Copy into page-locked memory, from which a GPU reads while it computes. In a worker process the
+                copy goes straight into shared memory instead.
         """
         index = np.asarray(rows, dtype=np.int64)
         if len(index) and not (index.min() >= 0 and index.max() < len(self)):
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
         read_before = _disk_reads()
-        shards, places = np.divmod(index, self._manifest.shard_images)
-        # Opens the shards, which refuse a shape that they have not, before memory is taken for it.
-        opened = {number: self._shard(number) for number in np.unique(shards).tolist()}
-        if self._from_memory < _TRUSTED:
-            for run in _runs(shards, places):
+        numbers, places = np.divmod(index, self._manifest.shard_images)
+        # A damaged manifest may claim any size: open the shards, which know theirs, before memory is taken.
+        shards = {number: self._shard(number) for number in np.unique(numbers).tolist()}
+        if self._from_memory < _BATCHES_FROM_MEMORY:
+            for run in _runs(numbers, places):
                 self._announce(run)
-        out = self.empty(len(index), pinned=pinned)
-        into = out.numpy()
-        for number, (numbers, scale) in opened.items():
-            if scale is None and len(opened) == 1:
-                np.take(numbers, places, axis=0, out=into, mode="clip")  # "raise" would copy twice
-                continue
-            for row in np.flatnonzero(shards == number).tolist():
-                if scale is None:
-                    into[row] = numbers[places[row]]
-                else:
-                    decode(numbers[places[row], None], scale, out[row, None])
+        annotations = self.empty(len(index), pinned=pinned)
+        out = annotations.numpy()
+        if len(shards) == 1:
+            (shard,) = shards.values()
+            np.take(shard, places, axis=0, out=out, mode="clip")  # mode "raise" would copy twice
+        else:
+            for row, (number, place) in enumerate(zip(numbers.tolist(), places.tolist(), strict=True)):
+                out[row] = shards[number][place]
         self._from_memory = self._from_memory + 1 if _disk_reads() == read_before is not None else 0
-        return out
+        return annotations
 
     def _announce(self, run: _Run) -> None:
-        """Let the system read a run, all of a batch's at once, if it is not in memory."""
+        """Tell the system that a run is needed next."""
         if not hasattr(mmap, "MADV_WILLNEED"):
             return
-        file: Any = self._shard(run.shard).numbers.base  # the memmap
-        first = file.offset + run.first * self._manifest.row_bytes
+        file: Any = self._shard(run.shard).base  # the memmap
+        first = file.offset + run.first * self._manifest.image_bytes
         page = first - first % mmap.PAGESIZE
-        _will_need(file._mmap, page, first + run.images * self._manifest.row_bytes - page)
+        _will_need(file._mmap, page, first + run.images * self._manifest.image_bytes - page)
 
     def empty(self, rows: int, *, pinned: bool = False) -> Tensor:
-        """Return (rows, L, D) half with any content, in the memory that ``gather`` describes."""
+        """Return an uninitialised tensor (rows, L, D) half in the memory that ``gather`` describes."""
         shape = (rows, *self.shape[1:])
         if get_worker_info() is None:
             if pinned:
@@ -156,33 +143,32 @@ class FeatureCache:
         storage = torch.UntypedStorage._new_shared(2 * int(np.prod(shape)), device="cpu")
         return torch.empty(0, dtype=torch.float16).set_(storage, 0, shape)  # type: ignore[call-overload]
 
-    def _shard(self, number: int) -> _Shard:
+    def _shard(self, number: int) -> NDArray[np.float16]:
         if number not in self._shards:
-            self._shards[number] = self._open(number)  # threads may both do this, with the same result
+            self._shards[number] = self._open(number)  # two threads may do this at once, with the same result
         return self._shards[number]
 
-    def _open(self, number: int) -> _Shard:
-        manifest, path = self._manifest, self._manifest.array(number)
-        record = manifest.read_record(number)
+    def _open(self, number: int) -> NDArray[np.float16]:
+        path = self._manifest.array(number)
         try:
             array = np.load(path, mmap_mode="r")
-        except Exception as error:  # what NumPy raises on a damaged header is up to where the damage is
+        except Exception as error:  # NumPy raises different exceptions for different damage
             raise InputError(f"{path}: cannot be read ({error}); delete it and extract again") from error
-        shape = (len(manifest.rows(number)), *self.shape[1:])
-        if array.shape != shape or array.dtype != DTYPES[manifest.dtype]:
+        shape = (len(self._manifest.rows(number)), *self.shape[1:])
+        if array.shape != shape or array.dtype != np.float16:
             raise InputError(
-                f"{path}: holds {array.dtype} {array.shape}, its header says {manifest.dtype} {shape}; "
+                f"{path}: holds {array.dtype} {array.shape}, its header says float16 {shape}; "
                 "delete it and extract again"
             )
         if hasattr(mmap, "MADV_RANDOM"):
-            array._mmap.madvise(mmap.MADV_RANDOM)  # read nothing ahead
-        return _Shard(np.asarray(array), record.scale)
+            array._mmap.madvise(mmap.MADV_RANDOM)  # no reading ahead
+        return np.asarray(array)
 
     def find(self, paths: Iterable[str]) -> Tensor:
-        """Return the rows (n,) int64 of the images at ``paths``, named as the record index names them.
+        """Return the rows (n,) int64 of the images at ``paths``, named as in ``CaptionIndex.paths``.
 
         Raises:
-            InputError: an image is not in the cache.
+            InputError: An image is not in the cache.
         """
         file = self._manifest.images
         images = read_cache(file)
@@ -197,16 +183,48 @@ class FeatureCache:
             ) from error
 
 
-def _runs(shards: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[_Run]:
-    """Yield the runs of images that follow each other, each given as its shard and its place in it."""
-    follows = (np.diff(places) == 1) & (np.diff(shards) == 0)
-    starts = np.flatnonzero(np.r_[True, ~follows][: len(shards)]).tolist()
-    for start, stop in itertools.pairwise([*starts, len(shards)]):
-        yield _Run(int(shards[start]), int(places[start]), stop - start)
+class FlippedFeatures:
+    """Cached features of mirrored images, and the choice of images that an epoch sees mirrored.
+
+    All captions of an image see the same side within an epoch. The choice depends on seed, epoch and image alone, so a
+    resumed run sees the same sides, whichever process or thread reads them.
+
+    Args:
+        cache: Features of the mirrored images.
+        probability: Probability that an image is mirrored in an epoch.
+        seed: Seed of the choice.
+        images: N of the split, in the order of its ``CaptionIndex``.
+    """
+
+    def __init__(self, cache: FeatureCache, *, probability: float, seed: int, images: int) -> None:
+        if not 0 <= probability <= 1:
+            raise InputError(f"flip must be a probability, got {probability}")
+        self.cache = cache
+        self.probability = probability
+        self.seed = seed
+        self.images = images
+        self._latest: tuple[int, Tensor] | None = None
+
+    def chosen(self, epoch: int) -> Tensor:
+        """Return (N,) bool, True for images that are mirrored in the epoch."""
+        latest = self._latest  # read once: threads share this object
+        if latest is None or latest[0] != epoch:
+            # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
+            drawn = np.random.default_rng((self.seed, epoch, 1)).random(self.images)
+            latest = self._latest = (epoch, torch.from_numpy(drawn < self.probability))
+        return latest[1]
+
+
+def _runs(numbers: NDArray[np.int64], places: NDArray[np.int64]) -> Iterator[_Run]:
+    """Yield the runs of consecutive images, of which ``numbers`` gives the shard and ``places`` the place in it."""
+    follows = (np.diff(places) == 1) & (np.diff(numbers) == 0)
+    starts = np.flatnonzero(np.r_[True, ~follows][: len(numbers)]).tolist()
+    for start, stop in itertools.pairwise([*starts, len(numbers)]):
+        yield _Run(int(numbers[start]), int(places[start]), stop - start)
 
 
 def _disk_reads() -> int | None:
-    """Return a number that grows when this thread reads from a disk, or waits for one; None where nobody counts."""
+    """Return a counter that grows when this thread reads from a disk or waits for one; None if nothing counts that."""
     if resource is None or not hasattr(resource, "RUSAGE_THREAD"):
         return None
     usage = resource.getrusage(resource.RUSAGE_THREAD)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,44 +12,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from captioning.data.features.checksums import digest
-from captioning.data.features.codes import DTYPES, encode
-from captioning.data.features.layout import (
-    Manifest,
-    features_size,
-    images_of_a_shard,
-    publish,
-    read_cache,
-    refuse_other_encoder,
-    share_of,
-)
+from captioning.data.features.layout import FORMAT, Manifest, images_of_a_shard, read_cache, refuse_other_encoder
 from captioning.errors import InputError
 from captioning.files import replacing
 
 
 class FeatureWriter:
-    """Writes the shards of a split that are missing; a later writer goes on with those that are missing then.
+    """Writes the missing shards of a split.
 
-    A shard is collected in memory and appears under its name when it is complete: a writer that is killed leaves none
-    half written, and loses the images of the one it was collecting.
+    A shard is collected in memory and gets its name when it is complete. A killed writer therefore leaves no half
+    shard; the next one continues with the shards that are missing.
 
     Args:
-        directory: the cache folder, created if missing.
-        split: such as ``train``.
-        paths: the images' paths, in row order.
-        fingerprint: ``encoder.fingerprint()``.
+        directory: The cache folder, created if missing.
+        split: The split's name, such as ``train``.
+        paths: The images' paths in row order.
+        fingerprint: The encoder's fingerprint (``view_fingerprint``).
         shape: (L, D) of one image.
-        dtype: how numbers are kept, ``float16`` or ``uint8``.
-        share: (i, n): write the i-th of n shares of the shards. Writers of different shares may work side by side.
-        shard_images: images in a shard; by default as many as make 128 MiB of fp16.
+        process: (i, n): This is process i of n that run side by side. It writes every n-th shard, from the i-th on.
+        shard_images: Images in a shard; by default as many as fill 128 MiB.
 
     Attributes:
-        rows: (n,) int64, the images of this share whose shards are missing, in the order in which they are written.
-        total: images of this share.
-        done: images of this share in finished shards.
+        rows: (n,) int64, the images that this writer has to write, in order.
+        total: Images of this process's shards, finished or not.
+        done: Images of this process's finished shards.
 
     Raises:
-        InputError: the folder holds another encoder's or other images' features, or the disk is too small.
+        InputError: The folder holds the features of another encoder or of other images.
     """
 
     def __init__(
@@ -60,38 +49,31 @@ class FeatureWriter:
         paths: Sequence[str],
         fingerprint: dict[str, Any],
         shape: tuple[int, int],
-        dtype: str = "float16",
-        share: tuple[int, int] = (0, 1),
+        process: tuple[int, int] = (0, 1),
         shard_images: int | None = None,
     ) -> None:
         locations, dim = shape
         shard_images = shard_images or images_of_a_shard(2 * locations * dim)
-        wanted = Manifest(Path(directory), split, fingerprint, (len(paths), locations, dim), dtype, shard_images)
-        self.split, self.shape, self.dtype = split, wanted.shape, dtype
-        self._wanted, self._paths = wanted, list(paths)
-        self.manifest = self._agreed() or wanted
-        every = np.arange(self.manifest.shards)
-        mine = every[share_of(every, share[1]) == share[0]].tolist()
-        missing = [shard for shard in mine if not self.manifest.is_finished(shard)]
-        if missing and self.manifest.finished_rows is not None:
-            raise InputError(
-                f"{self.manifest.path}: begun by an earlier version; delete it and {split}.npy.part, and extract again"
-            )
-        self.total = sum(len(self.manifest.rows(shard)) for shard in mine)
+        self._wanted = Manifest(Path(directory), split, fingerprint, (len(paths), locations, dim), shard_images)
+        self._paths = list(paths)
+        self.split, self.shape = split, self._wanted.shape
+        self.manifest = self._existing() or self._wanted
+        shards = range(process[0], self.manifest.shards, process[1])
+        missing = [shard for shard in shards if not self.manifest.is_finished(shard)]
+        self.total = sum(len(self.manifest.rows(shard)) for shard in shards)
         rows = [np.asarray(self.manifest.rows(shard)) for shard in missing]
         self.rows: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *rows])
         self.done = self.total - len(self.rows)
         self._written = 0  # of self.rows, those that were given to write()
         self._shard = torch.empty(0)
         self._begun = False
-        self._clear(missing)
-        self._check_space()
+        self._remove_leftovers(missing)
 
     def write(self, annotations: Tensor) -> None:
-        """Take the annotations (B, L, D) of the next B of ``rows``; shards that are complete are written.
+        """Take the annotations (B, L, D) of the next B of ``rows``, and write the shards that they complete.
 
         Raises:
-            InputError: a value does not fit into fp16 (beyond 65504, or not a number), or the disk is full.
+            InputError: A value does not fit into fp16 (beyond 65504, or not a number), or the disk is full.
         """
         half = annotations.half().cpu()
         if half.shape[1:] != self.shape[1:] or self._written + len(half) > len(self.rows):
@@ -107,65 +89,64 @@ class FeatureWriter:
             size = len(self.manifest.rows(shard))
             if not place:
                 self._shard = torch.empty(size, *self.shape[1:], dtype=torch.float16)
-            now, half = half.split([min(len(half), size - place), max(0, len(half) - size + place)])
-            self._shard[place : place + len(now)] = now
-            self._written += len(now)
-            if place + len(now) == size:
+            fits = min(len(half), size - place)
+            self._shard[place : place + fits] = half[:fits]
+            half = half[fits:]
+            self._written += fits
+            if place + fits == size:
                 self._save(shard)
                 self.done += size
 
     @property
     def collected(self) -> int:
-        """Images of this share in finished shards, and in the one that is being collected."""
+        """Images of this process in finished shards and in the shard that is being collected."""
         return self.total - len(self.rows) + self._written
 
-    def _agreed(self) -> Manifest | None:
-        """Return the manifest that is there.
+    def _existing(self) -> Manifest | None:
+        """Return the folder's manifest; None if it has none.
 
         Raises:
-            InputError: it is of other features.
+            InputError: It describes other features.
         """
         wanted = self._wanted
-        found = Manifest.read(wanted.directory, wanted.split)
-        if found is None:
+        manifest = Manifest.read(wanted.directory, wanted.split)
+        if manifest is None:
             return None
-        refuse_other_encoder(found.path, found.fingerprint, wanted.fingerprint)
-        if found.dtype != wanted.dtype:
-            raise InputError(f"{found.path}: of --dtype {found.dtype}, not {wanted.dtype}; give another --output")
-        if found.shape != wanted.shape or read_cache(found.images) != self._paths:
-            raise InputError(f"{found.path}: made from other images; give another --output or delete the folder")
-        return found
+        refuse_other_encoder(manifest.path, manifest.fingerprint, wanted.fingerprint)
+        if manifest.shape != wanted.shape or read_cache(manifest.images) != self._paths:
+            raise InputError(f"{manifest.path}: made from other images; give another --output or delete the folder")
+        return manifest
 
     def _save(self, shard: int) -> None:
-        """Write the numbers first, then the record that says that they are complete."""
         if not self._begun:
-            if not self.manifest.path.exists():
-                self.manifest.write(self._paths)
-            if self._agreed() != self.manifest:  # of a process that began at the same time
-                raise InputError(f"{self.manifest.path}: another process has begun other features")
-            self._begun = True
-        scale = None
-        numbers: NDArray[Any] = self._shard.numpy()
-        if self.dtype == "uint8":
-            numbers, scale = encode(self._shard)
-        with replacing(self.manifest.array(shard), shared=True) as part, part.open("wb") as file:
-            np.lib.format.write_array(file, numbers.astype(np.dtype(DTYPES[self.dtype]).newbyteorder("<"), copy=False))
-        steps = {} if scale is None else {name: part.tolist() for name, part in scale._asdict().items()}
-        publish(self.manifest.record(shard), {"sha256": digest(numbers, scale), **steps})
+            self._begin()
+        with replacing(self.manifest.array(shard), shared=True) as file, file.open("wb") as stream:
+            np.lib.format.write_array(stream, self._shard.numpy().astype("<f2", copy=False))
 
-    def _clear(self, missing: list[int]) -> None:
-        """Remove what a killed writer of this share left."""
+    def _begin(self) -> None:
+        """Write the manifest unless another process has written the same one."""
+        manifest = self.manifest
+        if not manifest.path.exists():
+            content = {
+                "format": FORMAT,
+                "fingerprint": manifest.fingerprint,
+                "shape": list(manifest.shape),
+                "shard_images": manifest.shard_images,
+            }
+            _write_json(manifest.images, self._paths)
+            _write_json(manifest.path, content)
+        if self._existing() != manifest:
+            raise InputError(f"{manifest.path}: another process has begun other features")
+        self._begun = True
+
+    def _remove_leftovers(self, missing: list[int]) -> None:
+        """Remove the temporary files that a killed writer left."""
         for shard in missing:
-            for part in self.manifest.array(shard).parent.glob(f"{shard:05d}.*.part"):
-                part.unlink(missing_ok=True)
+            for file in self.manifest.array(shard).parent.glob(f"{shard:05d}.*.part"):
+                file.unlink(missing_ok=True)
 
-    def _check_space(self) -> None:
-        missing = features_size((len(self.rows), *self.shape[1:]), self.dtype)
-        directory = self.manifest.directory
-        directory.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(directory).free
-        if free < missing:
-            raise InputError(
-                f"--output {directory}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
-                "free some, give another folder, --dtype uint8, or choose an encoder with fewer or smaller annotations"
-            )
+
+def _write_json(path: Path, content: Any) -> None:
+    """Write JSON that other processes may be writing at the same time."""
+    with replacing(path, shared=True) as file:
+        file.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from PIL import Image, ImageChops, ImageDraw, ImageFilter
 from captioning.data.shape_world.scene import COLOURS, REFERENCE_SIZE, Scene, Shape
 
 OVERSAMPLING = 4  # shapes are drawn this much larger and averaged down: smooth edges
-LEAST_VISIBLE = 0.75  # share of an object that others may not cover
+LEAST_VISIBLE = 0.75  # fraction of an object that must stay visible
 
 # Hue in degrees, saturation and value, each as (centre, half the range).
 _HSV = {
@@ -144,8 +144,8 @@ def _rgb(shape: Shape) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _mix(a: tuple[int, int, int], b: tuple[int, int, int], share: float) -> tuple[int, int, int]:
-    red, green, blue = (round(x + (y - x) * share) for x, y in zip(a, b, strict=True))
+def _mix(a: tuple[int, int, int], b: tuple[int, int, int], fraction: float) -> tuple[int, int, int]:
+    red, green, blue = (round(x + (y - x) * fraction) for x, y in zip(a, b, strict=True))
     return red, green, blue
 
 

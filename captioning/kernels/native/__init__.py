@@ -19,6 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from captioning.files import cache_folder
+
 _FOLDER = Path(__file__).parent
 # fast-math lets sums be reordered and so vectorised. It is not given to the linker, which would change how the whole
 # process rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
@@ -108,8 +110,7 @@ def _library() -> ctypes.CDLL | None:
     sources = sorted(_FOLDER.glob("*.c"))
     # The name depends on the processor, because of -march=native and home folders that several machines share.
     content = "\n".join([*compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
-    path = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    path = cache_folder(f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
     try:
         if not path.is_file():
             _compile(compiler, flags, sources, path)

@@ -77,7 +77,7 @@ def position(row: int, column: int) -> list[float]:
 
 @pytest.mark.parametrize("grid_size", [GRID, None])
 @pytest.mark.parametrize("masked", [False, True])
-def test_locations_that_exist_attend_to_each_other(grid_size, masked):
+def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, masked):
     layer, annotations = make_layer(grid_size), torch.randn(B, L, D)
     mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
     for mode in (torch.no_grad, torch.enable_grad):  # PyTorch has a kernel of its own where nothing is trained

@@ -101,7 +101,7 @@ def test_gradient_is_the_authors_with_their_injected_gradient_of_the_alphas(upda
     assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline))
 
 
-def test_gradient_where_the_coin_says_expectation_is_the_authors_too():
+def test_gradient_of_expected_contexts_is_the_authors_too():
     """Their injected gradient is then (b - cost) / 10 times ones, which a softmax turns into nothing."""
     captioner, batch = make_captioner(sample_probability=0.0), make_batch()
     objective = make_objective(captioner)

@@ -83,7 +83,7 @@ def test_the_family_is_what_the_package_exports():
 
 @every_pair
 @pytest.mark.parametrize("training", [False, True])
-def test_alphas_are_probabilities_and_exactly_zero_where_masked(make, training):
+def test_alphas_are_probabilities_and_exactly_zero_at_masked_locations(make, training):
     attention, mask = built(make).train(training), make_mask()
     out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D), mask))
     masked = ~mask.repeat_interleave(R, 0)
@@ -173,7 +173,7 @@ def test_gradients_collected_over_the_steps_are_those_of_single_steps(make):
 
 
 @every_pair
-def test_config_rebuilds_what_the_weights_fit(make):
+def test_config_rebuilds_an_attention_that_the_weights_fit(make):
     attention = built(make)
     again = Attention.from_config(attention.to_config())
     assert again.to_config() == attention.to_config()

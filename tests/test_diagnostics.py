@@ -39,7 +39,7 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
     assert float(statistics["beta"]) == pytest.approx(float(betas[mask].mean()), abs=1e-6)
 
 
-def test_statistics_are_finite_where_alphas_are_exactly_zero():
+def test_statistics_of_alphas_that_are_exactly_zero_are_finite():
     alphas = torch.nn.functional.one_hot(torch.randint(L, (N, T)), L).float()
     statistics = attention_statistics(AttentionTrace(alphas, None, None), torch.ones(N, T, dtype=torch.bool))
     assert all(torch.isfinite(value) for value in statistics.values())
@@ -71,7 +71,7 @@ SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
         (3 * torch.randn(N, T, L), 0.01, "the gate is closed (mean beta 0.010)"),
     ],
 )
-def test_each_cause_is_named_with_what_to_do(logits, beta, cause):
+def test_every_cause_is_named_with_its_remedy(logits, beta, cause):
     message = watch(logits, beta, draws=True)
     assert message is not None and cause in message
     assert any(option in message for option in ("`ramp`", "`reward_weight`"))

@@ -32,7 +32,7 @@ def test_the_same_seed_drops_the_same_units():
     assert torch.equal(layer(x), first) and not torch.equal(first, second)
 
 
-def test_gradient_passes_where_units_were_kept():
+def test_gradient_passes_through_kept_units_only():
     x = torch.ones(50, requires_grad=True)
     y = Dropout(0.4)(x)
     y.sum().backward()

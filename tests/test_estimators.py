@@ -80,7 +80,7 @@ def test_moving_average_of_the_authors_starts_at_zero_and_rewards_the_mean_word(
     assert float(estimator.average) == pytest.approx(0.1 * float(means.mean()))
 
 
-def test_reward_to_go_leaves_out_what_was_said_before():
+def test_reward_to_go_leaves_out_earlier_words():
     signal = RewardToGo()(REWARDS, MASK, ALL)
     torch.testing.assert_close(signal.returns, -torch.tensor([[6.0, 5, 3], [9, 5, 0], [21, 15, 8], [9, 0, 0]]))
     averages = -torch.tensor([20 / 4, 14 / 3, 11 / 2])

@@ -133,7 +133,7 @@ def test_semi_sampling_per_batch_is_one_decision_for_all_images():
     assert batches == {(True,) * B, (False,) * B}
 
 
-def test_images_that_are_not_drawn_see_what_soft_attention_sees():
+def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     hard = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.0)).train()
     soft = make_decoder(SoftAttention(AdditiveScore(A))).train()
     soft.load_state_dict(hard.state_dict(), strict=False)

@@ -107,12 +107,12 @@ def test_a_marginal_output_is_trained_resumed_and_tested(shapes, tmp_path, preci
     assert math.isfinite(scores["nll"])
 
 
-def test_hard_attention_has_the_papers_baseline_where_nothing_is_said():
+def test_hard_attention_has_the_papers_baseline_by_default():
     estimator = hard_module().objective.estimator
     assert isinstance(estimator, MovingAverage) and (estimator.decay, estimator.per_word) == (0.9, False)
 
 
-def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, tmp_path, monkeypatch):
+def test_nothing_is_estimated_before_draws_begin_but_all_samples_are_decoded(shapes, tmp_path, monkeypatch):
     module = make_module(HardAttention(AdditiveScore(10), ramp=(2, 3)), objective=Likelihood(estimator=LeaveOneOut(3)))
     rows, teach = [], Captioner.teacher_force
 
@@ -131,13 +131,13 @@ def test_nothing_is_estimated_before_draws_begin_but_every_row_decoded(shapes, t
 
 
 @pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])
-def test_an_estimator_is_refused_where_nothing_needs_one(attention):
+def test_an_estimator_is_refused_by_attention_that_needs_none(attention):
     with pytest.raises(InputError, match=f"estimator: {attention.__name__} passes its gradient on by itself"):
         make_module(attention(AdditiveScore(10)), objective=Likelihood(estimator=LeaveOneOut(2)))
 
 
 @pytest.mark.parametrize("option", [{"reward_weight": 0.5}, {"entropy_weight": 0.1}])
-def test_a_weight_is_refused_where_it_has_no_effect(option):
+def test_a_weight_without_effect_is_refused(option):
     with pytest.raises(InputError, match=f"{next(iter(option))}: has no effect with SoftAttention"):
         make_module(SoftAttention(AdditiveScore(10)), objective=Likelihood(**option))
 
@@ -212,7 +212,7 @@ def test_the_api_forms_contexts_as_the_mode_says(trained):
         captioner.caption(image, inference="argmax", seed=1)
 
 
-def test_a_run_whose_attention_stopped_moving_warns_once_an_epoch(shapes, tmp_path, monkeypatch):
+def test_a_run_with_collapsed_attention_warns_once_an_epoch(shapes, tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.objective.collapse.PATIENCE", 2)
     trainer = quick_trainer(tmp_path, max_epochs=2, limit_train_batches=4)
     with warnings.catch_warnings(record=True) as caught:

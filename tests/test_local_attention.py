@@ -69,7 +69,7 @@ def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
     assert (alphas[:, [14, 15, 23]] > 0).all() and (alphas > 0).sum() == 3 * B * R
 
 
-def test_position_learns_to_find_what_the_context_needs():
+def test_position_learns_to_reach_the_target():
     """Annotations tell nothing of where they are; only the position can bring the context to the target."""
     torch.manual_seed(0)
     attention = local_attention(window=(2, 2))
@@ -87,7 +87,7 @@ def test_position_learns_to_find_what_the_context_needs():
     torch.testing.assert_close(attention.score.position(query)[0], torch.tensor([1.5, 1.5]), atol=0.3, rtol=0)
 
 
-def test_what_does_not_fit_is_refused_by_name():
+def test_options_that_do_not_fit_are_refused_by_name():
     with pytest.raises(InputError, match=r"LocalScore needs locations on a grid.*grid_size is None"):
         SoftAttention(LocalScore(AdditiveScore(A))).build(D, H)
     with pytest.raises(InputError, match=r"window must be \(height, width\).*0.5.*got \(3, 0.2\)"):

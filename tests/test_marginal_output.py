@@ -321,7 +321,7 @@ def test_search_steps_equal_teacher_forcing(options):
 
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_searches_find_what_single_images_find(options):
+def test_searches_in_a_batch_equal_those_of_single_images(options):
     captioner, batch = make_captioner(MarginalOutput(**options), std=1.0), make_batch(mask=some_mask())
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)

@@ -74,7 +74,7 @@ def test_totals_that_vanished_are_finite_and_reported():
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_the_backward_pass_needs(shape, dtype):
+def test_ratios_and_gradient(shape, dtype):
     q, mixed, e = drawn(shape), drawn(shape, dtype, seed=2).abs() + 0.1, drawn(shape, dtype, seed=3).abs()
     nowhere = drawn(shape[:-1], seed=4)
     U, sums = ratios(q, mixed, nowhere.abs())
@@ -89,7 +89,7 @@ def test_what_the_backward_pass_needs(shape, dtype):
     torch.testing.assert_close(out.double(), expected, rtol=3 * TYPES[dtype], atol=30 * TYPES[dtype])
 
 
-def test_what_is_not_a_number_stays_none():
+def test_nan_stays_nan():
     """So that a run that diverges stops."""
     s, mixed = torch.zeros(2, 300), torch.ones(2, 300)
     s[0, 7] = float("nan")

@@ -49,7 +49,7 @@ def test_fused_lstm_cell_and_its_gradients_equal_the_formula(dtype, threads, mon
         torch.testing.assert_close(one.grad.float(), other.grad, **tolerance(dtype))
 
 
-def test_without_a_compiler_the_formula_is_used_and_the_reason_said_once(tmp_path, monkeypatch, caplog):
+def test_without_a_compiler_the_formula_is_used_and_the_reason_logged_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("CC", "no-such-compiler")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     native._library.cache_clear()
@@ -108,7 +108,7 @@ def test_a_word_outside_the_vocabulary_is_refused():
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("width", [3, 16, 40])  # less than a vector, one, and several with a rest
-def test_what_is_not_a_number_stays_none(width, dtype):
+def test_nan_stays_nan(width, dtype):
     """So that a run that diverges shows it, also on the fast path."""
     for gate in range(4):
         parts, c = [torch.randn(2, 4 * width).to(dtype) for _ in range(3)], torch.randn(2, width)

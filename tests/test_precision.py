@@ -57,7 +57,7 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
 
 @pytest.mark.parametrize("output", [None, MarginalOutput])
 @pytest.mark.parametrize("name", ["bf16-true", "64-true"])
-def test_kernels_keep_their_own_types_where_lightning_changes_the_default(name, output):
+def test_kernels_keep_their_types_if_lightning_changes_the_default(name, output):
     """Its precision plugin does so around every step; what C writes as float32 must not lie in memory of another."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}[name]
     captioner, seen = make_captioner(name, output and output()).to(dtype).train(), annotations(name).to(dtype)

@@ -111,7 +111,7 @@ def rows_attended(decoder, monkeypatch) -> list[int]:
         (lambda: SoftAttention(DroppingScore(5)), SAMPLES),
     ],
 )
-def test_samples_share_a_recurrence_where_they_cannot_differ_in_it(attention, recurrences, monkeypatch):
+def test_samples_share_a_recurrence_that_is_deterministic(attention, recurrences, monkeypatch):
     decoder = lstm(attention())
     seen = rows_attended(decoder, monkeypatch)
     forced(decoder, SAMPLES, 1)

@@ -213,7 +213,7 @@ def test_dropout_is_that_of_units_alone(case, monkeypatch):
     assert not torch.allclose(dropped[0], dropped[1], rtol=0.01)
 
 
-def test_what_is_logged_is_the_mean_over_captions(monkeypatch):
+def test_logged_values_are_means_over_captions(monkeypatch):
     captioner, batch = make_captioner(), make_batch(images=2)
     drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
     monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
@@ -322,7 +322,7 @@ def test_document_frequencies_come_from_a_file_that_counts_the_ends(tmp_path):
         CaptionReward(options, make_index(), VOCABULARY)
 
 
-def test_the_script_counts_what_training_counts_by_itself(shapes, tmp_path, capsys):
+def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, capsys):
     path = tmp_path / "frequencies.json"
     source = {
         "class_path": "captioning.data.ShapesSource",

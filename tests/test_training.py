@@ -89,9 +89,7 @@ class Diary(pl.Callback):
         ("on_train_batch_end", 10, 5, 5, True, 0),
     ],
 )
-def test_run_resumes_from_what_its_checkpoint_callback_left_as_if_nothing_had_happened(
-    shapes, tmp_path, hook, steps, saved, limit, scheduled, num_workers
-):
+def test_a_resumed_run_equals_an_uninterrupted_one(shapes, tmp_path, hook, steps, saved, limit, scheduled, num_workers):
     """7 steps an epoch, or 5, in three epochs."""
     scheduler = {"scheduler": lambda optimizer, steps: WarmupCosine(optimizer, steps, 2)} if scheduled else {}
     every_step = saved == steps
@@ -198,7 +196,7 @@ def test_bleu_is_scored_on_free_running_captions_against_words_the_vocabulary_la
     assert {word for image in module.results for word in image.words} <= set(module.vocabulary.words)
 
 
-def test_a_module_that_was_handed_no_data_says_what_to_call(shapes, tmp_path):
+def test_a_module_without_data_names_the_call_that_is_missing(shapes, tmp_path):
     with pytest.raises(RuntimeError, match=r"call its connect\(data\) before the trainer starts"):
         make_trainer(tmp_path).fit(make_module(), datamodule=make_data(shapes))
 

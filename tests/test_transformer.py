@@ -166,7 +166,7 @@ def test_it_equals_pytorchs_layers_with_the_same_weights(masked):
     torch.testing.assert_close(output.trace.alphas[output.mask], alphas[output.mask], atol=1e-5, rtol=0)
 
 
-def test_positions_are_sines_and_cosines_that_go_on():
+def test_positions_are_sines_and_cosines_from_any_first_word():
     whole = word_positions(0, 7, 6)
     torch.testing.assert_close(word_positions(3, 2, 6), whole[3:5])
     by_hand = [[f(t / 10_000 ** (k / 3)) for f in (math.sin, math.cos) for k in range(3)] for t in range(7)]
@@ -220,7 +220,7 @@ def probabilities(member: Captioner, annotations: Tensor, cut_off: bool) -> dict
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
+def test_a_wide_beam_ranks_captions_as_their_enumeration_does(together):
     members = [make_captioner(TransformerDecoder(heads(), dim=DIM, layers=2, heads=2), 7)]
     if together:
         lstm = AttentionDecoder(SoftAttention(CoverageScore(3)), embedding_dim=4, hidden_dim=5)
@@ -245,7 +245,7 @@ def test_a_wide_beam_finds_what_enumeration_ranks_first(together):
 
 
 @pytest.mark.parametrize("lstm", [False, True])
-def test_a_search_sees_what_teacher_forcing_sees(lstm):
+def test_hypotheses_of_a_search_equal_teacher_forcing(lstm):
     attention = MultiHeadAttention(ScaledDotScore(), heads=2, dim=4)
     captioner = make_captioner(AttentionDecoder(attention, embedding_dim=5, hidden_dim=7) if lstm else None)
     layer = captioner.decoder.output.L_o if lstm else captioner.decoder.to_words

@@ -122,7 +122,7 @@ def locate(A: Tensor, W: Tensor) -> Located:
     with torch.autocast(A.device.type, enabled=False):
         if torch.compiler.is_compiling():  # the number of images is unknown then
             return Located(A, W, _exponentials(A, W))
-        return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
+        return Located(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
 
 
 @torch.no_grad()
@@ -241,26 +241,28 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
     log_p = log_w.new_empty(S.shape) if targets is None else None
     mixed = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
     least = log_w.new_empty(B, T)
-    kept = []
-    for part in _chunks(A, W):
-        G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
-        kept.append(G)
-        e = exp_S[part]
-        shift, sums[part, :, 0] = exponentials(S[part], out=e)
-        sums[part, :, 1:] = torch.bmm(e, G.mT)
-        per_sum[part] = (log_w[part] - sums[part].clamp(min=SMALLEST).log()).exp()
-        nowhere, by_location = per_sum[part, :, 0], per_sum[part, :, 1:]
+    chunks_of_exp_G = []
+    for chunk in _chunks(A, W):
+        G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
+        chunks_of_exp_G.append(G)
+        e = exp_S[chunk]
+        shift, sums[chunk, :, 0] = exponentials(S[chunk], out=e)
+        sums[chunk, :, 1:] = torch.bmm(e, G.mT)
+        per_sum[chunk] = (log_w[chunk] - sums[chunk].clamp(min=SMALLEST).log()).exp()
+        no_look, by_location = per_sum[chunk, :, 0], per_sum[chunk, :, 1:]
         if targets is not None:
-            at_targets[part, :, 1:] = _at(G, targets[part])
-            mixed[part] = (by_location * at_targets[part, :, 1:]).sum(-1)
-            least[part] = mixed[part] + nowhere
+            at_targets[chunk, :, 1:] = _at(G, targets[chunk])
+            mixed[chunk] = (by_location * at_targets[chunk, :, 1:]).sum(-1)
+            least[chunk] = mixed[chunk] + no_look
         elif log_p is not None:
-            torch.bmm(by_location.to(dtype), G, out=mixed[part])
-            least[part] = log_probs(S[part], shift, mixed[part], nowhere, out=log_p[part])
+            torch.bmm(by_location.to(dtype), G, out=mixed[chunk])
+            least[chunk] = log_probs(S[chunk], shift, mixed[chunk], no_look, out=log_p[chunk])
     unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
     # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
     sums.clamp_(min=SMALLEST)
-    return _Mixed(log_p, exp_S, kept, sums, per_sum, mixed, None if targets is None else at_targets, unreliable)
+    return _Mixed(
+        log_p, exp_S, chunks_of_exp_G, sums, per_sum, mixed, None if targets is None else at_targets, unreliable
+    )
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
@@ -295,22 +297,22 @@ class _Mixture(torch.autograd.Function):
         for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
         for_log_w = torch.empty_like(per_sum)
-        parts = list(_chunks(A, W))
+        chunks = list(_chunks(A, W))
         at_once = max(1, _SUM_ROWS // (len(exp_G[0]) * L))  # chunks
         for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
-        for first in range(0, len(parts), at_once):
-            several = parts[first : first + at_once]
-            begin, end = several[0].start, several[-1].stop
-            for part, G in zip(several, exp_G[first:], strict=False):
-                a, e, q = per_sum[part], exp_S[part], gradient[part]
-                U, by_a = ratios(q, mixed[part], a[..., 0])
+        for first in range(0, len(chunks), at_once):
+            group = chunks[first : first + at_once]
+            begin, end = group[0].start, group[-1].stop
+            for chunk, G in zip(group, exp_G[first:], strict=False):
+                a, e, q = per_sum[chunk], exp_S[chunk], gradient[chunk]
+                U, by_a = ratios(q, mixed[chunk], a[..., 0])
                 r = a * torch.cat([by_a.unsqueeze(-1), torch.bmm(U, G.mT)], -1)
-                for_log_w[part] = r
-                c = r / sums[part]
+                for_log_w[chunk] = r
+                c = r / sums[chunk]
                 by_Z = -c[..., 1:].to(dtype)
-                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[part])
+                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[chunk])
                 left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
-                torch.mul(torch.bmm(left.mT, right), G, out=for_G[part.start - begin : part.stop - begin])
+                torch.mul(torch.bmm(left.mT, right), G, out=for_G[chunk.start - begin : chunk.stop - begin])
             rows = for_G[: end - begin].flatten(0, 1)
             torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
             for_W += rows.t() @ A[begin:end].flatten(0, 1)

@@ -39,45 +39,45 @@ def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return shift, values.sum(-1)
 
 
-def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Tensor) -> Tensor:
-    """Fill ``out`` (.., V) with s - shift + log(mixed + nowhere).
+def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, no_look: Tensor, out: Tensor) -> Tensor:
+    """Fill ``out`` (.., V) with s - shift + log(mixed + no_look).
 
     Args:
         s: (.., V).
         mixed: (.., V), the sum over the locations.
-        nowhere: (..,), the summand of component 0, equal for all words.
+        no_look: (..,), the summand of component 0, equal for all words.
 
     Returns:
-        The smallest mixed + nowhere of each row, (..,).
+        The smallest mixed + no_look of each row, (..,).
     """
     if _usable(s, mixed) and out.dtype == torch.float32:
         least = torch.empty(shift.shape, dtype=torch.float32)
-        shift, nowhere = shift.contiguous(), nowhere.contiguous()
-        native.call("mixture_log_probs", s.dtype, s, mixed, nowhere, shift, out, least, *_rows(s))
+        shift, no_look = shift.contiguous(), no_look.contiguous()
+        native.call("mixture_log_probs", s.dtype, s, mixed, no_look, shift, out, least, *_rows(s))
         return least
-    total = mixed.to(out.dtype) + nowhere.unsqueeze(-1)
+    total = mixed.to(out.dtype) + no_look.unsqueeze(-1)
     torch.add(s.to(out.dtype) - shift.unsqueeze(-1), total.clamp(min=SMALLEST).log(), out=out)
     return total.amin(-1)
 
 
-def ratios(q: Tensor, mixed: Tensor, nowhere: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q / (mixed + nowhere) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
+def ratios(q: Tensor, mixed: Tensor, no_look: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q / (mixed + no_look) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
     if _usable(mixed) and q.dtype == torch.float32 and q.is_contiguous():
         out, sums = torch.empty_like(mixed), torch.empty(mixed.shape[:-1], dtype=torch.float32)
-        nowhere = nowhere.contiguous()
-        native.call("mixture_ratios", mixed.dtype, q, mixed, nowhere, out, sums, *_rows(mixed))
+        no_look = no_look.contiguous()
+        native.call("mixture_ratios", mixed.dtype, q, mixed, no_look, out, sums, *_rows(mixed))
         return out, sums
-    quotients = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)
+    quotients = q / (mixed.to(q.dtype) + no_look.unsqueeze(-1)).clamp_(min=SMALLEST)
     return quotients.to(mixed.dtype), quotients.sum(-1)
 
 
-def logits_gradient(q: Tensor, mixed: Tensor, nowhere: Tensor, e: Tensor, out: Tensor) -> None:
-    """Fill ``out`` (.., V) with q + (mixed - nowhere) e."""
+def logits_gradient(q: Tensor, mixed: Tensor, no_look: Tensor, e: Tensor, out: Tensor) -> None:
+    """Fill ``out`` (.., V) with q + (mixed - no_look) e."""
     if _usable(mixed, e, out) and q.dtype == torch.float32 and q.is_contiguous():
-        nowhere = nowhere.contiguous()
-        native.call("mixture_gradient", mixed.dtype, q, mixed, nowhere, e, out, *_rows(mixed))
+        no_look = no_look.contiguous()
+        native.call("mixture_gradient", mixed.dtype, q, mixed, no_look, e, out, *_rows(mixed))
     else:
-        out.copy_((mixed - nowhere.unsqueeze(-1)).mul_(e).add_(q))
+        out.copy_((mixed - no_look.unsqueeze(-1)).mul_(e).add_(q))
 
 
 def _usable(*rows: Tensor) -> bool:

@@ -96,18 +96,20 @@ class Ensemble(CaptionModel):
 
     def teacher_force(self, batch: CaptionBatch, memory: Memories) -> DecoderOutput:
         """``logits`` are the logarithms of the mean distribution."""
-        outputs = [member.teacher_force(batch, own) for member, own in zip(self.captioners, memory, strict=True)]
+        outputs = [
+            member.teacher_force(batch, its_memory) for member, its_memory in zip(self.captioners, memory, strict=True)
+        ]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
         trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(posterior=None)
         return replace(outputs[0], logits=logits, trace=trace, selection_log_probs=None)
 
     def stepper(self, memory: Memories) -> ImageStepFunction:
         members = list(zip(self.captioners, memory, strict=True))
-        sizes = [len(member.init_state(own)) for member, own in members]
-        return MeanStep([member.stepper(own) for member, own in members], sizes, traced=self.traced)
+        sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
+        return MeanStep([member.stepper(its_memory) for member, its_memory in members], sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
-        states = (member.init_state(own) for member, own in zip(self.captioners, memory, strict=True))
+        states = (member.init_state(its_memory) for member, its_memory in zip(self.captioners, memory, strict=True))
         return tuple(tensor for state in states for tensor in state)
 
     @contextmanager
@@ -151,7 +153,7 @@ class MeanStep:
     def __call__(self, tokens: Tensor, state: State) -> Step:
         tensors = iter(state)
         states = [tuple(itertools.islice(tensors, size)) for size in self.state_sizes]
-        outputs = [step(tokens, own) for step, own in zip(self.steps, states, strict=True)]
+        outputs = [step(tokens, its_state) for step, its_state in zip(self.steps, states, strict=True)]
         return Step(
             mean_log_probs([output.log_probs for output in outputs]),
             tuple(tensor for output in outputs for tensor in output.state),

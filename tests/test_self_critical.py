@@ -156,7 +156,7 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
         monkeypatch.setattr(decoding, "sample", lambda *_, drawn=drawn, **__: drawn)
         loss = objective(captioner, batch)[0]
         expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
-        assert captioner.training and captioner.decoder.output.dropout.training
+        assert all(module.training for module in captioner.modules())
     assert exact.abs().max() > 0.01
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
 
@@ -177,8 +177,8 @@ def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
 
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "transformer"])
-def test_dropout_is_that_of_units_alone(case, monkeypatch):
-    """Other masks, another gradient; without a unit to drop, the same one; statistics and schedules rest."""
+def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
+    """Masks change the gradient; without dropped units it stays the same; statistics and schedules do not move."""
 
     def gradients(probability: float, *, dropout: bool) -> list[Tensor]:
         captioner, batch = make_captioner(case), make_batch(2)

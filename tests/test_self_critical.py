@@ -156,7 +156,7 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
         monkeypatch.setattr(decoding, "sample", lambda *_, drawn=drawn, **__: drawn)
         loss = objective(captioner, batch)[0]
         expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
-        assert all(module.training for module in captioner.modules())
+        assert all(module.training for module in captioner.decoder.modules())
     assert exact.abs().max() > 0.01
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
 

@@ -1,4 +1,4 @@
-"""What attention looks at, prepared once per image, and tensors repeated for every row that looks at it."""
+"""The annotations of a batch of images, prepared once for all steps, and a helper that repeats rows."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Memory:
         projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
             has (B * h, ..), the heads of an image adjacent.
         mask: (B, L) bool, True where a location exists; None when all do.
-        expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
-            (semi-sampling, Sec. 4.1); None where attention does not decide image by image.
+        expected: (B,) bool, True for images whose context is the expectation in this batch (semi-sampling, Sec. 4.1);
+            None if no such choice was made.
     """
 
     annotations: Tensor
@@ -40,7 +40,7 @@ class Memory:
         return torch.ones(self.annotations.shape[:2], dtype=torch.bool, device=self.annotations.device)
 
     def collected(self) -> Self:
-        """Return this memory for many steps whose gradients are collected (``captioning.kernels.unroll``)."""
+        """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""
         return replace(self, annotations=collected(self.annotations), projected=collected(self.projected))
 
     def select(self, images: Tensor) -> Self:

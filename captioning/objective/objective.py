@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Loss(NamedTuple):
-    """An objective in one batch. Where several processes train, loss and logged values are to be averaged over them.
+    """The objective of one batch. With several processes, loss and logged values must be averaged across them.
 
     Attributes:
         loss: The scalar to differentiate.
-        logged: Detached values by name; "loss" is the value of the objective.
+        logged: Detached values by name; "loss" is the value of the objective, without REINFORCE's surrogate.
         output: The decoder's output.
     """
 
@@ -53,17 +53,17 @@ class Objective(Component):
 
 
 class Likelihood(Objective):
-    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); where locations are drawn, the bound of Eq. 10-12.
+    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); with hard attention, the bound L_s of Eq. 10 instead.
 
     Args:
         attention_penalty: lambda of Eq. 14, ``DoublyStochasticPenalty``.
         estimator: The estimator of REINFORCE for attention that needs one; by default the paper's moving average.
-        reward_weight: lambda_r of Eq. 11; 1 gives the gradient of the bound L_s.
-        entropy_weight: lambda_e of Eq. 11, the weight of the alphas' entropy, for stochastic attention.
+        reward_weight: lambda_r of the learning rule below Eq. 12; 1 gives the gradient of the bound L_s.
+        entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain
             log-probabilities.
-        samples: Times that every caption is decoded in training, each with its own dropout, over one encoding of the
-            image. For hard attention the estimator sets it.
+        samples: How many times each caption is decoded in training, each with its own dropout, over one encoding of
+            the image. With hard attention the estimator sets it.
         reduction: How terms are averaged; per word by default.
         terms: Terms of your own, added to the others.
     """
@@ -99,14 +99,14 @@ class Likelihood(Objective):
         name = type(attention).__name__
         if self.estimator is not None and not attention.needs_estimator:
             estimator = type(self.estimator).__name__
-            raise InputError(f"estimator: {name} passes its gradient on by itself; leave {estimator} out")
+            raise InputError(f"estimator: {name} is differentiable and needs no estimator; leave {estimator} out")
         if self.reward_weight != 1.0 and not attention.needs_estimator:
             raise InputError(f"reward_weight: has no effect with {name}; leave it out")
         if self.entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {name}; leave it out")
         if attention.needs_estimator:
             if self.samples > 1:
-                raise InputError("samples: hard attention takes those of its estimator; leave it out")
+                raise InputError("samples: with hard attention the estimator sets them; leave it out")
             if self.estimator is None:
                 self.terms.append(Reinforce(MovingAverage(), self.reward_weight))
             assert self.estimator is not None

@@ -23,9 +23,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 
 
 def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return -log p(y | a) in nats per **word** (<end> counts as one): the sum over all steps divided by their number.
+    """Return -log p(y | a) in nats per **word**, <end> included: the sum over all steps divided by their number.
 
-    The paper sums over the words of a caption; within a batch of one length the two differ by that length alone.
+    The paper sums over the words of a caption; for captions of one length the two differ by a constant factor.
 
     Args:
         logits: (M, V), the steps that exist and no others.
@@ -55,7 +55,7 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
 def step_entropy(alphas: Tensor) -> Tensor:
     """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
     alphas = _at_least_float32(alphas)
-    # x log x has no gradient at 0, where masked locations are.
+    # The gradient of x log x is infinite at 0, which masked locations have.
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
@@ -74,8 +74,8 @@ class Weights(NamedTuple):
 class Reduction:
     """Averages **per word** or per caption, never plain sums.
 
-    So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
-    bound L_s per word (Eq. 10-12).
+    A weight therefore means the same at any batch size. With ``reward_weight`` 1, and without penalty and entropy, the
+    gradient is that of the negative bound L_s per word (Eq. 10-12).
     """
 
     def weights(self, fractions: Fractions) -> Weights:
@@ -87,7 +87,7 @@ class Reduction:
         return caption_nll(logits, targets, label_smoothing=label_smoothing)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        """Return ``doubly_stochastic_penalty``; ``drawn`` says whether locations are drawn from the alphas."""
+        """Return ``doubly_stochastic_penalty``; ``drawn``: whether attention is stochastic."""
         return doubly_stochastic_penalty(alphas, mask)
 
     def steps(self, values: Tensor, mask: Tensor) -> Tensor:

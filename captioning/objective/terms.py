@@ -28,7 +28,7 @@ class TrainingStep:
         batch: The captions, N / samples of them.
         memory: The memory of the batch's images.
         output: The decoder's output for N captions, the samples of a caption adjacent.
-        samples: Times that every caption was decoded.
+        samples: How many times each caption was decoded.
         reduction: How terms are averaged.
     """
 
@@ -49,7 +49,7 @@ class Term(Component):
     """One term of the objective.
 
     Attributes:
-        counts: Whether the value is part of ``train/loss``; otherwise the term's gradient alone has a meaning.
+        counts: Whether the value is part of ``train/loss``. Of a surrogate only the gradient is meaningful.
     """
 
     counts = True
@@ -63,7 +63,7 @@ class Term(Component):
 
 
 class NLL(Term):
-    """-log p(y | a), or -log p(y | s, a) where locations are drawn.
+    """-log p(y | a). With drawn locations it is -log p(y | s, a), one draw of the bound L_s (Eq. 10).
 
     Args:
         label_smoothing: Fraction of the target probability that is spread over the vocabulary.
@@ -100,7 +100,7 @@ class DoublyStochasticPenalty(Term):
 
 
 class Entropy(Term):
-    """-lambda_e H[s], Eq. 11: stochastic attention should keep exploring.
+    """-lambda_e H[s] of the learning rule below Eq. 12: stochastic attention should keep exploring.
 
     Args:
         weight: lambda_e.
@@ -118,10 +118,10 @@ class Entropy(Term):
 
 
 class Reinforce(Term):
-    """-lambda_r (log p(y | s, a) - b) log p(s | a), whose gradient is that of Eq. 11-12.
+    """-lambda_r (log p(y | s, a) - b) log p(s | a), whose gradient is that of the learning rule below Eq. 12.
 
     Args:
-        estimator: The return that is credited to a draw, and its baseline b.
+        estimator: The return of a draw, and its baseline b.
         weight: lambda_r; 1 gives the gradient of the bound L_s.
     """
 
@@ -155,7 +155,7 @@ class Reinforce(Term):
 
 
 def _means(signal: Signal) -> dict[str, Tensor]:
-    """Return means over the steps of all processes whose location was drawn, in nats; nan in a batch without any."""
+    """Return means over the drawn steps of all processes, in nats; nan if nothing was drawn. "reward" is the return."""
     count = signal.drawn.sum()
     sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
     *totals, count = summed(torch.stack([*sums, count]))

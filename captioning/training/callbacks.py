@@ -159,7 +159,7 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
         figure = attention_figure(
             preprocessing.view(sample.photo),
             sample.image.words,
-            sample.found.trace,
+            sample.hypothesis.trace,
             module.encoder.cells,
             photo=sample.photo,
             region=preprocessing.region(sample.photo.size),

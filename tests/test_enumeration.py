@@ -110,9 +110,9 @@ def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float
 
 def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     parameters = list(captioner.decoder.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
     )
 
 

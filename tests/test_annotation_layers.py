@@ -1,21 +1,22 @@
-"""Self-attention over the locations: against a loop in NumPy, with positions, masks, caches, and in the decoder."""
+"""The layers over the annotations: self-attention and LSTM against loops, dropout of channels, all in the decoder."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, AnnotationAttention, SoftAttention
-from captioning.attention.layers import grid_positions
+from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
+from captioning.attention.layers import AnnotationLayer, grid_positions
 from captioning.data.batch import pad_captions
 from captioning.errors import InputError
 from captioning.kernels.dropout import Dropout
 from captioning.model import AttentionDecoder
 
-B, GRID, D, DIM, HEADS, F, H, V = 3, (2, 5), 7, 12, 3, 9, 10, 13
+B, GRID, D, DIM, HEADS, F, C, H, V = 3, (2, 5), 7, 12, 3, 9, 4, 10, 13
 L = GRID[0] * GRID[1]
 
 
@@ -67,16 +68,16 @@ def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: li
 
 
 def position(row: int, column: int) -> list[float]:
-    found = []
+    encoding = []
     for place in (row, column):
         angles = [place / 10_000 ** (k / (DIM // 4)) for k in range(DIM // 4)]
-        found += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
-    return found
+        encoding += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    return encoding
 
 
 @pytest.mark.parametrize("grid_size", [GRID, None])
 @pytest.mark.parametrize("masked", [False, True])
-def test_locations_that_exist_attend_to_each_other(grid_size, masked):
+def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, masked):
     layer, annotations = make_layer(grid_size), torch.randn(B, L, D)
     mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
     for mode in (torch.no_grad, torch.enable_grad):  # PyTorch has a kernel of its own where nothing is trained
@@ -102,7 +103,7 @@ def test_a_stack_begins_with_different_weights_in_each_layer():
     assert not torch.equal(first.linear1.weight, second.linear1.weight)
 
 
-def test_hidden_units_and_what_a_layer_adds_are_dropped_and_nothing_else():
+def test_hidden_units_and_residual_branches_are_dropped_and_nothing_else():
     layer, annotations = make_layer().train(), torch.randn(B, L, D)
     dropped = layer(annotations)
     assert not torch.allclose(dropped, layer(annotations))
@@ -133,55 +134,132 @@ def test_another_number_of_locations_than_the_grids_is_refused():
         make_layer()(torch.randn(B, L - 1, D))
 
 
+# The bidirectional LSTM
+
+
+def one_direction(lstm: AnnotationLSTM, annotations: torch.Tensor, suffix: str) -> torch.Tensor:
+    """An LSTM loop over annotations (L, D) in the order given; returns (L, C)."""
+    W, U, b, d = (getattr(lstm.lstm, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    h, c, states = torch.zeros(C), torch.zeros(C), []
+    for a in annotations:
+        i, f, g, o = (W @ a + U @ h + b + d).chunk(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lstm_states_equal_a_loop_over_the_locations_that_exist(masked):
+    lstm, annotations = AnnotationLSTM(C), torch.randn(B, L, D)
+    assert lstm.build(D) == 2 * C
+    mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
+    read = lstm(annotations, mask if masked else None)
+    assert read.shape == (B, L, 2 * C)
+    for b in range(B):
+        exists = annotations[b, mask[b]]
+        backward = one_direction(lstm, exists.flip(0), "_reverse").flip(0)
+        torch.testing.assert_close(read[b, mask[b]], torch.cat([one_direction(lstm, exists, ""), backward], dim=1))
+        assert (read[b, ~mask[b]] == 0).all()
+
+
+# Dropout of channels
+
+
+def test_a_channel_is_dropped_at_all_locations_of_an_image_and_the_others_are_scaled_up():
+    layer, annotations = AnnotationDropout(0.5), 1 + torch.rand(200, L, D)
+    assert layer.build(D, GRID) == D
+    ratio = layer(annotations) / annotations  # (200, L, D)
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
+    assert set(ratio[:, 0].unique().tolist()) == {0.0, 2.0}
+    assert float((ratio[:, 0] == 0).float().mean()) == pytest.approx(0.5, abs=0.07)  # five standard errors
+    assert len(ratio[:, 0].unique(dim=0)) > 2**D / 3  # images lose different channels
+    assert torch.equal(layer.eval()(annotations), annotations)
+
+
+def test_captions_and_samples_of_an_image_lose_the_same_channels():
+    decoder = make_decoder(lambda: AnnotationDropout(0.5), dropout=0.0).train()
+    captions, lengths = pad_captions([[4, 5]] * 2 * B)  # two captions of every image
+    output = decoder(captions, lengths, decoder.encode(torch.randn(B, L, D)), 2)
+    by_image = output.logits.unflatten(0, (B, 4, 3))  # captions and samples, steps
+    torch.testing.assert_close(by_image, by_image[:, :1].expand_as(by_image))
+
+
+def test_a_probability_of_one_is_refused():
+    with pytest.raises(InputError, match=r"p must be in 0 \.\. 0.99, got 1.0"):
+        AnnotationDropout(1.0)
+
+
 # In the decoder
 
+LAYERS = {
+    "attention": lambda: AnnotationAttention(dim=DIM, heads=HEADS),
+    "LSTM": lambda: AnnotationLSTM(C),
+    "dropout": lambda: AnnotationDropout(0.1),
+}
+every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 
-def make_decoder(**options) -> AttentionDecoder:
-    layer = AnnotationAttention(dim=DIM, heads=HEADS)
+
+def make_decoder(make: Callable[[], AnnotationLayer], **options) -> AttentionDecoder:
     decoder = AttentionDecoder(
-        SoftAttention(AdditiveScore(6)), embedding_dim=5, hidden_dim=H, annotation_layer=layer, **options
+        SoftAttention(AdditiveScore(6)), embedding_dim=5, hidden_dim=H, annotation_layer=make(), **options
     )
     decoder.build(V, D, GRID)
     return decoder.eval()
 
 
-def test_absent_locations_do_not_influence_the_decoder():
-    decoder, annotations, mask = make_decoder(), torch.randn(B, L, D), torch.ones(B, L, dtype=torch.bool)
-    mask[:, [0, 5]] = False
-    other = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+def logits_sum(decoder: AttentionDecoder, annotations: torch.Tensor) -> torch.Tensor:
     captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
-    outputs = [decoder(captions, lengths, decoder.encode(each, mask)) for each in (annotations, other)]
+    return decoder(captions, lengths, decoder.encode(annotations)).logits.float().logsumexp(-1).sum()
+
+
+@every_layer
+def test_absent_locations_do_not_influence_the_decoder(make):
+    decoder, annotations, mask = make_decoder(make), torch.randn(B, L, D), torch.ones(B, L, dtype=torch.bool)
+    mask[:, [0, 5]] = False
+    changed = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+    captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+    outputs = [decoder(captions, lengths, decoder.encode(x, mask)) for x in (annotations, changed)]
     torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
     assert (outputs[0].trace.alphas[:, :, [0, 5]] == 0).all()
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_the_decoder_attends_to_what_the_layer_returns_and_trains_it(autocast):
-    decoder = make_decoder(standardize_annotations=True).train()
+@pytest.mark.parametrize("name", ["attention", "LSTM"])
+def test_the_decoder_attends_to_the_output_of_the_layer_and_trains_it(name, autocast):
+    decoder = make_decoder(LAYERS[name], standardize_annotations=True).train()
+    assert decoder.annotation_dim == D
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        memory = decoder.encode(torch.randn(B, L, D).half())  # as a feature cache has them
-        assert memory.annotations.shape == (B, L, DIM)
-        captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
-        loss = decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum()
-    loss.backward()
+        annotations = torch.randn(B, L, D).half()  # as a feature cache has them
+        assert decoder.encode(annotations).annotations.shape == (B, L, {"attention": DIM, "LSTM": 2 * C}[name])
+        logits_sum(decoder, annotations).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
 
 
-def test_annotations_have_the_precision_of_the_steps_whatever_the_layer_returns(monkeypatch):
+def test_annotations_have_the_precision_of_the_steps_for_every_output_of_the_layer():
     """A GPU's autocast computes norms in float32."""
-    decoder = make_decoder().train()
+    decoder = make_decoder(LAYERS["attention"]).train()
     decoder.annotation_layer.register_forward_hook(lambda *of: of[-1].float())
     with torch.autocast("cpu", torch.bfloat16):
-        memory = decoder.encode(torch.randn(B, L, D))
-        captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
-        loss = decoder(captions, lengths, memory).logits.float().logsumexp(-1).sum()
-    loss.backward()
-    assert memory.annotations.dtype == torch.bfloat16 and decoder.annotation_layer.projection.weight.grad.any()
+        annotations = torch.randn(B, L, D)
+        assert decoder.encode(annotations).annotations.dtype == torch.bfloat16
+        logits_sum(decoder, annotations).backward()
+    assert decoder.annotation_layer.projection.weight.grad.any()
 
 
-def test_config_round_trip_keeps_the_layer():
-    decoder = make_decoder()
+def test_the_lstm_follows_autocast_with_a_mask():
+    lstm, annotations, mask = AnnotationLSTM(C), torch.randn(B, L, D), make_mask()
+    lstm.build(D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        read = lstm(annotations.bfloat16(), mask)
+    torch.testing.assert_close(read.float(), lstm(annotations, mask), atol=0.05, rtol=0)
+
+
+@every_layer
+def test_config_round_trip_keeps_the_layer(make):
+    decoder = make_decoder(make)
     again = AttentionDecoder.from_config(decoder.to_config())
+    assert again.to_config() == decoder.to_config()
     again.build(V, D, GRID)
     again.load_state_dict(decoder.state_dict())
     annotations = torch.randn(B, L, D)

@@ -32,7 +32,7 @@ from captioning.model.captioner import Captioner
 from captioning.objective import (
     ArgmaxBaseline,
     Estimator,
-    ExpectedContext,
+    ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -46,7 +46,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reward to go": RewardToGo(),
     "self-critical, caption": ArgmaxBaseline(to_go=False),
     "self-critical, to go": ArgmaxBaseline(),
-    "expected context, to go": ExpectedContext(),
+    "expected context, to go": ExpectedContextBaseline(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
     "leave one out, 4 draws, to go": LeaveOneOut(4),

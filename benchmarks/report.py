@@ -39,7 +39,7 @@ class Report:
 
     Attributes:
         rows: In the order of measuring.
-        fractions: Fractions of a time, 0 to 1, by name.
+        fractions: ProcessFactors of a time, 0 to 1, by name.
         machine: Measured speeds of the machine, per second, by name.
     """
 

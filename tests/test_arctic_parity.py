@@ -111,8 +111,8 @@ def test_gradient_of_expected_contexts_is_the_authors_too():
 
 def test_penalty_has_a_gradient_with_soft_attention_alone():
     alphas = torch.rand(B, STEPS, L, requires_grad=True)
-    assert reductions.ArcticReduction().penalty(alphas, None, drawn=False).requires_grad
-    assert not reductions.ArcticReduction().penalty(alphas, None, drawn=True).requires_grad
+    assert reductions.ArcticReduction().penalty(alphas, None, stochastic=False).requires_grad
+    assert not reductions.ArcticReduction().penalty(alphas, None, stochastic=True).requires_grad
 
 
 def test_soft_attention_has_the_authors_loss_too():
@@ -138,7 +138,7 @@ def test_baseline_also_follows_batches_whose_coin_says_expectation(monkeypatch):
     objective = make_objective(captioner)
     monkeypatch.setattr(torch, "rand", lambda size, device: torch.ones(size, device=device))  # the coin: expectation
     _, _, output = run(captioner, objective, batch)
-    assert not output.selection_log_probs.any()
+    assert not output.log_prob.any()
     mean = reductions.token_log_probs(output.logits, output.targets).mean()
     assert float(objective.estimator.average) == pytest.approx(0.1 * float(mean.detach()))
 
@@ -147,8 +147,8 @@ def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
     values, mask = torch.rand(B, STEPS), torch.ones(B, STEPS, dtype=torch.bool)
     twice = values.repeat(2, 1), mask.repeat(2, 1)
     authors, ours = reductions.ArcticReduction(), reductions.Reduction()
-    torch.testing.assert_close(authors.steps(*twice), 2 * authors.steps(values, mask))
-    torch.testing.assert_close(ours.steps(*twice), ours.steps(values, mask))
+    torch.testing.assert_close(authors.over_steps(*twice), 2 * authors.over_steps(values, mask))
+    torch.testing.assert_close(ours.over_steps(*twice), ours.over_steps(values, mask))
 
 
 def test_config_has_the_authors_coin_optimizer_and_batches():

@@ -108,9 +108,9 @@ def test_stochastic_attention_is_compiled_once_for_any_schedule(attention, backe
     decoder.compile_training("default")
     for words in ([4, 2, 3], [3, 3, 5], [2, 1]):
         output = teach(decoder, words, torch.randn(len(words), L, D))
-        (output.logits.sum() + output.selection_log_probs.sum()).backward()
-    assert output.selection_log_probs.shape == (2, 3)
-    assert (output.selection_log_probs <= 0).all() and decoder.embedding.weight.grad.isfinite().all()
+        (output.logits.sum() + output.log_prob.sum()).backward()
+    assert output.log_prob.shape == (2, 3)
+    assert (output.log_prob <= 0).all() and decoder.embedding.weight.grad.isfinite().all()
     assert graphs() == 1
 
 
@@ -129,10 +129,10 @@ def test_compiled_stochastic_attention_equals_eager_through_a_ramp_to_the_end(at
             outputs.append(teach(either, [3, 3, 3], annotations))
         for one, other in zip(*(vars(output).values() for output in outputs), strict=True):
             torch.testing.assert_close(one, other)
-        drawn = outputs[0].selection_log_probs.ne(0).any(dim=1)
+        drawn = outputs[0].log_prob.ne(0).any(dim=1)
         assert not drawn.any() if step < 2 else step == 2 or drawn.all()
         for output in outputs:
-            (loss(output) + output.selection_log_probs.sum()).backward()
+            (loss(output) + output.log_prob.sum()).backward()
     for one, other in zip(decoder.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad)
     assert graphs() == 2  # where nothing is left to decide there is no mixture

@@ -10,7 +10,7 @@ from captioning.errors import InputError
 from captioning.objective.estimators import (
     ArgmaxBaseline,
     Estimator,
-    ExpectedContext,
+    ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -32,7 +32,7 @@ ESTIMATORS = [
     LeaveOneOut(2),
     LeaveOneOut(2, to_go=False),
     ArgmaxBaseline(),
-    ExpectedContext(),
+    ExpectedContextBaseline(),
 ]
 
 

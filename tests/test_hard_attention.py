@@ -51,8 +51,8 @@ def test_every_step_draws_one_location_and_reports_its_log_probability(attention
     assert torch.equal(one_hot_steps(output), output.mask)
     assert output.trace.locations.min() >= 0 and output.trace.locations.max() < L
     drawn = output.trace.alphas.gather(-1, output.trace.locations.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(output.selection_log_probs[output.mask], drawn[output.mask].log())
-    assert (output.selection_log_probs[~output.mask] == 0).all()
+    torch.testing.assert_close(output.log_prob[output.mask], drawn[output.mask].log())
+    assert (output.log_prob[~output.mask] == 0).all()
 
 
 def test_locations_are_drawn_as_often_as_alphas_say():
@@ -71,7 +71,7 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
     mask[:, 2:] = False
     output = decode(decoder, torch.randn(B, L, D), mask, captions_each=50)
     assert set(output.trace.locations[output.mask].tolist()) - {EXPECTATION} == {0, 1}
-    (output.selection_log_probs.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
+    (output.log_prob.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
 
 
@@ -142,7 +142,7 @@ def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     torch.testing.assert_close(output.logits, reference.logits)
     assert (output.trace.locations == EXPECTATION).all()
     torch.testing.assert_close(output.trace.alphas, reference.trace.alphas)
-    assert (output.selection_log_probs == 0).all() and reference.selection_log_probs is None
+    assert (output.log_prob == 0).all() and reference.log_prob is None
 
 
 def test_inference_modes_are_expectation_most_probable_location_and_draw():
@@ -177,7 +177,7 @@ def test_inferring_restores_the_mode(training):
 
 def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
     decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).eval()
-    assert decoder.encode(torch.randn(B, L, D)).expected is None
+    assert decoder.encode(torch.randn(B, L, D)).use_expectation is None
     assert int(decoder.attention.batches) == 0
 
 
@@ -229,10 +229,10 @@ def after_batches(attention: StochasticAttention, batches: int) -> list[dict[str
 )
 def test_ramp_moves_the_probability_linearly_between_its_batches(ramp, probabilities):
     attention = training(HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=ramp))
-    assert not attention.draws and attention.prepare(torch.randn(50, L, D)).expected.all()
+    assert not attention.draws and attention.prepare(torch.randn(50, L, D)).use_expectation.all()
     values = after_batches(attention, len(probabilities))
     assert [value["sample_probability"] for value in values] == pytest.approx(probabilities)
-    expected = attention.prepare(torch.randn(50, L, D)).expected
+    expected = attention.prepare(torch.randn(50, L, D)).use_expectation
     assert attention.draws == (probabilities[-1] > 0) and bool(expected.all()) != attention.draws
     assert int(attention.batches) == len(probabilities)
 
@@ -241,7 +241,7 @@ def test_no_image_is_treated_separately_once_all_are_drawn():
     attention = training(HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1)))
     for separately in (True, False):
         attention.begin_batch()
-        assert (attention.prepare(torch.randn(B, L, D)).expected is not None) == separately
+        assert (attention.prepare(torch.randn(B, L, D)).use_expectation is not None) == separately
 
 
 def test_schedules_continue_from_a_checkpoint():
@@ -288,5 +288,5 @@ def test_alphas_stay_probabilities_under_autocast():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).train()
     with torch.autocast("cpu", torch.bfloat16):
         output = decode(decoder, torch.randn(B, L, D))
-    assert output.selection_log_probs.dtype == output.trace.alphas.dtype == torch.float32
+    assert output.log_prob.dtype == output.trace.alphas.dtype == torch.float32
     torch.testing.assert_close(output.trace.alphas.sum(-1), output.mask.float())

@@ -39,10 +39,12 @@ FLOORS: list[dict[str, str]] = [
     },
     {
         "comparison": "captioner component data errors evaluation files run_folder settings views",
-        "training": "attention checkpoint data decoding encoders errors evaluation files model objective run_folder tokenizers views vocabulary",
+        "training": "attention checkpoint data decoding encoders errors evaluation files model objective "
+        "run_folder tokenizers views vocabulary",
     },
     {
-        "cli": "captioner checkpoint component data encoders errors files model objective provenance run_folder settings tokenizers training"
+        "cli": "captioner checkpoint component data encoders errors files model objective provenance run_folder "
+        "settings tokenizers training"
     },
     {"__main__": "cli errors"},
 ]

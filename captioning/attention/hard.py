@@ -24,7 +24,7 @@ class StochasticAttention(Attention):
     Args:
         score: Gives the logits, whose softmax are the alphas.
         sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
-            expectation ("with probability 0.5 we set the sampled attention location to its expected value", Sec. 4.1).
+            expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
         ramp: Training batches between which that probability changes. With two, (first, last), it rises linearly from
             0; with four, it also falls back to 0 between the last two. Empty for a constant probability, as in the
             paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its context. Falling
@@ -104,7 +104,7 @@ class StochasticAttention(Attention):
             return memory  # every image is drawn, or we evaluate; hard draws then need no sum over locations
         B = len(annotations)
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
-        return replace(memory, expected=uniform >= self.sample_probability)
+        return replace(memory, use_expectation=uniform >= self.sample_probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         if self.training:
@@ -129,10 +129,10 @@ class HardAttention(StochasticAttention):
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         locations = draw(alphas.detach())
-        if memory.expected is None:
+        if memory.use_expectation is None:
             return at_locations(log_alphas, locations, memory)
         expectation = self.dropout(log_alphas.exp())
-        return mixed(log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory.expected, memory)
+        return mixed(log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -154,19 +154,23 @@ def at_locations(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Selec
 
 
 def mixed(
-    log_alphas: Tensor, locations: Tensor, drawn: Tensor, expectation: Tensor, expected: Tensor, memory: Memory
+    log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
 ) -> Selected:
-    """Weight annotations by ``expectation`` (B, R, L) for images that are ``expected`` (B,), by ``drawn`` for others.
+    """Weight annotations by ``expectation`` for images whose memory says so, by ``sample_weights`` for others.
 
     Args:
+        log_alphas, sample_weights, expectation: (B, R, L).
         locations: (B, R), the locations that were drawn.
     """
-    expected = expected.unsqueeze(1)  # (B, 1)
-    weights = torch.where(expected.unsqueeze(2), expectation, drawn)
+    use_expectation = memory.use_expectation
+    if use_expectation is None:
+        use_expectation = torch.zeros(len(log_alphas), dtype=torch.bool, device=log_alphas.device)
+    use_expectation = use_expectation.unsqueeze(1)  # (B, 1)
+    weights = torch.where(use_expectation.unsqueeze(2), expectation, sample_weights)
     return Selected(
         expected_context(weights, memory.annotations),
-        locations.masked_fill(expected, EXPECTATION),
-        _log_prob(log_alphas, locations).masked_fill(expected, 0.0),
+        locations.masked_fill(use_expectation, EXPECTATION),
+        _log_prob(log_alphas, locations).masked_fill(use_expectation, 0.0),
     )
 
 

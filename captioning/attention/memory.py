@@ -23,14 +23,14 @@ class Memory:
         projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
             has (B * h, ..), the heads of an image adjacent.
         mask: (B, L) bool, True where a location exists; None when all do.
-        expected: (B,) bool, True for images whose context is the expectation in this batch (semi-sampling, Sec. 4.1);
-            None if no such choice was made.
+        use_expectation: (B,) bool, True for images whose context is the expectation in this batch (semi-sampling,
+            Sec. 4.1); None if no such choice was made.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
-    expected: Tensor | None = None
+    use_expectation: Tensor | None = None
 
     @property
     def exists(self) -> Tensor:

@@ -28,7 +28,7 @@ class DecoderOutput:
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; alphas, betas and heads are 0 at steps that do not exist. In evaluation it has
             the posterior of the targets if the decoder has one.
-        selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
+        log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for attention that never draws.
     """
 
@@ -36,7 +36,7 @@ class DecoderOutput:
     targets: Tensor
     mask: Tensor
     trace: AttentionTrace
-    selection_log_probs: Tensor | None = None
+    log_prob: Tensor | None = None
 
 
 class Packed:

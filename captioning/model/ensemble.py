@@ -101,7 +101,7 @@ class Ensemble(CaptionModel):
         ]
         logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
         trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(posterior=None)
-        return replace(outputs[0], logits=logits, trace=trace, selection_log_probs=None)
+        return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
     def stepper(self, memory: Memories) -> ImageStepFunction:
         members = list(zip(self.captioners, memory, strict=True))

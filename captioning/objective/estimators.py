@@ -195,7 +195,7 @@ class ArgmaxBaseline(Estimator):
         return self.returns(draws.reference, draws.mask)
 
 
-class ExpectedContext(ArgmaxBaseline):
+class ExpectedContextBaseline(ArgmaxBaseline):
     """b_t is the return with the expected context, that of soft attention (Deng et al. 2018, Sec. 4).
 
     Args:

@@ -14,9 +14,9 @@ from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, DecoderOutput
 from captioning.objective.estimators import Estimator, MovingAverage
-from captioning.objective.processes import Fractions
+from captioning.objective.processes import ProcessFactors
 from captioning.objective.reductions import ProcessReduction, Reduction
-from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, Reinforce, Term, TrainingStep
+from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, ForcedBatch, Reinforce, Term
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -116,18 +116,18 @@ class Likelihood(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
         output = captioner.teacher_force(batch, memory, self.samples)
-        reduction, fractions = self.reduction, Fractions.of(output.mask)
-        if fractions is not None:
-            reduction = ProcessReduction(reduction, fractions)
-        step = TrainingStep(captioner, batch, memory, output, self.samples, reduction)
+        reduction, factors = self.reduction, ProcessFactors.of(output.mask)
+        if factors is not None:
+            reduction = ProcessReduction(reduction, factors)
+        forced = ForcedBatch(captioner, batch, memory, output, self.samples, reduction)
         logged: dict[str, Tensor] = {}
-        loss = value = None
+        loss = reported = None
         for term in self.terms:
-            summand, values = term(step)
-            logged |= values
-            if summand is not None:
-                loss = summand if loss is None else loss + summand
-                if term.counts:
-                    value = summand if value is None else value + summand
-        assert loss is not None and value is not None
-        return Loss(loss, {name: tensor.detach() for name, tensor in ({"loss": value} | logged).items()}, output)
+            value, to_log = term(forced)
+            logged |= to_log
+            if value is not None:
+                loss = value if loss is None else loss + value
+                if term.reported:
+                    reported = value if reported is None else reported + value
+        assert loss is not None and reported is not None
+        return Loss(loss, {name: tensor.detach() for name, tensor in ({"loss": reported} | logged).items()}, output)

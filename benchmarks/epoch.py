@@ -29,7 +29,7 @@ from captioning.data.features import FeatureWriter
 from captioning.data.records import CaptionIndex
 from captioning.model import Decoder
 from captioning.settings import read_config
-from captioning.training.datamodule import CaptionDataModule
+from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
 IMAGES, CAPTIONS, WORDS = 118_287, 591_753, 27_000
 CONFIGS = ("coco_vgg19_soft", "coco_vgg19_hard", "coco_vgg19_marginal", "coco_vgg19_transformer")
@@ -108,7 +108,9 @@ def training_split(scale: Scale, setup: Setup) -> tuple[CaptionIndex, CaptionDat
     source, encoder = CocoSource(str(root)), FeatureSource(scale.locations, scale.dim)
     index = source.index("train")
     linked_features(features, list(index.paths), encoder, shard_images=16 if setup.quick else None)
-    data = data_module(source, encoder, batch_size=scale.batch_size, features=str(features), min_count=5, seed=1)
+    data = data_module(
+        source, encoder, batch_size=scale.batch_size, features=str(features), vocabulary=VocabularyOptions(min_count=5)
+    )
     return index, data
 
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TextIO
-
-from rich import progress as bars
-from rich.console import Console
-from rich.filesize import decimal
+from typing import TYPE_CHECKING, TextIO
 
 from captioning.errors import printable
 
+if TYPE_CHECKING:
+    from rich import progress as bars
+
 _SECONDS_BETWEEN_LINES = 15.0
+
+
+def size_text(size: float) -> str:
+    """Return a size in bytes as text, such as "12.3 MB"."""
+    from rich.filesize import decimal  # here, because help needs none of rich
+
+    return decimal(int(size))
 
 
 class Progress:
@@ -43,6 +49,9 @@ class Progress:
         self._bar = self._make_bar() if shown and self._stream.isatty() else None
 
     def _make_bar(self) -> bars.Progress:
+        from rich import progress as bars  # slow to import, and help needs none of it
+        from rich.console import Console
+
         return bars.Progress(
             bars.TextColumn("{task.description}"),
             bars.BarColumn(),
@@ -81,10 +90,10 @@ class Progress:
     def rate(self) -> str:
         """Return such as "12.3 images/s"."""
         speed = (self.done - self.first) / max(1e-9, time.monotonic() - self._started)
-        return f"{decimal(int(speed))}/s" if self.unit == "bytes" else f"{speed:.1f} {self.unit}/s"
+        return f"{size_text(speed)}/s" if self.unit == "bytes" else f"{speed:.1f} {self.unit}/s"
 
     def _count(self) -> str:
         numbers = [self.done] if self.total is None else [self.done, self.total]
         if self.unit == "bytes":
-            return f"{' of '.join(map(decimal, numbers))}, {self.rate()}"
+            return f"{' of '.join(map(size_text, numbers))}, {self.rate()}"
         return f"{' of '.join(f'{number:,}' for number in numbers)} {self.unit}, {self.rate()}"

@@ -16,7 +16,7 @@ from helpers_runs import save_checkpoint
 from PIL import Image
 
 from captioning.cli.build import build
-from captioning.data import ShapesSource, records
+from captioning.data import ShapesSource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.images import load_image
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
@@ -56,7 +56,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(records, "TinySource", TinySource, raising=False)
     return {
         "model": {
             "encoder": {
@@ -70,7 +69,7 @@ def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
             }
         },
         "data": {
-            "source": {"class_path": "captioning.data.records.TinySource", "init_args": {"root": str(root)}},
+            "source": {"class_path": f"{__name__}.TinySource", "init_args": {"root": str(root)}},
             "batch_size": 64,
         },
     }
@@ -286,7 +285,7 @@ def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):
         ("data", {"source": {"class_path": "os.system"}}, "os.system is not a known CaptionSource"),
         ("data", {"source": {"class_path": "captioning.data.records.No"}}, "records.No is not a known CaptionSource"),
         ("data", {"source": {"class_path": "captioning.data.CaptionIndex"}}, "CaptionIndex is not a known Caption"),
-        ("data", {"source": {"class_path": "captioning.data.records.TinySource"}}, "TinySource': .*required: root"),
+        ("data", {"source": {"class_path": f"{__name__}.TinySource"}}, "TinySource': .*required: root"),
         ("model", {"encoder": {"class_path": "os.system"}}, "os.system is not a known Encoder"),
     ],
 )

@@ -328,31 +328,31 @@ RESULTS = {
         "test_metrics.json",
         b"[]",
     ),
-    Fault("a test_metrics.json whose search is a list", "test_metrics.json: its search is no mapping"): (
+    Fault("a test_metrics.json whose search is a list", "test_metrics.json: search is not a mapping"): (
         "test_metrics.json",
         b'{"test/bleu4": 1, "search": [3]}',
     ),
-    Fault("a caption of a test that is a list", "its caption or references are no texts"): (
+    Fault("a caption of a test that is a list", "Expected `str`, got `array` - at `$[0].caption`"): (
         "test_captions.json",
         b'[{"image_id": 7, "caption": ["a"], "references": ["b"]}]',
     ),
-    Fault("a reference of a test that is a number", "its caption or references are no texts"): (
+    Fault("a reference of a test that is a number", "Expected `str`, got `int` - at `$[0].references[0]`"): (
         "test_captions.json",
         b'[{"image_id": 7, "caption": "a", "references": [3]}]',
     ),
-    Fault("a caption of a test without references", "its caption or references are no texts, or there is none"): (
+    Fault("a caption of a test without references", "image 7 has no references"): (
         "test_captions.json",
         b'[{"image_id": 7, "caption": "a", "references": []}]',
     ),
-    Fault("a log-probability of a test that is a text", "its log_prob is no number"): (
+    Fault("a log-probability of a test that is a text", "Expected `float | null`, got `str`"): (
         "test_captions.json",
         b'[{"image_id": 7, "caption": "a", "references": ["b"], "log_prob": "x"}]',
     ),
-    Fault("a noun of a test without a chance", "a hit is none"): (
+    Fault("a noun of a test whose chance is a text", "Expected `float`, got `str` - at `$[0].hits[0].chance`"): (
         "test_captions.json",
         json.dumps([CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": "x"}]}]).encode(),
     ),
-    Fault("a noun of a test whose correctness is a list", "a hit is none"): (
+    Fault("a noun of a test whose correctness is a list", "Expected `float`, got `array`"): (
         "test_captions.json",
         json.dumps(
             [CAPTION | {"hits": [{"step": 0, "noun": "a", "hit": True, "chance": 0.1, "correctness": []}]}]

@@ -136,7 +136,7 @@ def test_an_address_is_fetched_when_asked(captioner, path, web):
         ("http://example.org/a.png", None, "only https addresses are fetched"),
         (ADDRESS, None, "no such host"),
         (ADDRESS, Answer(b"", "http://example.org/a.png"), "leads to http://example.org/a.png, which is not https"),
-        (ADDRESS, Answer(b"x" * 300), "has more than 0.0 MB"),
+        (ADDRESS, Answer(b"x" * 300), "has more than 200 bytes"),
         (ADDRESS, Answer(b"<html>"), "6 bytes that are no image file"),
     ],
 )

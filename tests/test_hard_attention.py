@@ -182,7 +182,7 @@ def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
 
 
 def test_unknown_modes_are_refused_by_name():
-    with pytest.raises(InputError, match="inference: SoftAttention knows expected, got 'argmax'"):
+    with pytest.raises(InputError, match="inference: must be one of expected for SoftAttention, got 'argmax'"):
         SoftAttention(AdditiveScore(A)).inference = "argmax"
     with pytest.raises(InputError, match="inference: HardAttention knows expected, argmax, sample, got 'mean'"):
         HardAttention(AdditiveScore(A), inference="mean")
@@ -192,8 +192,8 @@ def test_unknown_modes_are_refused_by_name():
     ("option", "message"),
     [
         ({"sample_probability": 1.5}, "sample_probability must be in"),
-        ({"ramp": (20, 10)}, "ramp must be"),
-        ({"ramp": (10, 20, 30)}, "two or four"),
+        ({"ramp": (20, 10)}, "ramp must have"),
+        ({"ramp": (10, 20, 30)}, "ramp must have"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"temperature": math.nan}, "temperature must be positive"),
         ({"anneal": 0}, "anneal must be at least 1"),

@@ -132,7 +132,7 @@ def test_nothing_is_estimated_before_draws_begin_but_all_samples_are_decoded(sha
 
 @pytest.mark.parametrize("attention", [SoftAttention, GumbelAttention])
 def test_an_estimator_is_refused_by_attention_that_needs_none(attention):
-    with pytest.raises(InputError, match=f"estimator: {attention.__name__} passes its gradient on by itself"):
+    with pytest.raises(InputError, match=f"estimator: {attention.__name__} is differentiable and needs no estimator"):
         make_module(attention(AdditiveScore(10)), objective=Likelihood(estimator=LeaveOneOut(2)))
 
 

@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from rich.filesize import decimal
-
 from captioning.errors import InputError
 from captioning.files import complete, part_of, replacing
-from captioning.progress import Progress
+from captioning.progress import Progress, size_text
 
 CHUNK = 1 << 20  # bytes
 ATTEMPTS = 5  # in a row without a byte of progress
@@ -78,7 +76,7 @@ def fetch_image(url: str) -> bytes:
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise InputError(f"{url}: {getattr(error, 'reason', error) or type(error).__name__}") from error
     if len(content) > LARGEST_IMAGE:
-        raise InputError(f"{url}: has more than {decimal(LARGEST_IMAGE)}")
+        raise InputError(f"{url}: has more than {size_text(LARGEST_IMAGE)}")
     return bytes(content)
 
 

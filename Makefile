@@ -21,7 +21,7 @@ demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw wher
 	@$(BIN)/python scripts/demo.py
 
 # STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
-STUDIES ?= flickr8k flickr8k_options flickr8k_decoders flickr8k_deeper
+STUDIES ?= flickr8k flickr8k_decoders flickr8k_deeper
 
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
 	@for study in $(STUDIES); do \

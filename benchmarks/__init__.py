@@ -1,1 +1,1 @@
-"""What ``scripts/benchmark.py`` measures, and what it compares with. Not part of the installed package."""
+"""The subjects of ``scripts/benchmark.py``, and what they are compared with. Not part of the installed package."""

@@ -1,6 +1,6 @@
 """The decoder that most people use today, to compare with: soft attention as the common PyTorch ports arrange it.
 
-Written for this comparison, from a description of what those ports do and no slower than they are:
+Written for this comparison from a description of those ports, and no slower than they are:
 
 - captions are sorted by length, and a row leaves the batch when its caption has ended;
 - at every step the annotations of the rows that are left are projected again, and the context is formed by multiplying
@@ -28,8 +28,8 @@ class PortOutput(NamedTuple):
     Attributes:
         logits: (B, T, V).
         alphas: (B, T, L).
-        lengths: B steps per caption, <end> counted.
-        order: (B,), which of the given captions stands in each row.
+        lengths: Steps of each caption, <end> counted.
+        order: (B,) number of the given caption in each row.
     """
 
     logits: Tensor
@@ -91,7 +91,7 @@ class CommonPort(nn.Module):
         """Predict every word from the true words before it.
 
         Args:
-            annotations: (B, L, D), one row per caption.
+            annotations: (B, L, D), those of each caption's image.
             captions: (B, T+1) int64, ``<start> w_1 .. <end> <pad> ..``.
             lengths: (B,) int64, words and <end>.
         """
@@ -115,9 +115,9 @@ def port_loss(output: PortOutput, captions: Tensor) -> Tensor:
     """Return the mean cross entropy over words plus the mean of (1 - sum_t alpha_ti)^2 over captions and locations."""
     targets = captions[output.order, 1:]
     predicted = pack_padded_sequence(output.logits, output.lengths, batch_first=True).data
-    wanted = pack_padded_sequence(targets, output.lengths, batch_first=True).data
+    true = pack_padded_sequence(targets, output.lengths, batch_first=True).data
     penalty = ((1.0 - output.alphas.sum(dim=1)) ** 2).mean()
-    return nn.functional.cross_entropy(predicted, wanted) + penalty
+    return nn.functional.cross_entropy(predicted, true) + penalty
 
 
 def port_training_step(
@@ -144,12 +144,12 @@ def port_beam_search(
     Args:
         annotations: (1, L, D).
         beam_size: K.
-        max_length: steps.
-        ends_after: words after which <end> is certain and before which it is impossible: a caption's length is then
-            set and not an accident of random weights. None leaves it to the model.
+        max_length: Steps at most.
+        ends_after: Number of words before which <end> is impossible and after which it is certain. None leaves the
+            length to the model.
 
     Returns:
-        the best caption's word ids without <start> and <end>, and its alphas (words and <end>, L).
+        The best caption's word ids without <start> and <end>, and its alphas (words and <end>, L).
     """
     K, L = beam_size, annotations.shape[1]
     device = annotations.device
@@ -180,5 +180,5 @@ def port_beam_search(
         h, c, annotations = h[source], c[source], annotations[source]
     if not finished:
         finished = [(float(total[0]), words[0].tolist(), seen[0])]
-    _, ids, alphas = max(finished, key=lambda found: found[0])
+    _, ids, alphas = max(finished, key=lambda caption: caption[0])
     return [i for i in ids if i not in (START, END)], alphas[1:]

@@ -1,8 +1,8 @@
 """How much the gradients of the estimators vary from draw to draw, at the parameters of a checkpoint, on shapes.
 
-The batch, the parameters and (without dropout) everything else stays the same; the drawn locations alone change. The
-variance is that of the gradient of NLL and REINFORCE with respect to the decoder, summed over its entries, as a ratio
-to REINFORCE without a baseline.
+Only the drawn locations change; batch and parameters stay, and there is no dropout. The variance is that of the
+gradient of NLL and REINFORCE with respect to the decoder, summed over its entries, divided by that of REINFORCE without
+a baseline.
 
 examples:
   python -m benchmarks.gradient_variance --checkpoint runs/shapes_hard/checkpoints/best.ckpt \
@@ -21,24 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.models import bare_likelihood
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
 from captioning.captioner import ImageCaptioner, load
+from captioning.cli.arguments import script_parser
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
 from captioning.model.captioner import Captioner
-from captioning.objective import Likelihood
-from captioning.objective.estimators import (
+from captioning.objective import (
     ArgmaxBaseline,
     Estimator,
-    ExpectedContext,
+    ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
     RewardToGo,
 )
 from captioning.provenance import provenance
-from captioning.terminal import script_parser
 
 ESTIMATORS: dict[str, Estimator] = {
     "none": NoBaseline(),
@@ -46,7 +46,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "reward to go": RewardToGo(),
     "self-critical, caption": ArgmaxBaseline(to_go=False),
     "self-critical, to go": ArgmaxBaseline(),
-    "expected context, to go": ExpectedContext(),
+    "expected context, to go": ExpectedContextBaseline(),
     "leave one out, 2 draws, caption": LeaveOneOut(2, to_go=False),
     "leave one out, 2 draws, to go": LeaveOneOut(2),
     "leave one out, 4 draws, to go": LeaveOneOut(4),
@@ -62,13 +62,13 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     captioner = load(args.checkpoint)
     batches = read_batches(captioner, args.data, args.captions, args.warm_up + 1)
-    rows = measure(captioner.captioner, batches[0], batches[1:], args.draws)
-    print(f"{'':36}{'decoder':>10}{'score':>10}{'per row':>10}")
-    for name, row in rows.items():
-        print(f"{name:36}{row['ratio']:10.4f}{row['score_ratio']:10.4f}{row['ratio_per_row']:10.4f}")
+    values = measure(captioner.captioner, batches[0], batches[1:], args.draws)
+    print(f"{'':36}{'decoder':>10}{'score':>10}{'per pass':>10}")
+    for name, value in values.items():
+        print(f"{name:36}{value['ratio']:10.4f}{value['score_ratio']:10.4f}{value['ratio_per_row']:10.4f}")
     if args.measurement:
         content = {
-            "values": rows,
+            "values": values,
             "unit": "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: "
             "of all of the decoder's parameters, of the score's, and of the decoder's times the rows decoded",
             "checkpoint": args.checkpoint,
@@ -88,15 +88,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")
     parser.add_argument(
-        "--warm_up", type=int, default=30, help="other batches that baselines follow first (default: %(default)s)"
+        "--warm_up", type=int, default=30, help="batches that moving averages see first (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the ratios and where they come from")
+    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the ratios and their provenance")
     return parser
 
 
 def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: int) -> list[CaptionBatch]:
-    """Return batches of training captions, drawn at random, with the annotations of their images."""
+    """Return batches of random training captions, with the annotations of their images."""
     from captioning.data.loading import CaptionDataset
     from captioning.data.shapes import ShapesSource
 
@@ -117,33 +117,37 @@ def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: i
 
 
 def measure(
-    captioner: Captioner, batch: CaptionBatch, others: list[CaptionBatch], draws: int
+    captioner: Captioner, batch: CaptionBatch, warm_up: list[CaptionBatch], draws: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the variance of every estimator's gradient on ``batch``, and ratios to none, by name.
+    """Return the variance of every estimator's gradient on ``batch``, and its ratio to no baseline, by name.
 
     Args:
-        captioner: any attention with a score; the score is what its locations are drawn from here.
-        others: batches that moving averages follow first.
-        draws: gradients that a variance is estimated from.
+        captioner: Any attention with a score; locations are drawn from that score.
+        batch: The batch that every gradient is of.
+        warm_up: Batches that moving averages see first.
+        draws: Number of gradients that a variance is estimated from.
+
+    Raises:
+        InputError: The attention has no score to learn.
     """
     score = captioner.decoder.attention.score
     if not list(score.parameters()):
         raise InputError(f"the checkpoint's {type(captioner.decoder.attention).__name__} learns nothing from draws")
     captioner.requires_grad_(True).eval()
-    found = {}
-    for name, estimator in ESTIMATORS.items():
-        attention = HardAttention(score, sample_probability=1.0)
-        found[name] = _variance(captioner, attention, copy.deepcopy(estimator), batch, others, draws)
+    variants: dict[str, tuple[StochasticAttention, Estimator | None]] = {
+        name: (HardAttention(score, sample_probability=1.0), copy.deepcopy(estimator))
+        for name, estimator in ESTIMATORS.items()
+    }
     for temperature in TEMPERATURES:
         relaxed = GumbelAttention(score, temperature=temperature, final_temperature=temperature)
-        name = f"Gumbel-softmax at {temperature} (biased)"
-        found[name] = _variance(captioner, relaxed, None, batch, others, draws)
-    none = found["none"]
-    for row in found.values():
-        row["ratio"] = row["variance"] / none["variance"]
-        row["score_ratio"] = row["score_variance"] / none["score_variance"]
-        row["ratio_per_row"] = row["ratio"] * row["rows"]
-    return found
+        variants[f"Gumbel-softmax at {temperature} (biased)"] = relaxed, None
+    values = {name: _variance(captioner, *variant, batch, warm_up, draws) for name, variant in variants.items()}
+    baseline = values["none"]
+    for value in values.values():
+        value["ratio"] = value["variance"] / baseline["variance"]
+        value["score_ratio"] = value["score_variance"] / baseline["score_variance"]
+        value["ratio_per_row"] = value["ratio"] * value["rows"]
+    return values
 
 
 def _variance(
@@ -151,27 +155,29 @@ def _variance(
     attention: StochasticAttention,
     estimator: Estimator | None,
     batch: CaptionBatch,
-    others: list[CaptionBatch],
+    warm_up: list[CaptionBatch],
     draws: int,
 ) -> dict[str, Any]:
     decoder = captioner.decoder
     decoder.attention = attention
     attention.train()  # draws; the rest of the model stays in evaluation mode, without dropout
-    objective = Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(attention)
+    objective = bare_likelihood(attention, estimator)
     with torch.no_grad():
-        for other in others:
-            objective(captioner, other)
-    followed = copy.deepcopy(objective.state_dict())
+        for earlier in warm_up:
+            captioner.begin_batch()
+            objective(captioner, earlier)
+    warm = copy.deepcopy(objective.state_dict())
     scores = set(attention.score.parameters()) if attention.score is not None else set()
     parameters = list(decoder.parameters())
     of_score = torch.cat([torch.full((p.numel(),), p in scores) for p in parameters])
     mean, squares = torch.zeros(len(of_score)), torch.zeros(len(of_score))
-    for number in range(1, draws + 1):  # Welford's sums: the mean is large beside the spread for some entries
-        objective.load_state_dict(followed)  # the moving average must not include this batch
-        gradient = _gradient(objective(captioner, batch)[0], parameters)
-        surprise = gradient - mean
-        mean += surprise / number
-        squares += surprise * (gradient - mean)
+    for number in range(1, draws + 1):  # Welford's sums: some entries' mean is large compared with their spread
+        captioner.begin_batch()
+        objective.load_state_dict(warm)  # the moving average must not include this batch
+        gradient = _gradient(objective(captioner, batch).loss, parameters)
+        deviation = gradient - mean
+        mean += deviation / number
+        squares += deviation * (gradient - mean)
     variance = squares / (draws - 1)
     return {
         "variance": float(variance.sum()),
@@ -181,10 +187,8 @@ def _variance(
 
 
 def _gradient(loss: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
-    )
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The decoders that are compared, and the same random captions and features for both."""
+"""The models that are compared, and the random captions and features that both are given."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from torch import Tensor
 
 from benchmarks.common_port import CommonPort
 from benchmarks.work import Sizes
-from captioning.attention import AdditiveScore, HardAttention, MultiHeadAttention, ScaledDotScore, SoftAttention
+from captioning.attention import AdditiveScore, HardAttention, SoftAttention, StochasticAttention
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
-from captioning.model import AttentionDecoder, Decoder, Output, TransformerDecoder
-from captioning.objective import LeaveOneOut
+from captioning.encoders import ConvEncoder
+from captioning.model import AttentionDecoder, Decoder
+from captioning.objective import Estimator, Likelihood
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
 
@@ -25,26 +26,37 @@ _NATURAL = (6, 7, 8, 8, 9, 9, 10, 10, 11, 11, 11, 12, 12, 13, 13, 14, 15, 16, 18
 
 
 class FeatureSource(Component):
-    """Stands where an encoder would, for models that are given annotations."""
+    """Stands in for a frozen encoder where models are given its features; it encodes nothing."""
+
+    preprocessing = ConvEncoder((4,), (4,), image_size=16).preprocessing
+    frozen = True
 
     def __init__(self, locations: int, annotation_dim: int) -> None:
         super().__init__()
         side = round(locations**0.5)
         self.grid_size = (side, side)
         self.annotation_dim = annotation_dim
-        self.frozen = True
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         return []
 
+    def fingerprint(self) -> dict[str, Any]:
+        return {"encoder": "none", "grid_size": list(self.grid_size), "annotation_dim": self.annotation_dim}
+
 
 def natural_lengths(count: int) -> tuple[int, ...]:
-    """Return ``count`` numbers of decoding steps that are distributed as those of Flickr8k's captions."""
+    """Return ``count`` numbers of decoding steps, distributed as those of Flickr8k's captions."""
     return tuple(_NATURAL[(7 * i + 3) % len(_NATURAL)] for i in range(count))  # 7: neighbours differ
 
 
 class Data(NamedTuple):
-    """B images, and captions of theirs that lie side by side."""
+    """B images and N captions; the captions of an image lie side by side.
+
+    Attributes:
+        annotations: (B, L, D) float16.
+        captions: (N, T+1) int64.
+        lengths: (N,) int64, words and <end>.
+    """
 
     annotations: Tensor
     captions: Tensor
@@ -52,12 +64,10 @@ class Data(NamedTuple):
 
     @classmethod
     def make(cls, sizes: Sizes, device: torch.device) -> Data:
-        """Draw captions of the given lengths, and annotations (B, L, D) half that look like a ReLU's output."""
+        """Draw captions of the given lengths, and annotations of which half are 0, like a ReLU's output."""
         generator = torch.Generator().manual_seed(1)
         shape = (sizes.images, sizes.locations, sizes.annotation_dim)
-        annotations = torch.empty(shape, dtype=torch.float16)
-        for image in annotations:  # one at a time: the peak memory of a step is measured against what is here
-            image.copy_(torch.randn(shape[1:], generator=generator).clamp_(min=0))
+        annotations = torch.randn(shape, generator=generator).clamp_(min=0).half()
         lengths = torch.tensor(sizes.lengths)
         captions = torch.randint(
             _FIRST_WORD, sizes.vocabulary, (len(lengths), int(lengths.max()) + 1), generator=generator
@@ -68,49 +78,33 @@ class Data(NamedTuple):
         return cls(annotations.to(device), captions.to(device), lengths.to(device))
 
     def batch(self) -> CaptionBatch:
-        """Return the batch that the data module would have made of them."""
+        """Return the batch that the data module would make of them."""
         images, captions = len(self.annotations), len(self.captions)
-        each = torch.arange(images, device=self.captions.device)
+        numbers = torch.arange(images, device=self.captions.device)
         image_index = torch.arange(captions, device=self.captions.device) * images // captions
-        return CaptionBatch(self.captions, self.lengths, image_index, each, each, annotations=self.annotations)
-
-
-def transformer(sizes: Sizes) -> TransformerDecoder:
-    """Return the transformer of the shipped Flickr8k config, as wide as the LSTM."""
-    attention = MultiHeadAttention(ScaledDotScore(), heads=8, dropout=0.1)
-    return TransformerDecoder(attention, dim=sizes.hidden_dim, layers=3, heads=8, dropout=0.3, tie_embeddings=True)
+        return CaptionBatch(self.captions, self.lengths, image_index, numbers, numbers, annotations=self.annotations)
 
 
 def our_module(
-    sizes: Sizes,
-    device: torch.device,
-    *,
-    hard: bool = False,
-    output: Output | None = None,
-    decoder: Decoder | None = None,
-    rows: int = 1,
+    sizes: Sizes, device: torch.device, *, hard: bool = False, decoder: Decoder | None = None
 ) -> CaptioningModule:
-    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM.
-
-    Args:
-        rows: times that every caption is decoded in a training step; of hard attention, draws that are compared.
-    """
+    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM."""
     torch.manual_seed(2)
     selection = HardAttention if hard else SoftAttention
     decoder = decoder or AttentionDecoder(
-        selection(AdditiveScore(sizes.attention_dim)),
-        embedding_dim=sizes.embedding_dim,
-        hidden_dim=sizes.hidden_dim,
-        output=output,
+        selection(AdditiveScore(sizes.attention_dim)), embedding_dim=sizes.embedding_dim, hidden_dim=sizes.hidden_dim
     )
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
-    # The optimizer of the shipped configs for CPUs; the common port's is what such ports use.
-    optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)
-    options: dict[str, Any] = {"estimator": LeaveOneOut(rows)} if hard and rows > 1 else {"samples": rows}
-    module = CaptioningModule(source, decoder, optimizer=optimizer, **options)
+    optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)  # of the shipped configs for CPUs
+    module = CaptioningModule(source, decoder, optimizer=optimizer)
     module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()
+
+
+def bare_likelihood(attention: StochasticAttention, estimator: Estimator | None) -> Likelihood:
+    """Return NLL and, with an estimator, REINFORCE; no penalty and no entropy."""
+    return Likelihood(estimator=estimator, attention_penalty=0.0, entropy_weight=0.0).connect(attention)
 
 
 def port_model(sizes: Sizes, device: torch.device) -> CommonPort:

@@ -1,4 +1,4 @@
-"""Wall-clock times of several subjects measured in turn, so that load drift affects all of them equally."""
+"""Wall-clock times of subjects that take turns in one process, so that load drift affects all of them equally."""
 
 from __future__ import annotations
 
@@ -6,13 +6,30 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 
+class Setup(NamedTuple):
+    """How a subject is measured.
+
+    Attributes:
+        device: Device of models and batches.
+        quick: Whether sizes are tiny, which shows that the benchmark runs; its numbers then say nothing.
+        rounds: Times that each subject is measured.
+        folder: Scratch folder.
+    """
+
+    device: torch.device
+    quick: bool
+    rounds: int
+    folder: Path
+
+
 class Timing(NamedTuple):
-    """Seconds of the rounds, in their order."""
+    """Seconds of each round, in order."""
 
     seconds: tuple[float, ...]
 
@@ -22,46 +39,43 @@ class Timing(NamedTuple):
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """Half of the rounds lie between these two."""
+        """The bounds of the middle half of the rounds."""
         if len(self.seconds) < 2:
             return self.median, self.median
         low, _, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
         return low, high
 
-    def each(self, count: int) -> Timing:
-        """Return the times of one of ``count`` equal parts."""
+    def per_item(self, count: int) -> Timing:
+        """Return the times of one of ``count`` equal items."""
         return Timing(tuple(taken / count for taken in self.seconds))
 
-    def ratio(self, other: Timing) -> float:
-        """Return how many times as long the other one takes: the median over rounds, each compared within itself."""
-        return statistics.median(b / a for a, b in zip(self.seconds, other.seconds, strict=True))
+    def speedup_over(self, baseline: Timing) -> float:
+        """Return how many times as long the baseline takes: the median of the ratios within each round."""
+        return statistics.median(b / a for a, b in zip(self.seconds, baseline.seconds, strict=True))
 
 
-def interleave(
-    subjects: Mapping[str, Callable[[], Any]], *, rounds: int, device: torch.device, warm_up: int = 1
-) -> dict[str, Timing]:
-    """Time every subject once a round, every other round in reverse order.
+def interleave(subjects: Mapping[str, Callable[[], Any]], setup: Setup, *, warm_up: int = 1) -> dict[str, Timing]:
+    """Time every subject once a round, in reverse order every other round.
 
     Args:
-        subjects: what to call.
-        rounds: times each is measured.
-        device: synchronised before and after each call if it computes asynchronously.
-        warm_up: calls of each before the first round, not counted.
+        subjects: Functions to call, by name.
+        setup: The device is synchronised before and after each call.
+        warm_up: Uncounted calls of each subject before the first round.
     """
-    for subject in subjects.values():
-        for _ in range(warm_up):
-            subject()
+    for _ in range(warm_up):
+        for call in subjects.values():
+            call()
     seconds: dict[str, list[float]] = {name: [] for name in subjects}
     collecting = gc.isenabled()
-    for turn in range(rounds):
+    for turn in range(setup.rounds):
         gc.collect()
         gc.disable()
         try:
             for name in list(subjects)[:: -1 if turn % 2 else 1]:
-                wait_for(device)
+                wait_for(setup.device)
                 start = time.perf_counter()
                 subjects[name]()
-                wait_for(device)
+                wait_for(setup.device)
                 seconds[name].append(time.perf_counter() - start)
         finally:
             if collecting:

@@ -1,7 +1,7 @@
-"""Print what must not change when code is moved: losses of 30 training steps and captions with alphas, bit by bit.
+"""Print what moving code must not change: losses of 30 training steps and captions with alphas, to the last bit.
 
-Every attention is trained on shapes on one thread of the CPU; then its checkpoint captions validation images with beams
-of 1, 3 and 5. Two versions of the code compute the same when they print the same:
+Each model is trained on shapes on one thread of the CPU. Its checkpoint then captions validation images with beams of
+1, 3 and 5. Two versions of the code compute the same if they print the same:
 
     python benchmarks/trace.py > before.txt
     python benchmarks/trace.py > after.txt && diff before.txt after.txt
@@ -19,40 +19,42 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from captioning.captioner import load
 
-# Attention -> what its config is changed by.
+# Name of the config -> options that change it.
 OPTIONS = {
     "soft": [],
     "hard": ["--model.decoder.init_args.attention.init_args.ramp=[0,10]"],  # draws begin at once
     "multihead": [],
     "local": [],
+    "marginal": [],
 }
 BEAMS = (1, 3, 5)
 IMAGES = 8
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def train(attention: str, steps: int, runs: Path) -> Path:
+def train(name: str, steps: int, runs: Path) -> Path:
     """Train and return the run's folder."""
     command = [
-        *(sys.executable, "-m", "captioning", "fit", "--config", f"configs/shapes_{attention}.yaml"),
-        *("--runs", str(runs), "--name", attention, "--trainer.logger=false", "--trainer.callbacks=[]"),
+        *(sys.executable, "-m", "captioning", "fit", "--config", f"configs/shapes_{name}.yaml"),
+        *("--runs", str(runs), "--name", name, "--trainer.logger=false", "--trainer.callbacks=[]"),
         *("--trainer.accelerator=cpu", "--trainer.precision=32-true", "--trainer.max_epochs=1"),
         *(f"--trainer.limit_train_batches={steps}", "--trainer.log_every_n_steps=1", "--trainer.limit_val_batches=1"),
         *("--trainer.enable_progress_bar=false", "--data.num_workers=0", "--data.limit_images=1600"),
-        *OPTIONS[attention],
+        *OPTIONS[name],
     ]
     done = subprocess.run(command, env=os.environ | ENVIRONMENT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    return runs / attention
+    return runs / name
 
 
 def losses(folder: Path) -> list[str]:
-    """Return a line for every number that was logged."""
+    """Return a line for every logged number."""
     (path,) = folder.glob("metrics/version_*/metrics.csv")
     with path.open(newline="") as file:
         return [
@@ -63,31 +65,31 @@ def losses(folder: Path) -> list[str]:
         ]
 
 
-def captions(name: str, checkpoint: Path, images: list[Path]) -> Iterator[str]:
-    """Yield a line for each image and beam: the caption, its score, and a digest of alphas and gates."""
+def captions(name: str, checkpoint: Path) -> Iterator[str]:
+    """Yield a line for each beam and image: the caption, its score, and a digest of alphas and betas."""
     captioner = load(checkpoint)
+    images = sorted(Path("data/shapes/val").glob("*.png"))[:IMAGES]
     for beam in BEAMS:
-        for path, found in zip(images, captioner.caption(images, beam_size=beam), strict=True):
-            attention = hashlib.sha256(found.alphas.tobytes() + found.betas.tobytes()).hexdigest()[:16]
-            yield f"{name} beam {beam} {path.name}: {found.text} {float(found.score).hex()} {attention}"
+        for path, caption in zip(images, captioner.caption(images, beam_size=beam), strict=True):
+            digest = hashlib.sha256(caption.alphas.tobytes() + np.asarray(caption.betas).tobytes()).hexdigest()[:16]
+            yield f"{name} beam {beam} {path.name}: {caption.text} {float(caption.score).hex()} {digest}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30, help="training steps of each attention (default: 30)")
-    parser.add_argument("--checkpoint", type=Path, nargs="*", default=[], help="caption with these, too")
+    parser.add_argument("--steps", type=int, default=30, help="training steps of each model (default: 30)")
+    parser.add_argument("--checkpoint", type=Path, nargs="*", default=[], help="further checkpoints to caption with")
     args = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        for attention in OPTIONS:
-            folder = train(attention, args.steps, Path(scratch))
+        for name in OPTIONS:
+            folder = train(name, args.steps, Path(scratch))
             for line in losses(folder):
-                print(attention, line, flush=True)
-            images = sorted(Path("data/shapes/val").glob("*.png"))[:IMAGES]
-            for line in captions(attention, folder / "checkpoints" / "last.ckpt", images):
+                print(name, line, flush=True)
+            for line in captions(name, folder / "checkpoints" / "last.ckpt"):
                 print(line, flush=True)
     for number, checkpoint in enumerate(args.checkpoint, 1):
-        for line in captions(f"checkpoint {number}", checkpoint, images):
+        for line in captions(f"checkpoint {number}", checkpoint):
             print(line, flush=True)
 
 

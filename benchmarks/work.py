@@ -1,25 +1,28 @@
 """The limit: the time that the same work, and nothing else, takes at the machine's measured speed.
 
 A limit is the work's matrix products at the measured peak of large matrix products, plus the tanh of the additive
-score at the peak of float32's, plus the traffic that no arrangement avoids at the measured bandwidth. Softmax, dropout
-and the launching of operations are not in it.
+score at the float32 peak, plus the unavoidable memory traffic at the measured bandwidth. It leaves out softmax, dropout
+and the launching of operations.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-_BYTES = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 2}
+from benchmarks.timing import Setup, Timing, interleave
+
+_BYTES = {torch.float32: 4, torch.bfloat16: 2}
 
 
 class Sizes(NamedTuple):
-    """What a decoder works on. ``lengths`` are the decoding steps of each caption, <end> counted.
+    """Sizes of a decoder and its batch.
 
     Attributes:
         images: B, each with the same number of captions.
-        lengths: N steps.
+        lengths: Decoding steps of each of the N captions, <end> counted.
         locations, annotation_dim, attention_dim, embedding_dim, hidden_dim, vocabulary: L, D, A, E, H, V.
     """
 
@@ -34,32 +37,26 @@ class Sizes(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """M, the decoding steps that exist."""
+        """M, the decoding steps of all captions together."""
         return sum(self.lengths)
 
     def __str__(self) -> str:
-        mean = self.steps / len(self.lengths)
-        equal = len({self.embedding_dim, self.hidden_dim, self.attention_dim}) == 1
-        inner = (
-            f"H=A=E={self.hidden_dim}"
-            if equal
-            else f"H={self.hidden_dim} A={self.attention_dim} E={self.embedding_dim}"
-        )
         return (
-            f"B={len(self.lengths)} T={mean:.1f} (max {max(self.lengths)}) L={self.locations} D={self.annotation_dim} "
-            f"{inner} V={self.vocabulary}"
+            f"B={len(self.lengths)} T={self.steps / len(self.lengths):.1f} (max {max(self.lengths)}) "
+            f"L={self.locations} D={self.annotation_dim} H={self.hidden_dim} A={self.attention_dim} "
+            f"E={self.embedding_dim} V={self.vocabulary}"
         )
 
 
 class Product(NamedTuple):
-    """A matrix product (rows, inner) x (inner, columns), done ``count`` times.
+    """A matrix product (rows, inner) x (inner, columns), done several times.
 
     Attributes:
-        gradients: further products of the same cost in the backward pass: one for each factor that needs a gradient.
+        gradients: Products of the same cost in the backward pass: one for each factor that needs a gradient.
     """
 
     name: str
-    count: int
+    times: int
     rows: int
     inner: int
     columns: int
@@ -67,15 +64,15 @@ class Product(NamedTuple):
 
     def flops(self, *, backward: bool) -> int:
         """Return multiplications and additions."""
-        return 2 * self.count * self.rows * self.inner * self.columns * (1 + self.gradients * backward)
+        return 2 * self.times * self.rows * self.inner * self.columns * (1 + self.gradients * backward)
 
 
 def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:
-    """Return the matrix products of teacher forcing with the additive score, each word's computed once.
+    """Return the matrix products of teacher forcing with the additive score; padding costs nothing.
 
-    The annotations are a frozen encoder's and need no gradient: their mean has no gradient product, their projection,
-    the initial state and the context have one, all others two. Steps that do not exist cost nothing. With ``hard``
-    attention a context is one location and no product.
+    The annotations come from a frozen encoder and need no gradient. So their mean has no gradient product; their
+    projection, the initial state and the context have one; all other products have two. The context of ``hard``
+    attention is one location and needs no product.
     """
     B, M, L, D = sizes.images, sizes.steps, sizes.locations, sizes.annotation_dim
     A, E, H, V = sizes.attention_dim, sizes.embedding_dim, sizes.hidden_dim, sizes.vocabulary
@@ -86,7 +83,7 @@ def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:
         Product("query", 1, M, H, A, 2),
         Product("score", 1, M * L, A, 1, 2),
         Product("context", M, 1, L, D, 1),
-        Product("gate", 1, M, H, 1, 2),
+        Product("beta", 1, M, H, 1, 2),
         Product("embedding to gates", 1, M, E, 4 * H, 2),
         Product("hidden to gates", 1, M, H, 4 * H, 2),
         Product("context to gates", 1, M, D, 4 * H, 2),
@@ -98,49 +95,49 @@ def decoder_products(sizes: Sizes, *, hard: bool = False) -> list[Product]:
 
 
 def decoder_flops(sizes: Sizes, *, backward: bool, hard: bool = False) -> int:
-    """Return the multiplications and additions of ``decoder_products``, with the backward pass or without."""
+    """Return the multiplications and additions of ``decoder_products``."""
     return sum(product.flops(backward=backward) for product in decoder_products(sizes, hard=hard))
 
 
 def score_operations(sizes: Sizes, *, backward: bool) -> int:
-    """Return what the additive score's tanh takes beside the products, in operations as of a float32 product's.
+    """Return the operations of the additive score's tanh, in units of a float32 product's operations.
 
-    tanh(P + q) = 1 - 2 r, r = 1 / (1 + e^2P e^2q): of every location, step and unit a multiplication, an addition and
-    a reciprocal, which takes a vector unit the time of two instructions. The backward pass needs r once more, and
-    r (1 - r). Five instructions there, four here, each in the place of a multiplication with an addition.
-    Exponentials of P and of q alone are not counted, nor what keeping r would take to write and to read.
+    tanh(P + q) = 1 - 2 r, r = 1 / (1 + e^2P e^2q): per location, step and unit a multiplication, an addition and a
+    reciprocal, which takes as long as two instructions. The backward pass computes r again, and r (1 - r). So there
+    are four instructions forward and five backward, each in place of a multiplication with an addition. The
+    exponentials of P and q, and the memory traffic of storing r, are not counted.
     """
     instructions = 4 + 5 * backward
     return 2 * instructions * sizes.steps * sizes.locations * sizes.attention_dim
 
 
 def parameters(sizes: Sizes) -> int:
-    """Return the number of parameters that the decoder's products read, embeddings left out: a step reads few rows."""
-    D, A, E, H, V = (
-        sizes.annotation_dim, sizes.attention_dim, sizes.embedding_dim, sizes.hidden_dim, sizes.vocabulary,
-    )  # fmt: skip
+    """Return the number of parameters in the decoder's products, without the embeddings, of which few are read."""
+    _, _, _, D, A, E, H, V = sizes
     return D * A + 2 * D * H + H * A + A + H + (E + H + D) * 4 * H + (H + D) * E + E * V
 
 
 def training_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
-    """Return the bytes that one training step must move to and from memory.
+    """Return the bytes that one training step moves to and from memory at least.
 
-    Counted once each: the annotations read by the forward and by the backward pass, the projected annotations written
-    and read, their gradient written and read, the logits likewise, and of every parameter, in float32 whatever the
-    precision of the products, two readings, its gradient written and read, and Adam's reading and writing of it and of
-    its two moments. Everything that a step of the recurrence touches is taken to stay in the cache.
+    Annotations are read twice, forward and backward. Projected annotations, their gradient and the logits with theirs
+    are written once and read once. Every parameter is float32 in any precision: it is read twice, its gradient is
+    written and read, and Adam reads and writes it and both of its moments. All else stays in the cache.
     """
     size = _BYTES[dtype]
     annotations = sizes.images * sizes.locations * sizes.annotation_dim * size
     projected = sizes.images * sizes.locations * sizes.attention_dim * size
     logits = sizes.steps * sizes.vocabulary * size
-    everything = parameters(sizes) + sizes.vocabulary * sizes.embedding_dim
-    return 2 * annotations + 4 * projected + 4 * logits + everything * 4 * (2 + 2 + 6)
+    weights = parameters(sizes) + sizes.vocabulary * sizes.embedding_dim
+    return 2 * annotations + 4 * projected + 4 * logits + weights * 4 * (2 + 2 + 6)
 
 
 def decoding_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
-    """Return the bytes that decoding a batch must move: annotations once, their projection out and back, and at every
-    step of the longest caption the parameters."""
+    """Return the bytes that decoding a batch moves at least.
+
+    Annotations are read once, their projection is written and read, and each step of the longest caption reads the
+    parameters.
+    """
     size = _BYTES[dtype]
     annotations = sizes.images * sizes.locations * sizes.annotation_dim * size
     projected = sizes.images * sizes.locations * sizes.attention_dim * size
@@ -148,37 +145,34 @@ def decoding_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
 
 
 class Work(NamedTuple):
-    """What is to be done.
+    """The work that a limit counts.
 
     Attributes:
-        products: multiplications and additions of matrix products.
-        elementwise: operations on float32 numbers one by one.
-        traffic: bytes to and from memory.
+        products: Multiplications and additions of matrix products.
+        elementwise: Float32 operations on single numbers.
+        traffic: Bytes to and from memory.
     """
 
     products: int
     elementwise: int
     traffic: int
 
-    def plus(self, other: Work) -> Work:
-        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))
-
     @classmethod
     def of_training(cls, sizes: Sizes, dtype: torch.dtype, *, hard: bool = False) -> Work:
-        """Return that of one training step."""
+        """Return the work of one training step."""
         products = decoder_flops(sizes, backward=True, hard=hard)
         return cls(products, score_operations(sizes, backward=True), training_bytes(sizes, dtype))
 
     @classmethod
     def of_search(cls, sizes: Sizes, beam_size: int, dtype: torch.dtype) -> Work:
-        """Return that of decoding a batch: K live beams at every step but the first, which has one."""
-        rows = sizes._replace(lengths=tuple(1 + beam_size * (length - 1) for length in sizes.lengths))
-        products, elementwise = decoder_flops(rows, backward=False), score_operations(rows, backward=False)
+        """Return the work of decoding a batch: one row at the first step, then K live beams at every step."""
+        beams = sizes._replace(lengths=tuple(1 + beam_size * (length - 1) for length in sizes.lengths))
+        products, elementwise = decoder_flops(beams, backward=False), score_operations(beams, backward=False)
         return cls(products, elementwise, decoding_bytes(sizes, dtype))
 
 
 class Machine(NamedTuple):
-    """What this machine reaches, measured: multiplications and additions per second, and bytes per second."""
+    """Measured speeds of this machine: multiplications and additions per second, bytes per second."""
 
     flops: dict[torch.dtype, float]
     bandwidth: float
@@ -191,53 +185,27 @@ class Machine(NamedTuple):
         }
 
     def seconds(self, work: Work, dtype: torch.dtype) -> float:
-        """Return how long its parts take, one after the other, with products in ``dtype``."""
+        """Return the time of products in ``dtype``, elementwise operations and traffic, one after the other."""
         computing = work.products / self.flops[dtype] + work.elementwise / self.flops[torch.float32]
         return computing + work.traffic / self.bandwidth
 
 
-class Probe:
-    """The operations that the machine is measured with, to be timed among those that are compared with it.
-
-    Args:
-        device: where.
-        side: of the square matrices; large enough for the peak and small enough for memory.
-        megabytes: of the block that is copied; it must not fit into the cache.
-    """
-
-    def __init__(self, device: torch.device, *, side: int, megabytes: int) -> None:
-        self.flops = 2 * side**3
-        self.bytes = 2 * megabytes * 2**20  # read and written
-        factors = {
-            dtype: (
-                torch.randn(side, side, device=device, dtype=dtype),
-                torch.randn(side, side, device=device, dtype=dtype),
-            )
-            for dtype in (torch.float32, torch.bfloat16)
-        }
-        source = torch.ones(megabytes * 2**18, device=device)
-        target = torch.empty_like(source)
-        self.operations = {
-            "matmul_fp32": lambda: torch.mm(*factors[torch.float32]),
-            "matmul_bf16": lambda: torch.mm(*factors[torch.bfloat16]),
-            "copy": lambda: target.copy_(source),
-        }
-
-    @classmethod
-    def sized(cls, device: torch.device, *, quick: bool) -> Probe:
-        """Return a probe that takes some 100 ms a round on the device, or next to nothing."""
-        if quick:
-            return cls(device, side=64, megabytes=1)
-        return (
-            cls(device, side=8192, megabytes=1024) if device.type == "cuda" else cls(device, side=2048, megabytes=256)
-        )
-
-    def machine(self, seconds: dict[str, float]) -> Machine:
-        """Return the speeds for the measured seconds of each of ``operations``."""
-        return Machine(
-            {
-                torch.float32: self.flops / seconds["matmul_fp32"],
-                torch.bfloat16: self.flops / seconds["matmul_bf16"],
-            },
-            self.bytes / seconds["copy"],
-        )
+def interleave_with_machine(
+    subjects: Mapping[str, Callable[[], Any]], setup: Setup, *, warm_up: int = 1
+) -> tuple[dict[str, Timing], Machine]:
+    """Time every subject in turn with large matrix products and a large copy, which give the machine's speed."""
+    device = setup.device
+    # About 100 ms a round. The matrices reach the machine's peak, and the copied block does not fit into the cache.
+    side, megabytes = (64, 1) if setup.quick else (8192, 1024) if device.type == "cuda" else (2048, 256)
+    fp32, bf16 = (torch.randn(2, side, side, device=device, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+    source = torch.ones(megabytes * 2**18, device=device)
+    target = torch.empty_like(source)
+    probes: dict[str, Callable[[], Any]] = {
+        "matmul_fp32": lambda: torch.mm(*fp32),
+        "matmul_bf16": lambda: torch.mm(*bf16),
+        "copy": lambda: target.copy_(source),
+    }
+    timings = interleave({**subjects, **probes}, setup, warm_up=warm_up)
+    fp32_seconds, bf16_seconds, copy_seconds = (timings.pop(name).median for name in probes)
+    flops = {torch.float32: 2 * side**3 / fp32_seconds, torch.bfloat16: 2 * side**3 / bf16_seconds}
+    return timings, Machine(flops, 2 * source.nbytes / copy_seconds)  # read and written

@@ -1,18 +1,19 @@
 """Modules that record their constructor arguments, so that a checkpoint can rebuild them from plain data.
 
-A component's constructor takes hyper-parameters and other components. Sizes that another part determines (the
+A component's constructor takes hyper-parameters and other components. Sizes that another component determines (the
 encoder's D, the vocabulary's V) are not among them: ``build`` takes those when the model is assembled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -21,31 +22,20 @@ from captioning.errors import InputError, check_range
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
 
-# Modules of earlier versions, which their checkpoints and configs name, and the packages that replaced them.
-_MOVED = {
-    "captioning.annotation_lstm": "captioning.attention",
-    "captioning.attention.hard": "captioning.attention",
-    "captioning.callbacks": "captioning.training",
-    "captioning.estimators": "captioning.objective",
-    "captioning.losses": "captioning.objective",
-    "captioning.schedules": "captioning.training",
-}
-
-
 _MAX_SIZE = 65_536
 
 
 def check_size(**values: int | None) -> None:
-    """Refuse a layer without a unit, or with so many that memory would end without a name; None is not set.
+    """Refuse a layer with no units, or with so many that it would exhaust the memory. None is a size that is not set.
 
     Raises:
-        InputError: names it.
+        InputError: Names the size.
     """
     check_range(1, _MAX_SIZE, **values)
 
 
 class _RecordsInitArgs(ABCMeta):
-    """Stores the arguments of the outermost constructor call on the instance, for every subclass."""
+    """Stores the arguments of the constructor call on the instance."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         component = super().__call__(*args, **kwargs)
@@ -57,9 +47,6 @@ class _RecordsInitArgs(ABCMeta):
 
 class Component(nn.Module, metaclass=_RecordsInitArgs):
     """A module whose constructor arguments are plain data or other components."""
-
-    earlier_arguments: ClassVar[Mapping[str, str]] = {}
-    """Names that constructor arguments had in earlier versions, whose files give them, and the names they have now."""
 
     _init_args: dict[str, Any]
 
@@ -75,26 +62,25 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
     def from_config(cls: type[C], config: dict[str, Any]) -> C:
         """Rebuild what ``to_config`` described.
 
-        Runs no code that the file chooses: only subclasses of ``cls`` that live in this package, or that the caller
-        has imported already, are constructed.
+        The file cannot choose which code runs: only subclasses of ``cls`` are constructed that are in this package or
+        that the caller has imported already.
 
         Raises:
-            InputError: the class is unknown or no subclass of ``cls``, or its arguments do not fit.
+            InputError: The class is unknown or no subclass of ``cls``, or its arguments do not fit.
         """
         path = config["class_path"]
-        found = known_class(path, cls)
-        given = current_arguments(path, config["init_args"])
-        init_args = {name: _revive(value, f"{path}: {name}") for name, value in given.items()}
+        kind = known_class(path, cls)
+        init_args = {name: _revive(value, f"{path}: {name}") for name, value in config["init_args"].items()}
         try:
-            return found(**init_args)
+            return kind(**init_args)
         except TypeError as error:
             raise InputError(f"{path}: {error}") from error
 
 
 def public_path(cls: type) -> str:
-    """Return the one path that YAML files, checkpoints and docs name a class by: the shortest package that exports it.
+    """Return the path of a class in the shortest package that exports it, such as captioning.attention.SoftAttention.
 
-    ``captioning.attention.SoftAttention``, not the file it lives in. A package's ``__init__`` is where it is declared.
+    YAML files, checkpoints and docs name a class by this path, not by the file that defines it.
     """
     parts = cls.__module__.split(".")
     for length in range(1, len(parts)):
@@ -104,55 +90,31 @@ def public_path(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def current_path(class_path: str) -> str:
-    """Return the public path of a class of this package that a file names by another path, as earlier versions did.
-
-    Any other path is returned as it is.
-    """
-    found = _in_this_package(class_path)
-    return public_path(found) if isinstance(found, type) else class_path
-
-
-def current_arguments(class_path: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of a class of this package under their current names."""
-    found = _in_this_package(class_path)
-    renamed = found.earlier_arguments if isinstance(found, type) and issubclass(found, Component) else {}
-    return {renamed.get(name, name): value for name, value in arguments.items()}
-
-
-def _in_this_package(class_path: str) -> Any:
-    """Return what a path in this package names, None if nothing; None also for a path outside this package."""
-    module, _, name = class_path.rpartition(".")
-    module = _MOVED.get(module, module)
-    if module.split(".")[0] != __package__:
-        return None
-    try:
-        return getattr(importlib.import_module(module), name, None)
-    except ModuleNotFoundError:
-        return None
-
-
 def known_class(path: str, kind: type[T]) -> type[T]:
     """Return the subclass of ``kind`` that a file names: of this package, or of a module that is imported already.
 
     Raises:
-        InputError: there is none.
+        InputError: There is none.
     """
-    found = _in_this_package(path) or next((c for c in subclasses(kind) if path in _paths(c)), None)
-    if not (isinstance(found, type) and issubclass(found, kind)):
+    module = path.rpartition(".")[0]
+    if module.split(".")[0] == __package__:
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
+    cls = next((cls for cls in subclasses(kind) if path in _paths(cls)), None)
+    if cls is None:
         raise InputError(f"{path} is not a known {kind.__name__}; import the module that defines it first (--import)")
-    return found
+    return cls
 
 
 def import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:
-    """Import modules that the user named, whose classes files may then name.
+    """Import modules that the user names, so that files may name their classes.
 
     Args:
-        names: as in Python's import statement.
-        folders: looked in first.
+        names: Modules, as in Python's import statement.
+        folders: Folders that are searched first.
 
     Raises:
-        InputError: there is none of that name, or it cannot be imported.
+        InputError: A module does not exist, or cannot be imported.
     """
     if names:
         places = [str(folder.resolve()) for folder in folders]
@@ -170,7 +132,7 @@ def _import(name: str) -> None:
 
 
 def _paths(cls: type) -> tuple[str, str, str]:
-    """Return the names that a file may give a class; YAML files may give the bare class name."""
+    """Return the names that a file may give a class. The bare name is for YAML files."""
     return public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__
 
 
@@ -201,7 +163,7 @@ def _revive(value: Any, name: str) -> Any:
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
-    """Yield a class and all that derive from it, as far as they are imported."""
+    """Yield a class and its imported subclasses at any depth."""
     yield cls
     for child in cls.__subclasses__():
         yield from subclasses(child)

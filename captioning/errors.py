@@ -15,7 +15,7 @@ from typing import ParamSpec
 P = ParamSpec("P")
 
 DEBUG = "--debug"
-"""Of every command: show where an error came from."""
+"""Option of every command: show the traceback of an error."""
 
 
 class InputError(ValueError):
@@ -23,10 +23,10 @@ class InputError(ValueError):
 
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
-    """Refuse what is no whole number in low .. high; None is a value that is not set.
+    """Refuse values that are not whole numbers in low .. high. None is a value that is not set.
 
     Raises:
-        InputError: names it.
+        InputError: Names the value.
     """
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
@@ -35,25 +35,25 @@ def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
 
 
 def check_range(low: float, high: float = math.inf, **values: float | None) -> None:
-    """Refuse a number outside low .. high, or NaN or infinite; None is a value that is not set.
+    """Refuse numbers that are outside low .. high, NaN or infinite. None is a value that is not set.
 
     Raises:
-        InputError: names it.
+        InputError: Names the value.
     """
     for name, value in values.items():
         if value is not None and not (math.isfinite(value) and low <= value <= high):
-            above = f"at least {low}" if low > -math.inf else "finite"
-            text = above if high == math.inf else f"in {low} .. {high}"
-            raise InputError(f"{name} must be {text}, got {value}")
+            lower = f"at least {low}" if low > -math.inf else "finite"
+            expected = lower if high == math.inf else f"in {low} .. {high}"
+            raise InputError(f"{name} must be {expected}, got {value}")
 
 
-# C0 and C1 controls, line and paragraph separators, and what turns the direction of writing.
+# C0 and C1 controls, line and paragraph separators, and marks that change the direction of writing.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: object) -> str:
-    """Return text for a terminal, one line; what would control it, or is no text, is shown: ``\\x1b``."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    """Return text as one line for a terminal, with control characters escaped, such as ``\\x1b``."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
@@ -64,9 +64,9 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError`` is printed as one line on stderr and ends with exit code 2.
 
-    So are errors of the operating system, such as a full disk, and a want of memory. Ctrl-C ends with exit code 130, an
-    output that nobody reads any more with 141, as other programs do. ``--debug`` anywhere on the command line shows the
-    traceback first. Other errors are faults of this package: they keep their traceback.
+    So do errors of the operating system, such as a full disk, and running out of memory. Ctrl-C ends with exit code
+    130, and an output that is closed with 141, as in other programs. ``--debug`` anywhere on the command line shows the
+    traceback first. Other errors are faults of this package, and keep their traceback.
     """
 
     @functools.wraps(main)
@@ -95,11 +95,11 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
 
 
 def _of_the_user(error: Exception) -> str | None:
-    """Return what the user is told of an error; None for a fault of the program."""
+    """Return the message for the user; None for a fault of this package."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError) and error.errno is not None:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # the second is torch's
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's
         return f"out of memory ({one_line(error)}); lower batch_size or eval_batch_size, or give smaller images"
     return None

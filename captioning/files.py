@@ -1,21 +1,45 @@
-"""Files that a crash cannot leave half written: under a temporary name, then synced and renamed; and reading JSON."""
+"""Files that a crash cannot leave half written, the cache folder, and JSON.
+
+A file is written under a temporary name, synced to the disk, and renamed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import secrets
+import stat
+import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import platformdirs
+
 from captioning.errors import InputError, one_line
 
 
-def cache_folder() -> Path:
-    """Return the user's folder for what can be computed again; it may not be there yet."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
+def cache_folder(name: str = "") -> Path:
+    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet."""
+    try:
+        folder = platformdirs.user_cache_path("captioning", appauthor=False)
+    except RuntimeError:  # the user has no home folder
+        folder = _temporary_cache()
+    return folder / name
+
+
+@functools.cache
+def _temporary_cache() -> Path:
+    """Return a folder in the system's temporary one that nobody else can write to, because code is loaded from it."""
+    folder = Path(tempfile.gettempdir()) / f"captioning-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    private = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
+    return folder if private else Path(tempfile.mkdtemp(prefix="captioning-"))
 
 
 def part_of(path: Path) -> Path:
@@ -24,7 +48,7 @@ def part_of(path: Path) -> Path:
 
 
 def complete(path: Path, part: Path | None = None, *, sync: bool = True) -> None:
-    """Sync ``part``, by default ``part_of(path)``, to the disk and give it its name.
+    """Sync ``part``, by default ``part_of(path)``, to the disk and rename it to ``path``.
 
     A crash leaves the old file or the new one.
     """
@@ -37,10 +61,11 @@ def complete(path: Path, part: Path | None = None, *, sync: bool = True) -> None
 
 @contextmanager
 def errors_named(path: Path, option: str = "") -> Iterator[None]:
-    """Raise the InputError of a file that cannot be written in place of an OSError.
+    """Turn an OSError into the InputError of a file that cannot be written.
 
     Args:
-        option: of the command line that named the file.
+        path: The file.
+        option: The option of the command line that named the file.
     """
     try:
         yield
@@ -49,27 +74,27 @@ def errors_named(path: Path, option: str = "") -> Iterator[None]:
 
 
 def destination(path: Path, option: str = "") -> Path:
-    """Return the file that is written under ``path``: where links lead, so that they stay links.
+    """Return the file that is written under ``path``: the target of a link, so that the link stays one.
 
     Raises:
-        InputError: there is a device, a pipe or a folder.
+        InputError: The target is a device, a pipe or a folder.
     """
-    found = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if found.exists() and not found.is_file():
+    target = Path(os.path.realpath(path)) if path.is_symlink() else path
+    if target.exists() and not target.is_file():
         raise InputError(f"{option} {path}: cannot be written (is no regular file)".lstrip())
-    return found
+    return target
 
 
 def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str) -> None:
-    """Let no output replace a file that is read.
+    """Refuse an output that would replace a file that is read.
 
     Raises:
-        InputError: ``output`` is one of the inputs, whatever name or link leads to it.
+        InputError: ``output`` is one of the inputs, by whatever name or link.
     """
     for path in inputs:
         try:
             same = os.path.samefile(path, output)
-        except (OSError, ValueError):  # one of them is not there
+        except (OSError, ValueError):  # one of them does not exist
             continue
         if same:
             raise InputError(f"{option} {output}: would replace {path}, which is an input; give another name")
@@ -77,19 +102,18 @@ def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str)
 
 @contextmanager
 def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool = False) -> Iterator[Path]:
-    """Yield a temporary name beside ``path``; what is written there gets its name when the block ends well.
+    """Yield a temporary name beside ``path``, which is renamed to ``path`` when the block ends without an error.
 
-    After an error the file is what it was before. Folders are made as needed.
+    After an error the file is unchanged. Folders are made as needed. A link stays one: its target is replaced.
 
     Args:
-        option: of the command line that named the file.
-        sync: False for files in great number that can be made again: each would wait for the disk.
-        shared: several processes may write it at once, each under a temporary name of its own; the last one stays.
-
-    A link stays one: what it leads to is replaced.
+        path: The file.
+        option: The option of the command line that named the file.
+        sync: False does not wait for the disk; for many files that can be made again.
+        shared: Several processes may write the file at once, under different temporary names; the last one wins.
 
     Raises:
-        InputError: the file cannot be written, or is a device.
+        InputError: The file cannot be written, or is a device.
     """
     with errors_named(path, option):
         path = destination(path, option)
@@ -104,26 +128,27 @@ def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool =
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:
-    """Return what a JSON file holds.
+    """Return the content of a JSON file.
 
     Args:
-        what_to_do: if it cannot be read.
+        path: The file.
+        what_to_do: Advice for the error message.
 
     Raises:
-        InputError: it cannot be read, or is no JSON.
+        InputError: The file cannot be read, or is not JSON.
     """
-    then = f"; {what_to_do}" if what_to_do else ""
+    advice = f"; {what_to_do}" if what_to_do else ""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}){then}") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}){advice}") from error
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){then}") from error
+        raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){advice}") from error
 
 
 def write_text(path: Path, text: str, option: str = "") -> None:
     with replacing(path, option) as part:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # of what UTF-8 cannot hold, as in JSON
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")  # escaped as in JSON
 
 
 def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:

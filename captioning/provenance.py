@@ -14,15 +14,16 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     """Return command, commit, seed, machine, software and date of a measurement as plain data.
 
     Args:
-        command: as typed in the repository's root.
-        seed: of the training run or of the measurement; None where nothing is random.
+        command: The command, as typed in the repository's root.
+        seed: Seed of the training run or of the measurement; None if nothing is random.
     """
     import torch
 
     machine: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
-    ours = bool(_git("ls-files", "--error-unmatch", Path(__file__).name))  # not one that an environment lies in
+    # The package may be installed in the environment of another project, whose commit says nothing.
+    ours = bool(_git("ls-files", "--error-unmatch", Path(__file__).name))
     changes = ours and _git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs")
     return {
         "command": command,
@@ -36,7 +37,7 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
 
 
 def _git(*args: str) -> str:
-    """Return git's output in this package's checkout; "" if it is none."""
+    """Return git's output in this package's checkout; "" if this is no checkout."""
     folder = Path(__file__).resolve().parent
     try:
         return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

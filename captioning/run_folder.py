@@ -1,4 +1,4 @@
-"""The layout of a run's folder, and who writes into it."""
+"""The layout of a run's folder, and the lock on it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ except ImportError:  # Windows
 
 
 class RunFolder:
-    """RUNS/NAME, which holds everything of one training run; any of it may be missing."""
+    """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config = path / "config.yaml"  # in full
+        self.config = path / "config.yaml"  # the full configuration
         self.checkpoints = path / "checkpoints"
-        self.wandb_run = path / "wandb_run.json"  # which run of wandb it is
+        self.wandb_run = path / "wandb_run.json"  # names the run of wandb
 
     @classmethod
     def of(cls, checkpoint: str | Path) -> RunFolder | None:
-        """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, None for a file that lies elsewhere.
+        """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, None for a file elsewhere.
 
-        The path is relative where the folder is below the current one.
+        The path is relative if the folder is below the current one.
         """
         folder = Path(checkpoint).resolve().parent
         if folder.name != "checkpoints":
@@ -44,9 +44,9 @@ class RunFolder:
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     def claim(self) -> Claim | None:
-        """Make the folder and keep other processes from claiming it; None if one has done so already.
+        """Make the folder and lock it against other processes; None if another process has locked it.
 
-        The claim ends with the process, however that ends.
+        The lock ends with the process, however that ends.
         """
         self.path.mkdir(parents=True, exist_ok=True)
         claim = Claim(self.path)
@@ -62,7 +62,7 @@ def of_any_seed(checkpoint: str, seed: object) -> str:
 
 
 class Claim:
-    """A lock on a folder. A context manager: leaving it releases the lock, and removes a folder left empty."""
+    """A lock on a folder, as a context manager. Releasing it removes the folder if that is empty."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / ".lock"
@@ -92,7 +92,7 @@ class Claim:
         self.release()
 
     def release(self) -> None:
-        with contextlib.suppress(OSError):  # the folder may be gone by now
+        with contextlib.suppress(OSError):  # the folder may have been deleted
             if self.held:
                 self._path.unlink()
                 if not any(self._folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Texts to words, and words to texts: English by Penn Treebank rules, what stands between spaces, or characters."""
+"""Texts to words, and words to texts: English by Penn Treebank rules, splitting at white space, or characters."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 
 
 class Tokenizer(ABC):
-    """Makes words of captions, for the vocabulary and for scores, and a text of a caption's words.
+    """Splits captions into words, for the vocabulary and for scores, and joins words to a text.
 
     Constructors take no arguments: a checkpoint names a tokenizer by its class.
 
     Attributes:
-        description: what is done to a text, for reports of scores.
-        english: METEOR and SPICE, which know no other language, can be computed.
+        description: How a text is split, for reports of scores.
+        english: Whether METEOR and SPICE, which know only English, can be computed.
     """
 
     description: str
@@ -26,7 +26,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def tokenize(self, text: str) -> list[str]:
-        """Return the words of a text, none of them empty or with white space in it."""
+        """Return the words of a text. No word is empty or has white space in it."""
 
     def tokenize_all(self, texts: Sequence[str]) -> list[str]:
         """Return ``" ".join(tokenize(text))`` of every text."""
@@ -59,18 +59,18 @@ class PennTreebank(Tokenizer):
 
 
 class Whitespace(Tokenizer):
-    """What stands between white space, as it is: captions that another program has made words of."""
+    """Splits at white space alone: for captions that another program has tokenised."""
 
-    description = "what stands between white space, unchanged"
+    description = "split at white space, unchanged"
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()
 
 
 class Characters(Tokenizer):
-    """Every character is a word, as Chinese and Japanese are written; letters of alphabets and digits stay together.
+    """Every character is a word, for Chinese and Japanese; letters of alphabets and digits stay together.
 
-    Wide and narrow forms are one (NFKC), capitals become small, punctuation is dropped.
+    Wide and narrow forms become one (NFKC), capitals become lower case, and punctuation is dropped.
     """
 
     description = "characters, words of alphabets kept together (NFKC), lower case, without punctuation"
@@ -79,7 +79,7 @@ class Characters(Tokenizer):
         return _CHARACTERS.findall(unicodedata.normalize("NFKC", text).lower())
 
     def join(self, words: Sequence[str]) -> str:
-        """Return the words without spaces, but between two of alphabets."""
+        """Return the words without spaces, except between two words of alphabets."""
         text = ""
         for word in words:
             text += " " * bool(text and text[-1] < _FIRST_IDEOGRAPH and word[0] < _FIRST_IDEOGRAPH) + word
@@ -95,43 +95,44 @@ PUNCTUATION = frozenset("'' ' `` ` -LRB- -RRB- -LCB- -RCB- . ? ! , : - -- ... ; 
 
 @functools.cache
 def _treebank():  # type: ignore[no-untyped-def]
-    from nltk.tokenize import TreebankWordTokenizer  # nltk is slow to import, and most uses have tokens already
+    from nltk.tokenize import TreebankWordTokenizer  # slow to import, and rarely needed
 
     return TreebankWordTokenizer()
 
 
-# The words that Penn Treebank rules split although they are all letters: can not, gim me ..
+# Words of letters alone that Penn Treebank rules split: can not, gim me ..
 CONTRACTIONS = frozenset("cannot gimme gonna gotta lemme wanna".split())
 
 
 def tokenize(text: str) -> list[str]:
     """Return the words of ``text``: Penn Treebank rules, lower case, punctuation dropped."""
-    # Splitting at spaces first changes nothing (no rule crosses a space) but makes caching possible: running nltk's
-    # rules over the 592,000 captions of COCO would take minutes.
+    # No rule crosses a space, so words can be split first and cached: nltk's rules would take minutes for the 592,000
+    # captions of COCO.
     return [word for piece in text.lower().replace(".", " ").split() for word in _tokenize_piece(piece)]
 
 
 def tokenize_all(texts: Sequence[str]) -> list[str]:
-    """Return ``" ".join(tokenize(text))`` of every text, quickly for many: most have no word that a rule changes."""
-    found: list[str] = []
-    for start in range(0, len(texts), _TOGETHER):
-        found += _tokenize_some(texts[start : start + _TOGETHER])
-    return found
+    """Return ``" ".join(tokenize(text))`` of every text. Fast for many texts, because rules change few of them."""
+    lines: list[str] = []
+    for start in range(0, len(texts), _CHUNK):
+        lines += _tokenize_chunk(texts[start : start + _CHUNK])
+    return lines
 
 
-_TOGETHER = 1 << 14
+_CHUNK = 1 << 14  # texts
 _GAP, _OTHER = 1, 2
 _KINDS = bytes(_GAP if byte in b" \n" else 0 if chr(byte).isalnum() and byte < 128 else _OTHER for byte in range(256))
 _LOWER = bytes(range(256)).lower()
+_CONTRACTION = re.compile("|".join(CONTRACTIONS).encode())
 
 
 class _Pieces(dict[str, str]):
-    """What stands between two spaces -> its words, joined by spaces; a line's end is itself."""
+    """Caches the words, joined by spaces, of the text between two spaces; a line's end stays itself."""
 
     def __missing__(self, piece: str) -> str:
         if len(self) >= 1 << 16:
             self.clear()
-        words = "\n" if piece == "\n" else " ".join(word for part in piece.split() for word in _tokenize_piece(part))
+        words = "\n" if piece == "\n" else " ".join(word for text in piece.split() for word in _tokenize_piece(text))
         self[piece] = words
         return words
 
@@ -139,27 +140,27 @@ class _Pieces(dict[str, str]):
 _pieces = _Pieces()
 
 
-def _tokenize_some(texts: Sequence[str]) -> list[str]:
-    """``tokenize_all`` of texts that are searched as one, a line each."""
+def _tokenize_chunk(texts: Sequence[str]) -> list[str]:
+    """Return ``tokenize_all`` of texts, which are joined to lines and searched at once."""
     joined = "\n".join(texts)
     if joined.count("\n") != len(texts) - 1:
         texts = [text.replace("\n", " ") for text in texts]
         joined = "\n".join(texts)
     content = (joined + "\n").encode("utf-8").replace(b".\n", b"\n").translate(_LOWER)
     lines = content.decode("utf-8").split("\n")[:-1]
-    # Of letters and digits with single spaces between them nothing is changed.
+    # A line of letters and digits with single spaces between them needs no change.
     kinds = np.frombuffer(b"\x01" + content.translate(_KINDS), np.uint8)
     unusual = np.flatnonzero(((kinds[1:] & kinds[:-1] & _GAP) | (kinds[1:] & _OTHER)) != 0)
-    split = [match.start() for word in CONTRACTIONS if (known := word.encode()) in content
-             for match in re.finditer(known, content)]  # fmt: skip
+    contractions = [match.start() for match in _CONTRACTION.finditer(content)]
     ends = np.flatnonzero(np.frombuffer(content, np.uint8) == ord("\n"))
-    # A gap is found at its second character: at the end of a line, that is the line's own.
-    rows = np.unique(np.searchsorted(ends, np.concatenate((unusual, np.array(split, np.int64))))).tolist()
-    if rows:
-        pieces = " \n ".join([texts[row] for row in rows]).lower().replace(".", " ").split(" ")
-        found = " ".join(filter(None, map(_pieces.__getitem__, pieces)))
-        for row, line in zip(rows, found.split("\n"), strict=True):
-            lines[row] = line.strip(" ")
+    # A gap is noticed at its second character, which at the end of a line still belongs to that line.
+    places = np.concatenate((unusual, np.array(contractions, np.int64)))
+    changed = np.unique(np.searchsorted(ends, places)).tolist()
+    if changed:
+        pieces = " \n ".join([texts[i] for i in changed]).lower().replace(".", " ").split(" ")
+        words = " ".join(filter(None, map(_pieces.__getitem__, pieces)))
+        for i, line in zip(changed, words.split("\n"), strict=True):
+            lines[i] = line.strip(" ")
     return lines
 
 

@@ -12,23 +12,23 @@ State: TypeAlias = "tuple[Tensor, ...]"
 """What a decoder, an attention or a search carries from step to step: as many tensors at every step, N rows each."""
 
 EXPECTATION = -1
-"""In place of a location: the context is the expectation over all of them."""
+"""In place of a location: the context is the expectation over all locations."""
 
 
 class AttentionTrace(NamedTuple):
-    """Where the decoder looked: tensors while captions are decoded, arrays in a finished caption.
+    """The attention of some steps: tensors while captions are decoded, arrays in a finished caption.
 
     The leading axes are those of the steps: (N,) for one step, (N, T) for N captions, (T,) for a caption.
 
     Attributes:
         alphas: (.., L), the probabilities of the locations.
-        betas: (..), the scalar beta in [0, 1]; None if the decoder has none.
-        locations: (..) integers, the location that the context was taken from, ``EXPECTATION`` where it is the
+        betas: (..), beta of Sec. 4.2.1 in [0, 1]; None if the decoder has no such gate.
+        locations: (..) integers, the location that the context was taken from; ``EXPECTATION`` where the context is the
             expectation over the alphas.
-        posterior: (.., L), the probability of each location given the word, and given that the step looked at the
-            image. None where words do not come from single locations, and while captions are searched for.
-        heads: (.., h, L), the alphas of each head, whose mean ``alphas`` are; None in training, and where attention
-            has no heads.
+        posterior: (.., L), the probabilities of the locations given the word. None unless the output sums over
+            locations, and during a search.
+        heads: (.., h, L), the alphas of each head, whose mean is ``alphas``; None in training, and where attention has
+            no heads.
     """
 
     alphas: Any
@@ -42,5 +42,5 @@ class AttentionTrace(NamedTuple):
         return AttentionTrace(*(None if field is None else function(field) for field in self))
 
     def chosen(self) -> list[int | None]:
-        """Return the location of every step of a caption (T,), None where the context is the expectation."""
+        """Return the T locations of a caption, None where the context is the expectation."""
         return [None if location == EXPECTATION else location for location in self.locations.tolist()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 from captioning.component import known_class, public_path
 from captioning.errors import InputError, check_range
-from captioning.files import write_json
+from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 PAD, START, END, UNK = range(4)
@@ -18,11 +17,14 @@ SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 
 
 class Vocabulary:
-    """The words a model knows, in a fixed order after the four special tokens.
+    """The words that a model knows, in a fixed order after the four special tokens.
 
     Args:
-        words: distinct words without the special tokens; word ``i`` gets id ``i + 4``.
-        tokenizer: what made words of texts, and makes texts of words.
+        words: Distinct words without the special tokens; word ``i`` gets id ``i + 4``.
+        tokenizer: The tokenizer that the words come from.
+
+    Raises:
+        InputError: A word is not a text, occurs twice, or is a special token.
     """
 
     def __init__(self, words: Sequence[str], tokenizer: Tokenizer = PennTreebank()) -> None:  # noqa: B008 - no state
@@ -47,13 +49,13 @@ class Vocabulary:
         """Count the words of tokenised training captions and keep the frequent ones, most frequent first.
 
         Args:
-            captions: word lists of the **training** split.
-            min_count: a word seen less often becomes ``<unk>``.
-            max_size: at most this many words, not counting the special tokens.
-            tokenizer: what the words come from.
+            captions: Word lists of the **training** split.
+            min_count: A word that occurs less often becomes ``<unk>``.
+            max_size: The largest number of words, not counting the special tokens.
+            tokenizer: The tokenizer that the words come from.
 
         Raises:
-            InputError: a number below 1.
+            InputError: A number is below 1.
         """
         check_range(1, min_count=min_count, max_words=max_size)
         counts = Counter(word for words in captions for word in words)
@@ -87,11 +89,11 @@ class Vocabulary:
         return words
 
     def difference(self, words: Sequence[str]) -> str:
-        """Return in a few words where a list of words first differs from this one, "" where it does not."""
+        """Return a few words on how a list of words differs from this vocabulary, "" if it does not."""
         gone, new = [word for word in words if word not in self], sorted(set(self.words) - set(words))
         if gone or new:
-            parts = [_some(found) + where for found, where in ((gone, " only there"), (new, " only here")) if found]
-            return " and ".join(parts)
+            sides = ((gone, "only there"), (new, "only here"))
+            return " and ".join(f"{_first(words)} {where}" for words, where in sides if words)
         pairs = enumerate(zip(words, self.words, strict=False), 1)
         moved = (f"word {i} is {there!r} there and {here!r} here" for i, (there, here) in pairs if there != here)
         return next(moved, "")
@@ -105,14 +107,10 @@ class Vocabulary:
         """Read what ``save`` wrote.
 
         Raises:
-            InputError: the file is missing or is not a vocabulary.
+            InputError: The file is missing or is not a vocabulary.
         """
-        try:
-            words = json.loads(Path(path).read_text(encoding="utf-8"))["words"]
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError, RecursionError):
-            words = None
+        content = read_json(Path(path))
+        words = content.get("words") if isinstance(content, dict) else None
         if not isinstance(words, list):
             raise InputError(f'{path}: not a vocabulary file, expected {{"words": [...]}}')
         try:
@@ -121,7 +119,7 @@ class Vocabulary:
             raise InputError(f"{path}: {error}") from None
 
 
-def _some(words: Sequence[str]) -> str:
+def _first(words: Sequence[str]) -> str:
     return ", ".join(map(repr, words[:3])) + (f" and {len(words) - 3} more" if len(words) > 3 else "")
 
 
@@ -134,10 +132,10 @@ def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
     """Return the tokenizer that a file or an option names: of this package, or of a module that is imported already.
 
     Args:
-        config: what ``tokenizer_config`` returned, or a class path alone; None, as in older files, is the default.
+        config: What ``tokenizer_config`` returned, or a class path alone; None is the default, English.
 
     Raises:
-        InputError: there is none of that name, or it cannot be made without arguments.
+        InputError: No tokenizer has that name, or it needs arguments.
     """
     if config is None:
         return PennTreebank()
@@ -145,7 +143,7 @@ def tokenizer_from(config: Mapping[str, Any] | str | None) -> Tokenizer:
     if not isinstance(path, str):
         raise InputError(f"tokenizer: {config!r} names no class")
     try:
-        found: Any = known_class(path, Tokenizer)
-        return found()
+        tokenizer: Any = known_class(path, Tokenizer)
+        return tokenizer()
     except TypeError as error:
         raise InputError(f"tokenizer: {path}: {error}") from error

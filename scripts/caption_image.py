@@ -1,9 +1,9 @@
 #!/usr/bin/env python
-"""Caption images with a trained model, and draw where it looked.
+"""Caption images with a trained model, and draw its attention.
 
 Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
-(searched recursively), or a list of paths on standard input. The checkpoint is all that is needed beside the images.
-With several, each after a --checkpoint of its own, every word comes from the mean of their distributions.
+(searched recursively), or a list of paths on standard input. Only the checkpoint is needed beside the images. Several
+checkpoints, each after its own --checkpoint, make an ensemble: every word comes from the mean of their distributions.
 
 examples:
   python scripts/caption_image.py photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
@@ -13,8 +13,8 @@ examples:
   python scripts/caption_image.py photo.jpg --checkpoint soft.ckpt --checkpoint hard.ckpt
   find . -name '*.jpg' | python scripts/caption_image.py - --checkpoint best.ckpt --device cuda > captions.tsv
 
-An image that cannot be read, or an overlay that cannot be written, costs one line on standard error; the others are
-captioned and the exit code is 2.
+For an image that cannot be read, or an overlay that cannot be written, one line is printed on standard error. The
+other images are captioned, and the exit code is 2.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error, printable
-from captioning.files import complete, destination, errors_named, part_of, refuse_inputs, write_text
+from captioning.files import refuse_inputs, replacing, write_text
+from captioning.progress import Progress
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress, add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.captioner import DecodingOptions, ImageCaptioner
@@ -51,19 +52,18 @@ def main(argv: list[str] | None = None) -> None:
             stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
     paths: Iterable[str] = _paths(arguments.images)
     if arguments.overlay is not None or "-" not in arguments.images:
-        paths = list(paths)  # all are known before the first overlay is drawn
+        paths = list(paths)  # so that all are known before the first overlay is drawn
     overlay = _overlay_namer(arguments, single)
     if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
 
     from captioning.captioner import load
-    from captioning.component import import_modules  # torch, seconds: after all that can be said without it
+    from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
 
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.checkpoint, _device(arguments.device))
     options = _options(arguments, captioner)
-    json_file = _JsonFile(arguments.json, single) if arguments.json is not None else None
     unreadable: list[str] = []
     undrawn = 0
     explored: list[Caption] = []
@@ -74,10 +74,10 @@ def main(argv: list[str] | None = None) -> None:
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == "-"
-    shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions that come to the terminal show it themselves
+    shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
-        json_file or nullcontext(),
+        _json_file(arguments.json) as json_file,
         _until_the_reader_leaves(),
     ):
         for caption in captions:
@@ -96,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
                 text = printable(caption.text)
                 print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
             if json_file is not None:
-                json_file.write(caption.to_dict() | extra)
+                print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
             if arguments.explorer is not None:
                 explored.append(caption)
             progress.update(progress.done + 1)
@@ -123,7 +123,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overlay",
         metavar="PATH",
-        help="draw the attention at each word (of a marginal output before and after the word): FILE.png, FILE.pdf or "
+        help="draw the attention at each word (for a marginal output before and after the word): FILE.png, FILE.pdf or "
         "FILE.svg of a single image, else a folder",
     )
     parser.add_argument(
@@ -143,10 +143,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--json",
-        metavar="FILE",
-        help="write words, log-probabilities (nats; one more for the end of a finished caption), alphas (words x "
-        "locations), posteriors, betas, grid size and beam alternatives: an object of a single image, else an array "
-        "of them, or lines of them in a .jsonl FILE and on standard output (-), where they replace the captions",
+        metavar="FILE.jsonl",
+        help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
+        "caption), alphas (words x locations), posteriors, betas, grid size and beam alternatives; - writes them to "
+        "standard output in place of the captions",
     )
     search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
     search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
@@ -195,10 +195,14 @@ def _positive(text: str) -> int:
 
 
 def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Raise an InputError where an output would replace an image or a checkpoint.
+    """Refuse an output that would replace an image or a checkpoint.
 
     Args:
-        paths: the images, as far as they are known.
+        arguments: The command line.
+        paths: The images that are known.
+
+    Raises:
+        InputError: An output is one of the inputs.
     """
     inputs = [*paths, *arguments.checkpoint]
     for option in ("overlay", "json", "explorer"):
@@ -213,10 +217,10 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
 
 
 def _paths(images: list[str]) -> Iterator[str]:
-    """Files as named, the images of folders in the order of their names, the lines of standard input.
+    """Return the files as named, the images of folders in the order of their names, and the lines of standard input.
 
     Raises:
-        InputError: before the first path, a folder without an image.
+        InputError: A folder has no image.
     """
     folders = {name: _inside(name) for name in images if name != "-" and Path(name).is_dir()}
 
@@ -231,19 +235,19 @@ def _paths(images: list[str]) -> Iterator[str]:
 
 
 def _inside(folder: str) -> list[str]:
-    found = sorted(
+    images = sorted(
         os.path.join(place, name)
         for place, _, names in os.walk(folder)
         for name in names
         if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
     )
-    if not found:
+    if not images:
         raise InputError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-    return found
+    return images
 
 
 def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Caption], Path] | None:
-    """Return where an image's overlay goes."""
+    """Return a function that names an image's overlay; None without --overlay."""
     if arguments.overlay is None:
         return None
     from captioning.captioner.caption import FIGURE_SUFFIXES
@@ -284,7 +288,7 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str])
         for caption in captions
     ]
     page = explorer_page(images, f"Where {run} looks")
-    write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # names need not be valid text
+    write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # file names need not be valid text
 
 
 def _device(name: str) -> str:
@@ -302,53 +306,19 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> D
     return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
 
 
-class _JsonFile:
-    """One object per image: in lines (.jsonl, standard output), alone (a single image) or in an array.
-
-    The file appears under its name when it is complete.
-    """
-
-    def __init__(self, target: str, single: bool) -> None:
-        self.path = None if target == "-" else Path(target)
-        self.written = 0
-        self.array = self.path is not None and not single and self.path.suffix.lower() != ".jsonl"
-        if self.path is None:
-            self.file: TextIO = sys.stdout
-            return
-        with errors_named(self.path, "--json"):
-            self.path = destination(self.path, "--json")
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = part_of(self.path).open("w", encoding="utf-8")
-
-    def write(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content)
-        with errors_named(self.path, "--json") if self.path is not None else nullcontext():
-            self.file.write((",\n" if self.written else "[\n") + text if self.array else text + "\n")
-            self.file.flush()
-        self.written += 1
-
-    def __enter__(self) -> _JsonFile:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        if self.path is None:
-            return
-        part = part_of(self.path)
-        with errors_named(self.path, "--json"):
-            if kind is None and self.array:
-                self.file.write("\n]\n" if self.written else "[]\n")
-            self.file.close()
-            if kind is None and (self.written or self.array):
-                complete(self.path)
-            elif kind is not None and issubclass(kind, KeyboardInterrupt) and self.written:
-                print(f"the images done so far are in {part}", file=sys.stderr)
-            else:
-                part.unlink()
+@contextmanager
+def _json_file(target: str | None) -> Iterator[TextIO | None]:
+    """Yield the file that --json names, if any. It gets its name when it is complete."""
+    if target is None or target == "-":
+        yield None if target is None else sys.stdout
+        return
+    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+        yield file
 
 
 @contextmanager
 def _until_the_reader_leaves() -> Iterator[None]:
-    """``| head`` closes our output: no reason for a traceback."""
+    """End quietly when the output is closed, as by ``| head``."""
     try:
         yield
     except BrokenPipeError:

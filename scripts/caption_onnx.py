@@ -27,10 +27,14 @@ SPECIALS = 4
 FIRST_IDEOGRAPH = "\u2e80"
 
 
-class Found(NamedTuple):
-    """A caption: word ids, the sum of their log-probabilities over the length's power, and whether it came to its end.
+class Hypothesis(NamedTuple):
+    """A caption that the search ended with.
 
-    alphas (T, L) are the attention of each word, over the locations of the image row by row.
+    Attributes:
+        ids: T word ids.
+        score: Sum of the log-probabilities, divided by the length normalisation.
+        finished: False if the maximum length cut the caption off.
+        alphas: (T, L), the attention at each word, over the locations of the image row by row.
     """
 
     ids: list[int]
@@ -40,7 +44,7 @@ class Found(NamedTuple):
 
 
 class OnnxCaptioner:
-    """The two graphs of an exported folder, its words, and how images are prepared."""
+    """The two graphs of an exported folder, with its words and its preprocessing."""
 
     def __init__(self, folder: str | Path) -> None:
         folder = Path(folder)
@@ -54,19 +58,19 @@ class OnnxCaptioner:
         self.search |= {name: value for name, value in configured.items() if name in self.search}
 
     def __call__(self, path: str | Path, **options: Any) -> str:
-        """Return the best caption of an image file; options as ``beam_search`` has them."""
+        """Return the best caption of an image file. Options are those of ``beam_search``."""
         return self.text(self.caption(path, **options)[0])
 
-    def caption(self, path: str | Path, **options: Any) -> list[Found]:
-        """Return the captions that a beam search ends with, best first."""
+    def caption(self, path: str | Path, **options: Any) -> list[Hypothesis]:
+        """Return the captions of a beam search, best first."""
         images = prepare(path, self.config["preprocessing"])[None]
         names = [output.name for output in self.encoder.get_outputs()]
         parts = dict(zip(names, self.encoder.run(None, {"images": images}), strict=True))
         return self.beam_search(parts, **(self.search | options))
 
-    def text(self, found: Found) -> str:
-        """Return the words as people write them: characters without spaces, but between two of alphabets."""
-        words = [self.words[i - SPECIALS] for i in found.ids]
+    def text(self, hypothesis: Hypothesis) -> str:
+        """Return the words as people write them: characters without spaces, except between words of alphabets."""
+        words = [self.words[i - SPECIALS] for i in hypothesis.ids]
         if not (self.config.get("tokenizer") or {}).get("class_path", "").endswith(".Characters"):
             return " ".join(words)
         text = ""
@@ -82,10 +86,11 @@ class OnnxCaptioner:
         length_normalization: float,
         max_length: int,
         min_length: int,
-    ) -> list[Found]:
+    ) -> list[Hypothesis]:
         """Return up to ``beam_size`` captions of one image, best first; a beam of 1 is greedy decoding.
 
-        A finished caption leaves the beam and narrows it. The search ends when all have finished, or at ``max_length``.
+        A finished caption leaves the beam, which becomes narrower. The search ends when all captions have finished, or
+        at ``max_length``.
         """
         outputs = [output.name for output in self.step.get_outputs()]
         carried = [name for name in outputs if name.startswith("next.")]
@@ -93,11 +98,11 @@ class OnnxCaptioner:
         state = {name: part for name, part in parts.items() if name.startswith("state.")}
         total, tokens = np.zeros(1, np.float32), np.array([START], np.int64)
         beams: list[tuple[list[int], list[np.ndarray]]] = [([], [])]
-        ended: list[Found] = []
+        ended: list[Hypothesis] = []
         for length in range(1, max_length + 1):
-            rows = {name: np.repeat(part, len(tokens), 0) for name, part in memory.items()}
-            made = dict(zip(outputs, self.step.run(None, {"tokens": tokens, **rows, **state}), strict=True))
-            log_probs = made["log_probs"]
+            repeated = {name: np.repeat(part, len(tokens), 0) for name, part in memory.items()}
+            results = dict(zip(outputs, self.step.run(None, {"tokens": tokens, **repeated, **state}), strict=True))
+            log_probs = results["log_probs"]
             log_probs[:, [PAD, START, UNK, *([END] if length <= min_length else [])]] = -np.inf
             candidates = (total[:, None] + log_probs).ravel()
             best = np.argsort(-candidates, kind="stable")[: beam_size - len(ended)]
@@ -108,24 +113,24 @@ class OnnxCaptioner:
             for row, (parent, word, score) in enumerate(zip(parents.tolist(), chosen.tolist(), scores, strict=True)):
                 ids, alphas = beams[parent]
                 if word == END:
-                    ended.append(Found(ids, float(score), True, np.array(alphas)))
+                    ended.append(Hypothesis(ids, float(score), True, np.array(alphas)))
                     continue
-                followed.append(([*ids, word], [*alphas, made["alphas"][parent]]))
+                followed.append(([*ids, word], [*alphas, results["alphas"][parent]]))
                 going_on.append(row)
                 if length == max_length:
-                    ended.append(Found(followed[-1][0], float(score), False, np.array(followed[-1][1])))
+                    ended.append(Hypothesis(followed[-1][0], float(score), False, np.array(followed[-1][1])))
             if not going_on:
                 break
             beams, total, tokens = followed, candidates[best[going_on]], chosen[going_on].astype(np.int64)
-            state = {name.removeprefix("next."): made[name][parents[going_on]] for name in carried}
-        return sorted(ended, key=lambda found: (not found.finished, -found.score))
+            state = {name.removeprefix("next."): results[name][parents[going_on]] for name in carried}
+        return sorted(ended, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score))
 
 
 def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
-    """Return an image file as the encoder takes it, (3, height, width) float32."""
+    """Return an image file as the encoder's input, (3, height, width) float32."""
     resize, crop = preprocessing["resize"], preprocessing["crop"]
     with Image.open(path) as image:
-        if image.format == "JPEG":  # decoded at 1/2, 1/4 or 1/8 of its size where that is large enough
+        if image.format == "JPEG":  # decoded at 1/2, 1/4 or 1/8 of its size if that is large enough
             scale = resize / min(image.size)
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
         image.load()
@@ -145,7 +150,7 @@ def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Return 8-bit RGB: 16-bit values scaled, transparency on white."""
+    """Return 8-bit RGB, with 16-bit values scaled and transparency on white."""
     if image.mode.startswith("I"):
         grey = np.clip(np.asarray(image, np.int64), 0, 65535) // 257
         return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
@@ -159,7 +164,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="DIR", help="what scripts/export.py --onnx wrote")
+    parser.add_argument("folder", metavar="DIR", help="a folder that scripts/export.py --onnx wrote")
     parser.add_argument("images", metavar="IMAGE", nargs="+")
     for name, kind in (("beam_size", int), ("length_normalization", float), ("max_length", int), ("min_length", int)):
         parser.add_argument(f"--{name}", type=kind, help="(default: as the model was evaluated)")
@@ -173,7 +178,7 @@ def main() -> None:
             captioner = OnnxCaptioner(folder)
         except OSError:
             raise
-        except Exception as error:  # onnxruntime has many, of no common kind
+        except Exception as error:  # onnxruntime raises many types
             what = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             raise OSError(f"{folder}: is damaged, or was exported without --onnx ({what})") from error
     except OSError as error:
@@ -184,7 +189,7 @@ def main() -> None:
 
 
 def _captioned(captioner: OnnxCaptioner, path: str, options: dict[str, Any], *, several: bool) -> bool:
-    """Print the caption of an image, or in one line why there is none."""
+    """Print the caption of an image, or one line on standard error. Return whether the image was captioned."""
     try:
         text = captioner(path, **options)
     except (OSError, Image.DecompressionBombError) as error:

@@ -3,8 +3,8 @@
 
 A RUN is a run's folder (runs/NAME), a folder of such folders, a folder that wandb wrote offline
 (.../wandb/offline-run-*), or the address of a run (ENTITY/PROJECT/RUN_ID) or of a sweep (ENTITY/PROJECT/sweeps/ID)
-online. The first is what the others are compared with. Prints tables and writes a page that opens from disk in any
-browser. Scores need the captions that `captioning test` leaves in a run's folder; --test makes those that are missing.
+online. All runs are compared with the first. Prints tables and writes a page that opens from disk in any browser.
+Scores need the captions that `captioning test` leaves in a run's folder; --test makes those that are missing.
 
 Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
 more are compared over seeds and images. With --paper one run is enough: it stands beside the paper's scores.
@@ -27,8 +27,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from captioning.cli.arguments import add_import_option, script_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error
-from captioning.terminal import add_import_option, script_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.comparison.runs import Run
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
 
-    from captioning.comparison.attention import explore, load_models
+    from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
     from captioning.comparison.paper import compare_with_paper
@@ -55,11 +55,11 @@ def main(argv: list[str] | None = None) -> None:
     import_modules(args.imports, [Path()])
     runs: list[Run] = []
     for name in args.runs:
-        known = [run.folder.resolve() for run in runs if run.folder is not None]
+        folders = [run.folder.resolve() for run in runs if run.folder is not None]
         for run in find_runs(name):
             folder = None if run.folder is None else run.folder.resolve()
-            # Of a folder's or a sweep's runs the one that was given first, to be compared with, is not there twice.
-            if folder is None or folder == Path(name).resolve() or folder not in known:
+            # A run that was named by itself, to compare with, is not added again with the other runs of its folder.
+            if folder is None or folder == Path(name).resolve() or folder not in folders:
                 runs.append(run)
     if len(runs) < 2 and not args.paper:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
@@ -94,10 +94,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def test_untested(runs: list[Run], imports: list[str]) -> None:
-    """Run what makes the captions of every run that has a checkpoint and no captions, one after the other.
+    """Test every run that has a checkpoint and no captions.
 
     Raises:
-        InputError: a test failed; the captions made so far are kept.
+        InputError: A test failed. The captions made so far are kept.
     """
     from captioning.cli.commands import Commands
     from captioning.comparison.runs import add_test

@@ -13,15 +13,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
-FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # each takes a twelfth of an epoch
+FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
 EXAMPLES = (0, 8)  # images of the test split whose captions the summary keeps, and the README shows
 _PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
 
@@ -52,10 +52,10 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train and test all configurations side by side; returns the seconds that the training of each took.
+    """Train and test all configurations side by side; returns the seconds of every training.
 
     Raises:
-        InputError: one failed; the other is trained and tested then.
+        InputError: One failed; the others are trained and tested then.
     """
     commands = Commands(len(RUNS), _PROGRESS)
 
@@ -79,10 +79,12 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
 
 
 def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
-    """Caption and draw an image of the test split; returns a tested run's entry of the summary."""
-    from captioning.configs import build, read_config
+    """Caption and draw an image of the test split; returns the summary's entry of a tested run."""
+    from captioning.captioner import load
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.provenance import provenance
+    from captioning.settings import read_config
 
     folder = RunFolder(runs / name)
     settings, best = read_config(folder.config), folder.checkpoint("best")
@@ -90,20 +92,20 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     (source,) = build({"data.source": CaptionSource}, [settings])
     index = source.index("test")
     images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
-    captions = captioner.load(best).caption(images)
-    image, caption = images[0], captions[0]
+    captions = load(best).caption(images)
+    image, first = images[0], captions[0]
     overlay_file = folder.path / "overlay.png"
     with replacing(overlay_file) as part:
-        caption.figure().savefig(part, dpi=120, format="png")
+        first.figure().savefig(part, dpi=120, format="png")
     return {
         **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
-        "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # no noun that names an object: 0
+        "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
         "overlay": str(overlay_file),
         "image": str(image),
-        "caption": caption.text,
-        "examples": {str(path): found.text for path, found in zip(images, captions, strict=True)},
+        "caption": first.text,
+        "examples": {str(path): caption.text for path, caption in zip(images, captions, strict=True)},
         "config": config,
         "max_epochs": settings["trainer"]["max_epochs"],
         "batch_size": settings["data"]["batch_size"],
@@ -113,7 +115,7 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
 
 
 def quick_precision() -> list[str]:
-    """Train in bfloat16 where the processor multiplies it: the small CNN takes less than half the time there."""
+    """Return options that train in bfloat16 if the processor multiplies it, which halves the time of the small CNN."""
     import torch
 
     return ["--trainer.precision", "bf16-mixed"] if torch.cpu.get_capabilities().get("avx512_bf16") else []
@@ -135,16 +137,17 @@ def with_captions(readme: str, entry: dict[str, Any]) -> str:
     """Return the README's text with the captions of the demo's soft model in its examples.
 
     Args:
-        entry: of the summary.
+        entry: Entry of the summary.
 
     Raises:
-        InputError: the README shows an image that the demo did not caption.
+        InputError: The README shows an image that the demo did not caption.
     """
 
-    def caption_of(found: re.Match[str]) -> str:
-        if found[2] not in entry["examples"]:
-            raise InputError(f"README: {found[2]} is none of {', '.join(entry['examples'])}")
-        return f"{found[1]}{entry['examples'][found[2]]}\n"
+    def caption_of(command: re.Match[str]) -> str:
+        image = command[2]
+        if image not in entry["examples"]:
+            raise InputError(f"README: {image} is none of {', '.join(entry['examples'])}")
+        return f"{command[1]}{entry['examples'][image]}\n"
 
     readme = re.sub(rf"({_COMMAND}).*\n", caption_of, readme)
     return re.sub(r"^soft: .*$", lambda _: f"soft: {entry['caption']}", readme, flags=re.MULTILINE)

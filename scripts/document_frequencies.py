@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Count in how many images' references each n-gram occurs: what makes a word rare for a CIDEr-D reward.
+"""Count in how many images' references each n-gram occurs: these counts weight the words of a CIDEr-D reward.
 
-Training counts those of its own references, unless model.self_critical.frequencies names a file: what is rare is better
-known from a large corpus than from a small data set. The end of a caption counts as a word, as it does in the reward.
+Training counts its own references, unless model.self_critical.frequencies names a file: a large corpus tells rare words
+better than a small data set. The end of a caption counts as a word, as in the reward.
 
 examples:
   python scripts/document_frequencies.py --config configs/coco_vgg19_soft.yaml --output data/coco/frequencies.json
@@ -10,8 +10,8 @@ examples:
 
 from __future__ import annotations
 
+from captioning.cli.arguments import config_parser
 from captioning.errors import exits_on_input_error
-from captioning.terminal import config_parser
 
 
 @exits_on_input_error
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="(default: %(default)s)")
     options, overrides = parser.parse_known_args(argv)
 
-    from captioning.configs import build_parts
+    from captioning.cli.build import build_parts
     from captioning.data import CaptionSource
     from captioning.evaluation.cider import DocumentFrequencies
     from captioning.evaluation.rewards import words_with_end
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> None:
         options.config,
         options.imports,
         overrides,
-        optional={"data.tokenizer": Tokenizer},
+        optional={"data.vocabulary.tokenizer": Tokenizer},
     )
     source.tokenizer = tokenizer or source.tokenizer
     source.prepare()

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
 """Write a trained captioner as a folder to pass on: weights as safetensors, configuration, vocabulary, model card.
 
-The card says what the model is, what it was trained with, and the scores that `captioning test` and `captioning
-validate` left in the checkpoint's run folder, with intervals. The folder holds nothing that runs when it is opened;
-`load(DIR)` of captioning.captioner captions with it. With --onnx it also holds encoder.onnx and step.onnx, which
-scripts/caption_onnx.py captions with where there is no PyTorch.
+The card describes the model, its training, and the scores with intervals that `captioning test` and `captioning
+validate` left in the checkpoint's run folder. Nothing in the folder runs when it is opened; `load(DIR)` of
+captioning.captioner captions with it. With --onnx it also has encoder.onnx and step.onnx, which scripts/caption_onnx.py
+captions with, without PyTorch.
 
 examples:
   python scripts/export.py runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
@@ -19,10 +19,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
-from captioning.terminal import add_import_option, script_parser
 
 if TYPE_CHECKING:
     from captioning.captioner import ImageCaptioner
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     from captioning.captioner import load
-    from captioning.captioner.onnx_graphs import ENCODER, STEP
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
+    from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.component import import_modules
 
     folder = Path(arguments.output)
@@ -49,11 +49,9 @@ def main(argv: list[str] | None = None) -> None:
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
     if arguments.onnx:
-        from captioning.captioner.onnx_graphs import write_onnx
-
-        write_onnx(captioner, folder)
-    scored = None if run is None else (run.path, Path(arguments.checkpoint).name)
-    captioner.export(folder, card(captioner, name, scored, arguments.license))
+        write_onnx(captioner.captioner, folder)
+    checkpoint = Path(arguments.checkpoint).name
+    captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -68,12 +66,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def card(captioner: ImageCaptioner, name: str, scored: tuple[Path, str] | None, license: str | None) -> str:
+def card(captioner: ImageCaptioner, name: str, run: Path | None, checkpoint: str, license: str | None) -> str:
     """Return the model card, Markdown with a YAML head.
 
     Args:
-        scored: the folder with the results of tests, and the checkpoint whose they must be; None if there is none.
-        license: of the weights; None is said to be open.
+        captioner: The captioner.
+        name: The title of the card.
+        run: The folder with the results of tests; None if there is none.
+        checkpoint: File name of the checkpoint. Results of other checkpoints are left out.
+        license: License of the weights; the card says so if it is None.
     """
     head = ["---", "library_name: captioning", "pipeline_tag: image-to-text"]
     head += ["tags: [image-captioning, visual-attention]", *([f"license: {license}"] if license else [])]
@@ -85,7 +86,7 @@ def card(captioner: ImageCaptioner, name: str, scored: tuple[Path, str] | None, 
         _usage(),
         "## Model\n\n" + _table(("part", "what"), _parts(captioner)),
         "## Training\n\n" + _training(captioner.settings),
-        "## Scores\n\n" + _scores(scored, captioner.vocabulary.tokenizer),
+        "## Scores\n\n" + _scores(run, checkpoint, captioner.vocabulary.tokenizer),
         "## Limits\n\n" + _limits(captioner),
         f"## Licence\n\n{licence}. Training data have licences of their own.",
     ]
@@ -104,16 +105,14 @@ caption.save_figure("attention.png")
 
 def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
     encoder, decoder = captioner.encoder, captioner.captioner.decoder
-    rows, columns = encoder.grid_size
-    height, width = encoder.preprocessing.size
-    attention = sum(p.numel() for each in decoder.attentions() for p in each.parameters())
-    others = sum(p.numel() for p in decoder.parameters()) - attention
-    seen = sum(p.numel() for p in encoder.parameters())
+    grid, pixels = (" x ".join(map(str, size)) for size in (encoder.grid_size, encoder.preprocessing.size))
+    in_encoder, in_decoder = (sum(p.numel() for p in module.parameters()) for module in (encoder, decoder))
+    in_attention = sum(p.numel() for attention in decoder.attentions() for p in attention.parameters())
     return [
-        ("encoder", f"{type(encoder).__name__}, {seen:,} parameters, {height} x {width} pixels"),
-        ("annotations", f"{rows} x {columns} locations of {encoder.annotation_dim}"),
-        ("attention", f"{type(decoder.attention).__name__}, {attention:,} parameters"),
-        ("decoder", f"{decoder.summary}, {others:,} parameters"),
+        ("encoder", f"{type(encoder).__name__}, {in_encoder:,} parameters, {pixels} pixels"),
+        ("annotations", f"{grid} locations of {encoder.annotation_dim}"),
+        ("attention", f"{type(decoder.attention).__name__}, {in_attention:,} parameters"),
+        ("decoder", f"{decoder.summary}, {in_decoder - in_attention:,} parameters"),
         ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),
         ("tokenizer", f"{type(captioner.vocabulary.tokenizer).__name__}: {captioner.vocabulary.tokenizer.description}"),
     ]
@@ -122,8 +121,8 @@ def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
 def _training(settings: dict[str, Any]) -> str:
     if not settings:
         return "Its settings were not saved."
-    parts = (settings.get(part) for part in ("data", "trainer", "model"))
-    data, trainer, model = (part if isinstance(part, dict) else {} for part in parts)  # a file may say anything
+    sections = (settings.get(name) for name in ("data", "trainer", "model"))
+    data, trainer, model = (section if isinstance(section, dict) else {} for section in sections)
     shown = {
         "data": _class(data.get("source")),
         "batch size": data.get("batch_size"),
@@ -140,9 +139,9 @@ def _training(settings: dict[str, Any]) -> str:
 
 
 def _averaged(checkpoints: Any) -> str | None:
-    """Return what scripts/average_checkpoints.py noted."""
-    found = checkpoints if isinstance(checkpoints, list) else []
-    return ", ".join(str(each.get("checkpoint")) for each in found if isinstance(each, dict)) or None
+    """Return the checkpoints that scripts/average_checkpoints.py noted."""
+    members = checkpoints if isinstance(checkpoints, list) else []
+    return ", ".join(str(member.get("checkpoint")) for member in members if isinstance(member, dict)) or None
 
 
 def _class(config: Any) -> str | None:
@@ -155,15 +154,14 @@ def _class(config: Any) -> str | None:
     return ", ".join([str(config["class_path"]).rpartition(".")[2], *plain])
 
 
-def _scores(scored: tuple[Path, str] | None, tokenizer: Tokenizer) -> str:
-    parts = [] if scored is None else list(_splits(*scored, tokenizer))
-    if not parts:
+def _scores(run: Path | None, checkpoint: str, tokenizer: Tokenizer) -> str:
+    tables = [] if run is None else list(_splits(run, checkpoint, tokenizer))
+    if not tables:
         return "It was not tested: run `captioning test --ckpt_path FILE` and export again."
     from captioning.evaluation.scores import UNIT
 
-    tokens = tokenizer.description
-    parts.append(f"{UNIT}. Intervals: bootstrap over images. Tokens: {tokens}. nll in nats per word.")
-    return "\n\n".join(parts)
+    note = f"{UNIT}. Intervals: bootstrap over images. Tokens: {tokenizer.description}. nll in nats per word."
+    return "\n\n".join([*tables, note])
 
 
 def _splits(run: Path, checkpoint: str, tokenizer: Tokenizer) -> Iterator[str]:
@@ -176,12 +174,12 @@ def _splits(run: Path, checkpoint: str, tokenizer: Tokenizer) -> Iterator[str]:
             continue
         scores, search = read_scores(metrics)
         if search.pop("checkpoint", checkpoint) != checkpoint:
-            continue  # of the run's last one, and this is its best
+            continue
         images = read_captions(captions)
         with_intervals = _with_intervals(list(images.values()), java=tokenizer.english)
         rows = [(name, f"{value:.2f}", f"{low:.2f} to {high:.2f}") for name, value, low, high in with_intervals]
         rows += [(name, f"{scores[name]:.2f}", "") for name in ("nll", "pointing_accuracy") if name in scores]
-        split = search.pop("split", None)  # what `captioning test` was told to test on
+        split = search.pop("split", None)  # that `captioning test` was told to use
         title = {"val": "Validation split", "train": "Training split"}.get(split, title)
         how = ", ".join(f"{name} {value}" for name, value in search.items())
         yield f"{title}, {len(images)} images; {how}.\n\n{_table(('score', 'value', '95 % interval'), rows)}"
@@ -192,21 +190,21 @@ def _with_intervals(images: list[Any], *, java: bool) -> list[tuple[str, float, 
     from captioning.evaluation.scores import count
 
     hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
-    found = []
-    for family, counts in count(hypotheses, references, java=java):
-        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
-            found.append((title, float(value), float(low), float(high)))
-    return found
+    return [
+        (title, float(value), float(low), float(high))
+        for family, counts in count(hypotheses, references, java=java)
+        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True)
+    ]
 
 
 def _limits(captioner: ImageCaptioner) -> str:
     words = captioner.vocabulary.words
     return "\n".join(
         [
-            f"- It knows {len(words):,} words, those of its training captions, and can say nothing else.",
-            "- It describes what images like those it was trained on show; on others it is fluent and wrong.",
-            "- Attention shows which locations the words were computed from; it is no proof of why a word was chosen.",
-            "- What people wrote about the training images, their prejudices included, is what it learned.",
+            f"- It knows {len(words):,} words, those of its training captions, and no others.",
+            "- It describes images like those it was trained on; for other images its captions are fluent and wrong.",
+            "- Attention shows which locations the words were computed from. It does not prove why a word was chosen.",
+            "- It learned from what people wrote about the training images, their prejudices included.",
         ]
     )
 

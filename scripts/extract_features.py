@@ -11,7 +11,7 @@ own --shard I/N.
 examples:
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
-      --flipped          # then train with --data.features data/features/flickr8k --data.flip 0.5
+      --flipped          # then train with --data.features data/features/flickr8k --data.augmentation.flip 0.5
   python scripts/extract_features.py --config configs/coco_vgg19_soft.yaml --output data/features/coco \
       --shard 0/4        # and 1/4, 2/4, 3/4 in other processes
   python scripts/extract_features.py --output data/features/coco --verify      # read all shards, compare checksums
@@ -28,8 +28,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from captioning.cli.arguments import config_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error, one_line
-from captioning.terminal import config_parser, whole_number
 
 if TYPE_CHECKING:
     from captioning.encoders import Encoder
@@ -45,8 +45,8 @@ def main(argv: list[str] | None = None) -> None:
         return
     import torch
 
-    from captioning.captioner.load import known_device
-    from captioning.configs import build_parts
+    from captioning.checkpoint.load import check_device
+    from captioning.cli.build import build_parts
     from captioning.data import CaptionSource
     from captioning.data.extraction import extract_features
     from captioning.encoders import Encoder
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
     with without_weights() if options.init_from else contextlib.nullcontext():
         encoder, source, tokenizer = build_parts(
-            kinds, options.config, options.imports, overrides, optional={"data.tokenizer": Tokenizer}
+            kinds, options.config, options.imports, overrides, optional={"data.vocabulary.tokenizer": Tokenizer}
         )
     source.tokenizer = tokenizer or source.tokenizer
     if options.init_from:
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
             "features; give --model.encoder.weights PATH"
         )
     source.prepare()
-    device = known_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     extract_features(
         encoder.to(device).eval(),
         {split: source.index(split) for split in options.splits},
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> None:
         flipped=["train"] if options.flipped else [],
         process=options.shard,
     )
-    flip = " --data.flip 0.5" if options.flipped else ""
+    flip = " --data.augmentation.flip 0.5" if options.flipped else ""
     start = f" --init_from {options.init_from}" if options.init_from else ""
     print(f"To train from these features, add to the training command:  --data.features {options.output}{flip}{start}")
 
@@ -99,7 +99,9 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     parser = config_parser(__doc__, output="folder of the feature cache")
     parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
     parser.add_argument("--init_from", metavar="FILE", help="a checkpoint to take the encoder's weights from")
-    parser.add_argument("--flipped", action="store_true", help="also write the mirrored training images, for data.flip")
+    parser.add_argument(
+        "--flipped", action="store_true", help="also write the mirrored training images, for data.augmentation.flip"
+    )
     parser.add_argument(
         "--shard", type=_process, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
     )

@@ -28,9 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing
-from captioning.terminal import script_parser, size_text
+from captioning.progress import size_text
 
 if TYPE_CHECKING:
     from captioning.data.karpathy import KarpathySource
@@ -344,7 +345,7 @@ def _need_space(archives: list[Archive], root: Path) -> None:
     free = shutil.disk_usage(root).free
     if needed > free:
         raise InputError(
-            f"{root}: needs {size_text(needed)}, the disk has {size_text(free)} free; use --root on another disk"
+            f"{root}: needs {size_text(int(needed))}, the disk has {size_text(free)} free; use --root on another disk"
         )
 
 

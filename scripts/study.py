@@ -1,13 +1,13 @@
 #!/usr/bin/env python
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-A study is a YAML of configs/studies: variants of configurations that differ in what is compared and in nothing else.
-The scores of a run are written to docs/measurements/STUDY_VARIANT_SEED.json; a run that has them is done, one that was
-interrupted goes on where it stopped. Features that the study names are extracted first. Ctrl-C saves every run: the
-same command goes on.
+A study is a YAML of configs/studies: variants of configurations that differ in nothing but what is compared. The scores
+of all runs are written to docs/measurements/STUDY.json, as each run is scored. A run that has scores is done. An
+interrupted run continues from its last checkpoint. The features that the study names are extracted first. Ctrl-C saves
+every run, and the same command continues.
 
-With --report nothing is trained: the part of a page between <!-- study NAME --> and <!-- end --> is made anew from the
-scores and the captions in the run folders, and the tests of it are written to docs/measurements/STUDY_comparison.json.
+With --report nothing is trained: the tables between <!-- study NAME --> and <!-- end --> in a page are made from the
+scores and from the captions in the run folders, and the tests are written to docs/measurements/STUDY.json.
 
 examples:
   python scripts/study.py configs/studies/flickr8k.yaml --jobs 2
@@ -25,13 +25,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
+from captioning.comparison.measurements import add_scores, read_scores, score_name
 from captioning.errors import InputError, exits_on_input_error
+from captioning.files import read_json
 from captioning.run_folder import RunFolder
-from captioning.terminal import script_parser
 
 if TYPE_CHECKING:
-    from captioning.comparison.study import Study, Variant
+    from captioning.comparison.study import Study
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 _PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|(train|val|test): |written to"
@@ -43,10 +45,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
     parser.add_argument("study", type=Path, help="a YAML of configs/studies")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="(default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, help="some of the study's (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, help="(default: all of the study)")
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="list what is done and what is left, and do nothing")
-    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's part of this page anew")
+    parser.add_argument("--dry-run", action="store_true", help="list what is done and what is left")
+    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's tables in this page")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="(default: %(default)s)")
     parser.add_argument("--measurements", type=Path, default=Path("docs/measurements"), help="(default: %(default)s)")
     args = parser.parse_args(argv)
@@ -57,14 +59,14 @@ def main(argv: list[str] | None = None) -> None:
 
     study = read_study(args.study, _relative("configs"))
     if args.report is not None:
-        others = {"--only": args.only, "--seeds": args.seeds, "--dry-run": args.dry_run, "--jobs": args.jobs > 1}
-        if given := [option for option, value in others.items() if value]:
-            raise InputError(f"--report: makes the whole study's part of the page; leave out {', '.join(given)}")
+        unused = {"--only": args.only, "--seeds": args.seeds, "--dry-run": args.dry_run, "--jobs": args.jobs > 1}
+        if given := [option for option, value in unused.items() if value]:
+            raise InputError(f"--report: makes the tables of the whole study; leave out {', '.join(given)}")
         report(study, args.report, args.runs, args.measurements, argv)
         return
-    for option, chosen, known in (("--only", args.only, study.variants), ("--seeds", args.seeds, study.seeds)):
-        if unknown := [name for name in chosen or () if name not in known]:
-            raise InputError(f"{option}: {unknown[0]} is not in {args.study}; there are {', '.join(map(str, known))}")
+    for option, chosen, names in (("--only", args.only, study.variants), ("--seeds", args.seeds, study.seeds)):
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise InputError(f"{option}: {unknown[0]} is not in {args.study}; there are {', '.join(map(str, names))}")
     jobs = [
         Job(study, variant, seed, args.runs, args.measurements)
         for seed in dict.fromkeys(args.seeds or study.seeds)
@@ -77,13 +79,24 @@ def main(argv: list[str] | None = None) -> None:
 
 
 class Command(NamedTuple):
+    """A command that is left to run. ``evaluation`` is the name of what it scores, None if it trains."""
+
     what: str
     arguments: list[str]
+    evaluation: str | None = None
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run: its training, its scores and its further evaluations."""
+    """One run: its training, its scores and its further evaluations.
+
+    Attributes:
+        study: The study.
+        variant: The name of the variant.
+        seed: The seed.
+        runs: The folder of the runs.
+        measurements: The folder of the measurements.
+    """
 
     study: Study
     variant: str
@@ -101,7 +114,7 @@ class Job:
 
     @property
     def before(self) -> list[Job]:
-        """The runs whose best checkpoints this one begins with, or is the mean of."""
+        """The runs whose best checkpoints this one starts from, or is an average of."""
         return [replace(self, variant=variant) for variant in self.study.variants[self.variant].begins_with]
 
     @property
@@ -109,64 +122,82 @@ class Job:
         """How many runs come before, one after the other."""
         return max((1 + job.stage for job in self.before), default=0)
 
-    def measurement(self, evaluation: str = "") -> Path:
-        return self.measurements / f"{self.study.run_name(self.variant, self.seed, evaluation)}.json"
+    @property
+    def file(self) -> Path:
+        """The file of the study's scores."""
+        return self.study.measurements(self.measurements)
+
+    def is_scored(self, evaluation: str = "") -> bool:
+        return score_name(self.variant, self.seed, evaluation) in read_scores(self.file)
 
     def left(self) -> Iterator[Command]:
-        """Yield the commands that are left to do, each when the ones before it are done."""
+        """Yield the commands that are left to run, each when the ones before it are done."""
         variant = self.study.variants[self.variant]
-        if not self.measurement().is_file():
-            yield self._average() if variant.config is None else self._fit(variant, variant.config)
-            yield Command("score", self._evaluate("", []))
+        if not self.is_scored():
+            yield self._average() if variant.config is None else self._fit(variant.config, variant.fit)
+            yield Command("score", self._evaluate("", []), "")
         for evaluation, options in variant.evaluations.items():
-            if not self.measurement(evaluation).is_file():
+            if not self.is_scored(evaluation):
                 # The captions in the run's folder stay those of the study's own evaluation.
                 results = ["--results", str(self.folder.path / evaluation)]
-                yield Command(f"score {evaluation}", self._evaluate(evaluation, [*options, *results]))
+                yield Command(f"score {evaluation}", self._evaluate(evaluation, [*options, *results]), evaluation)
+
+    def record(self, evaluation: str) -> None:
+        """Copy the scores that were written last into the study's file, with the speed of the training."""
+        from captioning.comparison.runs import read_run
+
+        scores = read_json(self._written_scores(evaluation))
+        run = read_run(self.folder.path)
+        if not evaluation and (speed := run.captions_per_second) is not None:
+            scores["training"] = {"captions_per_second": round(speed, 1)}
+            if isinstance(batch := (run.settings.get("data") or {}).get("batch_size"), int):
+                scores["training"]["seconds_per_step"] = round(batch / speed, 4)
+        add_scores(self.file, score_name(self.variant, self.seed, evaluation), scores)
+
+    def _written_scores(self, evaluation: str) -> Path:
+        return self.folder.path / f"measurement{'_' if evaluation else ''}{evaluation}.json"
 
     def _average(self) -> Command:
         checkpoints = [str(job.folder.checkpoint("best")) for job in self.before]
         command = [str(_relative("scripts/average_checkpoints.py")), *checkpoints]
         return Command("average", [*command, "--output", str(self.folder.checkpoint("best"))])
 
-    def _fit(self, variant: Variant, config: Path) -> Command:
-        command = ["-m", "captioning", "fit", "--config", str(config), "--seed_everything", str(self.seed)]
-        command += [*self.study.fit, *variant.fit, "--runs", str(self.runs), "--name", self.name]
+    def _fit(self, config: str, options: list[str]) -> Command:
+        command = ["-m", "captioning", "fit", "--config", str(_config(config)), "--seed_everything", str(self.seed)]
+        command += [*self.study.fit, *options, "--runs", str(self.runs), "--name", self.name]
         command += ["--trainer.logger=false"]
-        for first in self.before:
-            command += ["--init_from", str(first.folder.checkpoint("best"))]
+        for job in self.before:
+            command += ["--init_from", str(job.folder.checkpoint("best"))]
         last = self.folder.checkpoint("last")
-        if last.is_file():  # a run that is trained to its end ends at once
+        if last.is_file():  # Training that was complete ends at once.
             return Command("train on from its last checkpoint", [*command, "--ckpt_path", str(last)])
         return Command("train", command)
 
     def _evaluate(self, evaluation: str, options: list[str]) -> list[str]:
         command = [str(_relative("scripts/evaluate.py")), "--checkpoint", str(self.folder.checkpoint("best"))]
-        return [*command, *self.study.evaluate, *options, "--measurement", str(self.measurement(evaluation))]
+        return [*command, *self.study.evaluate, *options, "--measurement", str(self._written_scores(evaluation))]
 
 
 def list_state(study: Study, jobs: list[Job]) -> None:
-    """Print what is done and what is left, a line for each."""
+    """Print what is done and what is left, one line per run."""
     if study.features is not None:
         missing = _missing_splits(study)
         left = f"left: extract {', '.join(missing)}" if missing else "there"
         print(f"{'features':32} {left}  ({study.features.output})")
     done = 0
     for job in jobs:
-        left = [command.what for command in job.left()]
-        done += not left
-        print(f"{job.name:32} {'left: ' + ', '.join(left) if left else 'done'}")
+        commands = [command.what for command in job.left()]
+        done += not commands
+        print(f"{job.name:32} {'left: ' + ', '.join(commands) if commands else 'done'}")
     print(f"{done} of {len(jobs)} runs are done")
 
 
 def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
-    """Do what is left.
+    """Run what is left.
 
     Raises:
-        InputError: data are missing, or runs failed; the others are done then.
+        InputError: Data are missing, or runs failed; the other runs are done then.
     """
-    from captioning.comparison.study_report import add_speed
-
     waiting = [job for job in jobs if any(job.left())]
     print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done", flush=True)
     commands = Commands(side_by_side, _PROGRESS)
@@ -174,39 +205,43 @@ def train(study: Study, jobs: list[Job], side_by_side: int) -> None:
         _prepare(study, waiting, commands)
 
     def finish(job: Job) -> None:
-        folder = job.folder
-        trains = study.variants[job.variant].config is not None and not job.measurement().is_file()
+        folder, scored = job.folder, job.is_scored()
+        trains = study.variants[job.variant].config is not None and not scored
         if trains and folder.checkpoints.exists() and not folder.checkpoint("last").is_file():
-            raise InputError(f"{folder.path}: has no last checkpoint to go on from; delete it to train the run anew")
-        for first in job.before:
-            if not (job.measurement().is_file() or first.measurement().is_file()):
-                raise InputError(f"{job.name}: begins with {first.name}, which is not trained and scored")
+            raise InputError(
+                f"{folder.path}: has no last checkpoint to continue from; delete it to train the run again"
+            )
+        for earlier in job.before:
+            if not scored and not earlier.is_scored():
+                raise InputError(f"{job.name}: starts from {earlier.name}, which is not trained and scored")
         for command in job.left():
             best = folder.checkpoint("best")
-            if command.what.startswith("score") and job.measurement().is_file() and not best.is_file():
+            if command.evaluation is not None and job.is_scored() and not best.is_file():
                 raise InputError(
-                    f"{best}: no such file to {command.what}; delete {job.measurement()} to train it again"
+                    f"{best}: no such file to {command.what}; delete scores.{job.variant}_{job.seed} of {job.file} to "
+                    "train it again"
                 )
             commands.run(job.name, command.arguments)
+            if command.evaluation is not None:
+                job.record(command.evaluation)
 
     outcomes = []
     for stage in sorted({job.stage for job in waiting}):
         outcomes += commands.side_by_side(finish, [job for job in waiting if job.stage == stage])
-    for job in jobs:
-        add_speed(job.measurement(), job.folder.path)
     failed = [outcome for outcome in outcomes if isinstance(outcome, InputError)]
     if failed:
         raise InputError(f"{len(failed)} of {len(waiting)} runs failed: {'; '.join(map(str, failed))}")
 
 
 def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
-    """See that the data of the jobs' configurations are there, and compute the features that are not.
+    """Check that the data of the jobs' configurations are there, and extract the features that are not.
 
     Raises:
-        InputError: what is missing, and what to do.
+        InputError: Data are missing; the message says what to do.
     """
-    from captioning.configs import build, read_config
+    from captioning.cli.build import build
     from captioning.data import CaptionSource
+    from captioning.settings import read_config
 
     prepared = set()
     for variant in {job.variant: study.variants[job.variant] for job in jobs}.values():
@@ -215,15 +250,16 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
         overlays = [Path(word.partition("=")[2]) for word in words if word.startswith("--config=")]
         if variant.config is None:
             continue
-        where = (variant.config, *overlays)
+        where = (_config(variant.config), *overlays)
         if (where, options) not in prepared:
             prepared.add((where, options))
             (source,) = build({"data.source": CaptionSource}, [read_config(path) for path in where], options)
             source.prepare()
     if study.features is not None and _missing_splits(study):
-        command = [str(_relative("scripts/extract_features.py")), "--config", str(study.features.config), "--splits"]
-        flipped = ["--flipped"] if study.features.flipped else []
-        commands.run("features", [*command, *study.features.splits, "--output", str(study.features.output), *flipped])
+        features = study.features
+        command = [str(_relative("scripts/extract_features.py")), "--config", str(_config(features.config))]
+        command += ["--splits", *features.splits, "--output", features.output]
+        commands.run("features", [*command, *(["--flipped"] if features.flipped else [])])
 
 
 def _missing_splits(study: Study) -> list[str]:
@@ -231,39 +267,24 @@ def _missing_splits(study: Study) -> list[str]:
 
     assert study.features is not None
     wanted = [*study.features.splits, *([flipped_split("train")] if study.features.flipped else [])]
-    return [split for split in wanted if not is_extracted(study.features.output, split)]
+    return [split for split in wanted if not is_extracted(Path(study.features.output), split)]
 
 
 def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[str]) -> None:
-    """Make the study's part of a page and the file of its tests."""
-    from captioning.comparison.study_report import (
-        add_speed,
-        compare_variants,
-        insert,
-        markdown,
-        mean_curves,
-        read_measurements,
-    )
-    from captioning.files import write_json
+    """Make the study's tables in a page, and print what could not be tested."""
+    from captioning.comparison.study_tables import write_report
     from captioning.provenance import provenance
 
-    command = f"python scripts/study.py {shlex.join(argv)}"
-    for variant in study.variants:
-        for seed in study.seeds:
-            job = Job(study, variant, seed, runs, measurements)
-            add_speed(job.measurement(), job.folder.path)
-    measured = read_measurements(study, measurements)
-    comparison = measurements / f"{study.name}_comparison.json"
-    tests, notices = compare_variants(study, measured, runs, comparison)
-    curves = mean_curves(study, measured, runs, comparison)
-    insert(page, study.name, markdown(study, measured, tests, curves, command))
-    if tests or curves:
-        content = {"metric": "bleu4", "tests": [test.to_dict() for test in tests], "curves": curves}
-        write_json(comparison, content | provenance(command=command, seed=0))
-        print(f"tests    {comparison}")
+    origin = provenance(command=f"python scripts/study.py {shlex.join(argv)}", seed=0)
+    notices = write_report(study, measurements, runs, page, origin)
+    print(f"tests    {study.measurements(measurements)}")
     print(f"page     {page}")
     for notice in notices:
         print(f"note: {notice}")
+
+
+def _config(name: str) -> Path:
+    return _relative(f"configs/{name}.yaml")
 
 
 def _relative(path: str) -> Path:

@@ -129,7 +129,10 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
                 "image_id": int(index.image_ids[i]),
                 "caption": made[i].text if name == "hard" else f"a shape number {i}",
                 "references": index.references(i),
-                "hits": [{"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}],
+                "hits": [
+                    {"step": 0, "noun": "a", "hit": bool(i % 2), "chance": 0.2}
+                    | dict.fromkeys(("centre_hit", "correctness", "uniform", "centre"), 0.3)
+                ],
             }
             for i in range(len(index))
         ]

@@ -21,9 +21,9 @@ from PIL import Image
 from pycocotools import mask as run_lengths
 
 from captioning.captioner import load
+from captioning.cli.build import build
 from captioning.comparison.study import read_study
 from captioning.comparison.wandb_runs import find_run
-from captioning.configs import build, read_config
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.images import load_image, upright
@@ -33,6 +33,7 @@ from captioning.errors import exits_on_input_error
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
+from captioning.settings import read_config
 from captioning.vocabulary import Vocabulary
 
 
@@ -304,14 +305,15 @@ OPTIONS = (
     "--name --runs --results --init_from --ensemble --seed_everything --ckpt_path --config --import --weights_only "
     "--trainer.max_epochs --trainer.precision --trainer.accelerator --trainer.callbacks --trainer.gradient_clip_val "
     "--trainer.accumulate_grad_batches --trainer.limit_train_batches --trainer.val_check_interval --trainer.logger "
-    "--data.batch_size --data.eval_batch_size --data.min_count --data.max_words --data.limit_images --data.group "
-    "--data.test_split --data.flip --data.features --data.vocabulary_file --data.source --data.source.init_args.root "
+    "--data.batch_size --data.eval_batch_size --data.limit_images --data.group --data.test_split --data.features "
+    "--data.vocabulary.min_count --data.vocabulary.max_words --data.vocabulary.file --data.augmentation.flip "
+    "--data.source --data.source.init_args.root "
     "--model.encoder --model.encoder.init_args.channels --model.encoder.init_args.image_size --model.decoder "
     "--model.decoder.init_args.hidden_dim --model.decoder.init_args.dropout --model.decoder.init_args.attention "
     "--model.decoder.init_args.attention.init_args.score --model.decoder.init_args.output --model.optimizer "
-    "--model.optimizer.init_args.lr --model.scheduler --model.estimator --model.label_smoothing "
-    "--model.samples --model.search --model.search.beam_size --model.search.max_length --model.bound_samples "
-    "--model.self_critical --checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
+    "--model.optimizer.init_args.lr --model.scheduler --model.objective --model.objective.init_args.samples "
+    "--model.objective.init_args.estimator --model.search --model.search.beam_size --model.search.max_length "
+    "--model.bound_samples --checkpoint.monitor --early_stopping.patience --last.every_n_epochs "
     "--help --print_config --nothing -x"
 ).split()
 VALUES = [

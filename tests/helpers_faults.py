@@ -1,22 +1,16 @@
-"""The table of faults in docs/reliability.md is made of the tests that prove its rows.
-
-``python tests/helpers_faults.py`` writes it anew.
-"""
+"""Faults and the line by which a command refuses each. ``python tests/helpers_faults.py`` prints all of them."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from captioning.errors import exits_on_input_error
 
-PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
-BEGIN, END = "<!-- faults, from the tests: python tests/helpers_faults.py -->\n", "<!-- end of faults -->\n"
 MODULES = (
     *("test_faults_training", "test_kill_points", "test_faults_checkpoints", "test_faults_data"),
     *("test_faults_readers", "test_faults_options"),
@@ -25,7 +19,7 @@ MODULES = (
 
 @dataclass(frozen=True)
 class Fault:
-    """A row: what goes wrong, words of the one line that the user sees, the exit code, and what is kept."""
+    """What goes wrong, words of the one line that the user sees, the exit code, and what is kept."""
 
     what: str
     sees: str
@@ -48,11 +42,11 @@ def ends(capsys: pytest.CaptureFixture[str], fault: Fault, run: Callable[..., An
     capsys.readouterr()
     with pytest.raises(SystemExit) as ended:
         exits_on_input_error(run)(*args)
-    said = capsys.readouterr().err.strip().splitlines()
-    line = said[-1] if said else ""
+    lines = capsys.readouterr().err.strip().splitlines()
+    line = lines[-1] if lines else ""
     assert ended.value.code == fault.code, line
     assert line.startswith("error: ") and fault.sees in line, line
-    assert not [other for other in said[:-1] if other.startswith(("error: ", "Traceback", "usage:"))]
+    assert not [other for other in lines[:-1] if other.startswith(("error: ", "Traceback", "usage:"))]
     return line
 
 
@@ -64,20 +58,8 @@ def rows() -> Iterator[Fault]:
                     yield from (value for param in mark.args[1] for value in param.values if isinstance(value, Fault))
 
 
-def table() -> str:
-    lines = [f"| {row.what} | {row.sees or '-'} | {row.code} | {row.kept} |\n" for row in rows()]
-    return "| fault | the line says | exit code | kept |\n|---|---|---|---|\n" + "".join(lines)
-
-
-def split_page() -> tuple[str, str, str]:
-    """Return the page up to the table, the table, and what follows."""
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    inside, _, after = rest.partition(END)
-    return before + BEGIN, inside, END + after
-
-
 if __name__ == "__main__":
-    from helpers_faults import table as written  # the modules of tests know the classes of that module, not of __main__
+    from helpers_faults import rows as faults_of_the_tests  # the tests know the class of that module, not of __main__
 
-    first, _, last = split_page()
-    PAGE.write_text(first + written() + last, encoding="utf-8")
+    for row in faults_of_the_tests():
+        print(f"{row.what}: {row.sees or '-'} (exit code {row.code}, kept: {row.kept})")

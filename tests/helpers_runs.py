@@ -13,7 +13,7 @@ import torch
 import yaml
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
-from captioning.checkpoint.format import CHECKPOINT_FORMAT
+from captioning.checkpoint.format import describe
 from captioning.comparison.runs import Run
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.evaluation.records import CaptionedImage, NounHit
@@ -44,20 +44,13 @@ def save_checkpoint(
         encoder = ConvEncoder(channels=(4, 6), strides=(2, 2), image_size=SIDE)
         encoder.preprocessing = dataclasses.replace(encoder.preprocessing, resize=SIDE + 4, crop=SIDE)
     decoder = AttentionDecoder(attention(AdditiveScore(5)), embedding_dim=8, hidden_dim=7, gated=gated, output=output)
-    recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
     vocabulary = Vocabulary(WORDS)
     captioner = Captioner(encoder, decoder, vocabulary_size=len(vocabulary))
     for name, parameter in captioner.decoder.named_parameters():
-        if "output" in name or "gates" in name or "score" in name:
+        if "L_o" in name or "gates" in name or "score" in name:
             torch.nn.init.normal_(parameter, 0, 2)
-    content = {
-        "format": CHECKPOINT_FORMAT,
-        **recipe,
-        "preprocessing": encoder.preprocessing.to_dict(),
-        "vocabulary": list(vocabulary.words),
-        "settings": {} if search is None else {"model": {"search": search}},
-        **changes,
-    }
+    settings = {} if search is None else {"model": {"search": search}}
+    content = describe(captioner, vocabulary, settings) | changes
     state = {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
     torch.save({"state_dict": state, "captioning": content, "optimizer_states": [{}]}, path)
     return path
@@ -120,7 +113,10 @@ CAPTION = {
     "log_prob": -2.5,
     "finished": True,
     "references": ["a dog", "the red dog runs"],
-    "hits": [{"step": 2, "noun": "dog", "hit": True, "chance": 0.25}],
+    "hits": [
+        {"step": 2, "noun": "dog", "hit": True, "chance": 0.25}
+        | {"centre_hit": 0.5, "correctness": 0.4, "uniform": 0.2, "centre": 0.3}
+    ],
 }
 
 

@@ -16,7 +16,7 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Output
 from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.datamodule import CaptionDataModule
+from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 from captioning.training.module import CaptioningModule
 
 
@@ -73,8 +73,9 @@ def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
     return ModelCheckpoint(folder, "last", **{"save_on_exception": True, "enable_version_counter": False} | options)
 
 
-def make_data(source: ShapesSource, **options) -> CaptionDataModule:
-    return CaptionDataModule(source, **{"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options)
+def make_data(source: ShapesSource, *, max_words: int | None = None, **options) -> CaptionDataModule:
+    options = {"batch_size": 8, "eval_batch_size": 3, "num_workers": 0} | options
+    return CaptionDataModule(source, vocabulary=VocabularyOptions(max_words=max_words), **options)
 
 
 def run_stage(stage: Callable[..., Any], module: CaptioningModule, data: CaptionDataModule, **options) -> Any:

@@ -37,7 +37,7 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
-from captioning.checkpoint.format import damage_of
+from captioning.checkpoint.io import damage_of
 from captioning.files import write_json
 from captioning.provenance import provenance
 

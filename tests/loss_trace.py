@@ -1,9 +1,9 @@
 #!/usr/bin/env python
 """The losses of the first steps of tiny models, which a change that alters no numbers must reproduce.
 
-Weights, images, captions and hard attention's draws come from NumPy's generator, and there is no dropout: PyTorch draws
-in another way on other processors. ``python tests/loss_trace.py`` writes tests/loss_trace.json anew: for a change that
-alters the numbers on purpose, and says so in CHANGELOG.md.
+Weights, images and captions come from NumPy's generator and there is no dropout, since PyTorch's random numbers depend
+on the processor; only hard attention's draws are PyTorch's. ``python tests/loss_trace.py`` writes tests/loss_trace.json
+anew, for a change that alters the numbers on purpose and says so in CHANGELOG.md.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     """Return the loss of every step.
 
     Args:
-        lr: of plain gradient descent, which does not enlarge rounding as Adam's division does.
-        scale: of the initial weights.
+        lr: Learning rate of plain gradient descent, which does not enlarge rounding as Adam's division does.
+        scale: Factor of the initial weights.
     """
     draw = np.random.default_rng(5)
     attention = HardAttention(AdditiveScore(6), ramp=[0, 1]) if kind == "hard" else SoftAttention(AdditiveScore(6))
@@ -48,12 +48,8 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
             parameter.copy_(torch.from_numpy(draw.normal(0, 0.4 * scale, parameter.shape)))
     objective = Likelihood().connect(decoder.attention)
 
-    def drawn(empty: torch.Tensor) -> torch.Tensor:
-        """Hard attention's draws."""
-        return empty.copy_(torch.from_numpy(draw.exponential(size=empty.shape)))
-
-    torch.manual_seed(5)  # of the coin between drawing and expecting: uniform numbers are the same everywhere
-    found = []
+    torch.manual_seed(5)  # of hard attention's draws
+    values = []
     for _ in range(STEPS):
         captions, lengths = pad_captions([draw.integers(UNK, V, size).tolist() for size in (6, 3, 5, 1, 4, 4)])
         images = torch.from_numpy(draw.random((3, 3, 12, 12), dtype=np.float32))
@@ -66,8 +62,8 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
         ):
             if gradient is not None:
                 parameter.data -= lr * gradient
-        found.append(float(terms["loss"]))
-    return found
+        values.append(float(terms["loss"]))
+    return values
 
 
 def stored() -> dict[str, list[float]]:

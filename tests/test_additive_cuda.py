@@ -111,12 +111,12 @@ def test_memory_does_not_grow_with_steps_times_locations_times_units():
 
 
 @pytest.mark.gpu
-def test_double_precision_on_a_gpu_goes_by_the_formula():
+def test_double_precision_on_a_gpu_uses_the_formula():
     P, q, v = (x.detach().double() for x in inputs(7, torch.float32, "cuda"))
     torch.testing.assert_close(additive_logits(P, q, v), plain_additive_logits(P, q, v))
 
 
-def test_where_triton_cannot_compile_the_formula_is_used_and_the_reason_said_once(device, monkeypatch, caplog):
+def test_if_triton_cannot_compile_the_reason_is_logged_once(device, monkeypatch, caplog):
     kernels = additive._cuda_kernels()
 
     def fail(*arguments):

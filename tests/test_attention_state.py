@@ -1,4 +1,4 @@
-"""What attention carries from step to step: coverage and NTM addressing against loops, and through every search."""
+"""State that attention carries between steps: coverage and NTM addressing against loops, and in searches."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_coverage_equals_a_loop_over_captions_steps_and_locations():
     score = CoverageScore(A)
     attention = built(SoftAttention(score))
     queries, annotations, mask = example()
-    found = steps_of(attention, queries, annotations, mask)
+    steps = steps_of(attention, queries, annotations, mask)
     weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
     for row in range(B * R):
         coverage = np.zeros(L)
@@ -83,7 +83,7 @@ def test_coverage_equals_a_loop_over_captions_steps_and_locations():
                     hidden += weights["query_projection.weight"] @ queries[t, row].double().numpy()
                     logits[i] = weights["output.weight"][0] @ np.tanh(hidden)
             alphas = softmax(logits)
-            np.testing.assert_allclose(found[t, row], alphas, atol=1e-5)
+            np.testing.assert_allclose(steps[t, row], alphas, atol=1e-5)
             coverage += alphas
 
 
@@ -91,7 +91,7 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
     score = NTMScore(A)
     attention = built(SoftAttention(score))
     queries, annotations, mask = example()
-    found = steps_of(attention, queries, annotations, mask)
+    steps = steps_of(attention, queries, annotations, mask)
     weights = {name: value.detach().double().numpy() for name, value in score.named_parameters()}
     softplus, sigmoid = (lambda x: np.log1p(np.exp(x))), (lambda x: 1 / (1 + np.exp(-x)))
     for row in range(B * R):
@@ -117,7 +117,7 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
                                 moved[y + down, x + right] += probability * mixed[y * GRID[1] + x]
             sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
             before = sharp / sharp.sum()
-            np.testing.assert_allclose(found[t, row], before, atol=1e-5)
+            np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
 
 
 def test_concat_is_one_matrix_over_query_and_annotation():
@@ -147,7 +147,7 @@ def test_a_score_over_the_plane_refuses_locations_without_one(score: type[Score]
         built(SoftAttention(score())).prepare(torch.randn(B, 13, D))
 
 
-# Through the decoder: it carries the state without knowing what it is
+# In the decoder
 
 
 def captioner(attention: Attention) -> Captioner:
@@ -172,8 +172,8 @@ def test_the_state_follows_its_beam(make, beam_size):
     images = torch.randn(5, 16, D)  # the encoder's grid is 4 x 4
     memory = model.encode(annotations=images)
     step, state = model.stepper(memory), model.decoder.init_state(memory)
-    for image, found in enumerate(beam_search(step, state, beam_size=beam_size, max_length=6)):
-        for hypothesis in found:
+    for image, hypotheses in enumerate(beam_search(step, state, beam_size=beam_size, max_length=6)):
+        for hypothesis in hypotheses:
             forced = model.teacher_force(
                 alone := batch([hypothesis.ids], images[image : image + 1]), model.encode(annotations=alone.annotations)
             )
@@ -188,7 +188,7 @@ def test_the_state_follows_its_beam(make, beam_size):
 def test_images_that_leave_take_their_state_along(make):
     model = captioner(make())
     images = torch.randn(6, 16, D)
-    together = [found[0] for found in model.search(model.encode(annotations=images), options(3))]
+    together = [hypotheses[0] for hypotheses in model.search(model.encode(annotations=images), options(3))]
     for image, best in enumerate(together):
         alone = model.search(model.encode(annotations=images[image : image + 1]), options(3))[0][0]
         assert alone.ids == best.ids

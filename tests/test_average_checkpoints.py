@@ -49,11 +49,11 @@ def weights(path: str | Path) -> dict[str, Tensor]:
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
     before = [weights(path) for path in paths]
-    main(*paths, "--shares", 1, 3, "--output", "new/mean.ckpt")
+    main(*paths, "--fractions", 1, 3, "--output", "new/mean.ckpt")
     assert "written to new/mean.ckpt: 0.25 of a.ckpt, 0.75 of b.ckpt" in capsys.readouterr().out
-    found = weights("new/mean.ckpt")
-    assert found.keys() == before[0].keys()
-    for name, tensor in found.items():
+    averaged = weights("new/mean.ckpt")
+    assert averaged.keys() == before[0].keys()
+    for name, tensor in averaged.items():
         first, last = (state[name] for state in before)
         expected = 0.25 * first + 0.75 * last if last.is_floating_point() else last
         torch.testing.assert_close(tensor, expected)
@@ -77,12 +77,12 @@ def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
     content = torch.load("mean.ckpt", weights_only=True)
     assert "optimizer_states" not in content
     assert content["captioning"]["settings"]["averaged"] == [
-        {"checkpoint": "a.ckpt", "share": 0.5},
-        {"checkpoint": "b.ckpt", "share": 0.5},
+        {"checkpoint": "a.ckpt", "fraction": 0.5},
+        {"checkpoint": "b.ckpt", "fraction": 0.5},
     ]
     assert set(load("mean.ckpt").caption(image).words) <= set(WORDS)
     main("mean.ckpt", "a.ckpt", "--output", "again.ckpt")  # of a mean, too, there is a mean
-    name = next(name for name in weights("a.ckpt") if name.endswith("output.bias") or "gates" in name)
+    name = next(name for name in weights("a.ckpt") if name.endswith("L_o.bias") or "gates" in name)
     torch.testing.assert_close(weights("again.ckpt")[name], weights("a.ckpt")[name] * 1.05)
 
 
@@ -130,10 +130,10 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
     ("argv", "message"),
     [
         (["a.ckpt"], "a mean needs at least two checkpoints"),
-        (["a.ckpt", "b.ckpt", "--shares", "1"], "1 shares were given of 2 checkpoints; give each one"),
-        (["a.ckpt", "b.ckpt", "--shares", "0", "0"], "at least 0 and not all 0, got 0.0, 0.0"),
-        (["a.ckpt", "b.ckpt", "--shares", "2", "nan"], "at least 0 and not all 0, got 2.0, nan"),
-        (["a.ckpt", "b.ckpt", "--shares", "2", "inf"], "at least 0 and not all 0, got 2.0, inf"),
+        (["a.ckpt", "b.ckpt", "--fractions", "1"], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
+        (["a.ckpt", "b.ckpt", "--fractions", "0", "0"], "at least 0 and not all 0, got 0.0, 0.0"),
+        (["a.ckpt", "b.ckpt", "--fractions", "2", "nan"], "at least 0 and not all 0, got 2.0, nan"),
+        (["a.ckpt", "b.ckpt", "--fractions", "2", "inf"], "at least 0 and not all 0, got 2.0, inf"),
         (["a.ckpt", "gone.ckpt"], "gone.ckpt: the checkpoint cannot be read"),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from captioning.encoders import TimmEncoder
-from captioning.training.batch_norm import BatchNormSync, SharedBatchNorm
+from captioning.training.processes import BatchNormSync, SharedBatchNorm
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])

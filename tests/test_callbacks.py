@@ -12,7 +12,6 @@ import pytest
 import torch
 import wandb
 from PIL import Image
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.evaluation.records import CaptionedImage
 from captioning.run_folder import RunFolder
@@ -232,13 +231,3 @@ def test_of_equally_good_checkpoints_the_one_of_the_lowest_nll_is_kept(tmp_path)
     resumed = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
     resumed.load_state_dict(best.state_dict())
     assert not validate(resumed, 1.0, 5.5) and validate(resumed, 1.0, 4.5)
-
-
-def test_best_checkpoints_of_earlier_versions_resume(tmp_path):
-    """They kept Lightning's own state under its own name, without an NLL."""
-    options = {"monitor": "val/bleu4", "mode": "max"}
-    earlier, best = ModelCheckpoint(tmp_path, **options), BestCheckpoint(tmp_path, **options)
-    assert best.state_key == earlier.state_key
-    earlier.best_model_score = torch.tensor(0.0)
-    best.load_state_dict(earlier.state_dict())
-    assert best.best_model_score == 0.0

@@ -11,10 +11,10 @@ import pytest
 
 from captioning.errors import InputError
 from captioning.evaluation import scores
-from captioning.evaluation.bleu import bleu_counts, corpus_bleu
+from captioning.evaluation.bleu import bleu_counts_of, corpus_bleu
 from captioning.evaluation.cider import CiderD, DocumentFrequencies, cider_d
 from captioning.evaluation.java import JavaError
-from captioning.evaluation.ngrams import ReferenceNGrams, bleu_counts_of
+from captioning.evaluation.ngrams import ReferenceNGrams
 from captioning.evaluation.resampling import differences, intervals
 from captioning.evaluation.rouge import longest_common_subsequence, rouge_l
 
@@ -176,12 +176,19 @@ def test_a_file_without_document_frequencies_is_refused(tmp_path, content, messa
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bleu_of_prepared_references_has_the_same_counts(seed):
+def test_bleu_counts_of_indexed_references_are_nltks(seed):
+    from nltk.translate.bleu_score import closest_ref_length, modified_precision
+
     hypotheses, references = make_corpus(seed)
     sets = np.array([*range(len(references)), 4, 4, 0])
     hypotheses = [*hypotheses, hypotheses[0], [], list("abcd")]
-    expected = bleu_counts(hypotheses, [references[i] for i in sets])
-    assert (bleu_counts_of(ReferenceNGrams(references), hypotheses, sets) == expected).all()
+    counts = bleu_counts_of(ReferenceNGrams(references), hypotheses, sets)
+    for row, words, number in zip(counts.tolist(), hypotheses, sets, strict=True):
+        precisions = [modified_precision(references[number], words, n) for n in range(1, min(4, len(words)) + 1)]
+        padding = [0] * (4 - len(precisions))
+        assert row[:4] == [precision.numerator for precision in precisions] + padding
+        assert row[4:8] == [precision.denominator for precision in precisions] + padding
+        assert row[8:] == [len(words), closest_ref_length(references[number], len(words))]
 
 
 @pytest.mark.parametrize("score", [rouge_l, cider_d])

@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
+from captioning.cells.measure import measure_geometry
 from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder, cells_cache
-from captioning.encoders.cells import measure_geometry
+from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.evaluation.grounding import cell_coverage, centre_attention, noun_hits, object_cells
 from captioning.views.maps import smooth_alphas
 from captioning.views.overlays import attention_figure
@@ -148,9 +148,9 @@ def test_the_networks_own_gradients_lie_around_the_measured_centre(make):
     encoder._arrange(encoder._maps(images))[:, cell].sum().backward()
     mass = images.grad.abs().sum(dim=(0, 1)).double().numpy() ** 2
     mass /= mass.sum()
-    found = [float(mass.sum(axis=1 - axis) @ (np.arange(mass.shape[axis]) + 0.5)) for axis in (0, 1)]
+    centroid = [float(mass.sum(axis=1 - axis) @ (np.arange(mass.shape[axis]) + 0.5)) for axis in (0, 1)]
     # The kernels of random weights are not symmetric. What the regular grid says is half a stride away.
-    np.testing.assert_allclose(found, encoder.cells.centre(cell), atol=0.25 * encoder.cells.stride[0])
+    np.testing.assert_allclose(centroid, encoder.cells.centre(cell), atol=0.25 * encoder.cells.stride[0])
 
 
 class GlobalContext(nn.Module):
@@ -247,7 +247,7 @@ def test_a_trained_layer_after_layer_of_one_side_adds_up():
 
 def test_what_took_long_to_measure_is_kept_for_the_same_frozen_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(cells_cache, "_LONG", 0.0)
+    monkeypatch.setattr("captioning.cells.measure._SLOW", 0.0)
     measured = []
     measure = Encoder._measured_cells
     monkeypatch.setattr(Encoder, "_measured_cells", lambda self: measured.append(self) or measure(self))
@@ -352,10 +352,10 @@ def test_the_chosen_cell_is_framed_where_it_lies():
     for location, picture, frame in zip((0, 6, 11), axes.images[1:-1], axes.patches[::2], strict=True):
         left, right, _, top = picture.get_extent()
         x, y = frame.get_xy()
-        found = [y, y + frame.get_height(), x, x + frame.get_width()]
+        drawn = [y, y + frame.get_height(), x, x + frame.get_width()]
         scale = (right - left) / 32
         expected = np.array(SHIFTED.square(location)) * scale + [top, top, left, left]
-        np.testing.assert_allclose(found, expected, atol=0.01)
+        np.testing.assert_allclose(drawn, expected, atol=0.01)
 
 
 # Grounding

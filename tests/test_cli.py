@@ -19,9 +19,9 @@ from helpers_runs import tiny_config
 
 from captioning.cli.command_line import with_run_config
 from captioning.cli.fit import main
+from captioning.cli.loggers import wandb_offline_without_account
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
-from captioning.training.loggers import wandb_offline_without_account
 
 
 @pytest.fixture
@@ -164,17 +164,17 @@ def test_command_line_wins_over_what_the_checkpoint_was_made_with(workdir):
     cli = main(
         [
             *("validate", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt"),
-            *("--model.search.beam_size", "2", "--model.attention_penalty", "0.25"),
+            *("--model.search.beam_size", "2", "--model.bound_samples", "3"),
         ]
     )
-    assert cli.model.search.beam_size == 2 and cli.model.objective.attention_penalty == 0.25
+    assert cli.model.search.beam_size == 2 and cli.model.bound_samples == 3
 
 
 def test_checkpoint_keeps_the_full_config_as_plain_data(workdir):
     main(["fit", "--config", "tiny.yaml", "--data.batch_size", "7"])
     settings = torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["captioning"]["settings"]
     assert settings["data"]["batch_size"] == 7
-    assert settings["seed_everything"] == 1 and settings["data"]["seed"] == 1
+    assert settings["seed_everything"] == 1 and "seed" not in settings["data"]
 
 
 def test_seed_decides_the_result(workdir):
@@ -200,7 +200,7 @@ def test_a_run_that_fails_before_its_first_step_leaves_no_folder(workdir):
     main(["fit", "--config", "tiny.yaml"])
     for bad, message in (
         (["--data.source.init_args.train", "0"], "train must be 1 to"),  # while classes are made
-        (["--data.vocabulary_file", "gone.json"], r"gone\.json: cannot be read"),  # after the loggers have begun
+        (["--data.vocabulary.file", "gone.json"], r"gone\.json: cannot be read"),  # after the loggers have begun
     ):
         with pytest.raises(InputError, match=message):
             main(["fit", "--config", "logged.yaml", *bad])
@@ -212,7 +212,7 @@ def test_a_failed_start_removes_nothing_that_was_there(workdir):
     notes.parent.mkdir(parents=True)
     notes.write_text("mine")
     with pytest.raises(InputError, match=r"gone\.json"):
-        main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "gone.json"])
+        main(["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "gone.json"])
     assert [str(path) for path in Path("runs").rglob("*")] == ["runs/tiny", str(notes)]
 
 
@@ -221,7 +221,7 @@ def test_a_checkpoint_of_another_vocabulary_names_a_word_that_differs(workdir):
     Path("words.json").write_text(json.dumps({"words": ["zebra"]}))
     message = r"vocabulary \(\d+ words\) is not the data's \(1\): .* only there and 'zebra' only here; use the"
     with pytest.raises(InputError, match=message):
-        main(["validate", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+        main(["validate", "--config", "tiny.yaml", "--data.vocabulary.file", "words.json"])
 
 
 def run_cli(*args: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -332,7 +332,13 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     main(["fit", "--config", "tiny.yaml"])
     first = "runs/tiny/checkpoints/best.ckpt"
     second = {
-        "model": {"self_critical": {"samples": 3, "bleu4": 0.5}, "optimizer": {"class_path": "torch.optim.SGD"}},
+        "model": {
+            "objective": {
+                "class_path": "captioning.objective.SelfCriticalTraining",
+                "init_args": {"samples": 3, "bleu4": 0.5},
+            },
+            "optimizer": {"class_path": "torch.optim.SGD"},
+        },
         "data": {"group": "image"},
         "checkpoint": {"monitor": "val/cider_d"},
     }
@@ -363,7 +369,7 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
         (["--init_from", "none.ckpt"], "--init_from none.ckpt: no such checkpoint"),
         (["--init_from", "tiny.yaml"], "tiny.yaml: not a checkpoint of this project"),
         (
-            ["--init_from", "first.ckpt", "--data.max_words", "5"],
+            ["--init_from", "first.ckpt", "--data.vocabulary.max_words", "5"],
             "first.ckpt: its vocabulary .* is not the data's .5.",
         ),
         (

@@ -18,7 +18,7 @@ from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.captioner import load
-from captioning.comparison.attention import _image_files, explore, load_models
+from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
@@ -163,8 +163,8 @@ def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
 def test_a_checkpoint_that_cannot_have_said_the_tested_captions_is_named(tested_pair):
     _, notices = explored_by(tested_pair)
     assert " ".join(notices) == (
-        "4 of the 4 captions of soft shown have words that its checkpoint does not know: another one was tested, and "
-        "the attention shown is not that one's; test the run again."
+        "4 of the 4 captions of soft shown have words that its checkpoint does not know: another checkpoint was "
+        "tested, and the attention shown is not its attention; test the run again."
     )
     entries = read_tested(tested_pair[0])
     for entry in entries:
@@ -182,7 +182,7 @@ def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested
     before = torch.get_rng_state()
     (first, notices), (again, _), (other, _) = (explore(runs, models, comparison, seed=seed) for seed in (1, 1, 2))
     assert first == again and first != other
-    assert notices[-1] == "The contexts of hard were sampled in the test; the attention shown is that of other draws."
+    assert notices[-1] == "The contexts of hard were sampled in the test; the attention shown comes from other draws."
     assert torch.equal(torch.get_rng_state(), before)
     assert models["hard"].captioner.decoder.attention.inference == "expected"
 
@@ -497,7 +497,7 @@ def test_the_report_has_the_comparisons_content(tested_pair, spec):
         block["content"] if isinstance(block["content"], str) else "\n".join(block["content"])
         for block in blocks(content, "markdown-block")
     ]
-    assert tables[0].splitlines()[0] == "| | soft | hard |"
+    assert tables[0].splitlines()[0] == "|  | soft | hard |"
     assert any(line.startswith("| BLEU-4 | ") for line in tables[0].splitlines())
     curves, looks = blocks(content, "panel-grid")
     sets = curves["metadata"]["runSets"]

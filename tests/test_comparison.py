@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
+from captioning.comparison.captions_table import ONE_SEED
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
@@ -65,7 +66,9 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
     )
     assert "BLEU-1" in other.verdicts["b"] and "on 9 images: no clear difference (" in other.verdicts["b"]
     same = compare([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
-    assert same.verdicts["b"].startswith("b and a have the same BLEU-4")
+    assert same.verdicts["b"].startswith("b and a have the same BLEU-4") and same.verdicts["b"].endswith(
+        f"; {ONE_SEED}."
+    )
     assert same.disagreements == []
 
 
@@ -82,11 +85,11 @@ def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, find
     found = Difference(Interval(1.0, low, 2.5), corrected, corrected)
     scores = {10: 4, 2: 1}  # of BLEU's counts, of those of a mean
     stand_in = lambda first, *args, **options: [found] * scores[first.shape[1]]  # noqa: E731
-    monkeypatch.setattr("captioning.comparison.scored.differences", stand_in)
-    monkeypatch.setattr("captioning.comparison.scored.holm", list)
+    monkeypatch.setattr("captioning.comparison.measures.differences", stand_in)
+    monkeypatch.setattr("captioning.comparison.measures.holm", list)
     captions = make_captions(8, hits=False)
     result = compare([run_of("a", captions), run_of("b", captions)], resamples=200)
-    expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f})."
+    expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f}); {ONE_SEED}."
     assert result.verdicts["b"].endswith(expected)
     assert ('class="verdict clear"' in comparison_page(result)) == (finding == "a clear difference")
 

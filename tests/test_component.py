@@ -28,7 +28,11 @@ def test_round_trip_through_plain_data_gives_an_equal_config():
 
 
 @pytest.mark.parametrize(
-    "path", ["os.system", "subprocess.Popen", "captioning.errors.InputError", "torch.nn.Linear", "nowhere.Thing"]
+    "path",
+    [
+        *("os.system", "subprocess.Popen", "torch.nn.Linear", "nowhere.Thing"),
+        *("captioning.errors.InputError", "captioning.decoder.AttentionDecoder", "captioning.nowhere.Thing"),
+    ],
 )
 def test_a_file_cannot_choose_which_code_runs(path):
     with pytest.raises(InputError, match="is not a known Component"):

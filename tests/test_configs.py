@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,9 @@ import yaml
 from pytorch_lightning.cli import LightningCLI
 
 from captioning.cli.fit import CaptioningCLI
+from captioning.comparison.measurements import read_scores
+from captioning.comparison.study import read_study
+from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.training.averaging import WeightAverage
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -22,7 +25,11 @@ EXPERIMENTS = sorted(CONFIGS.glob("*.yaml"))
 OVERLAYS = sorted(CONFIGS.glob("overlays/*.yaml"))
 
 
-def instantiate(*configs: Path) -> LightningCLI:
+STUDIES = [read_study(path, CONFIGS) for path in sorted(CONFIGS.glob("studies/*.yaml"))]
+VARIANTS = [(study, name) for study in STUDIES for name, variant in study.variants.items() if variant.config]
+
+
+def instantiate(*configs: Path, options: Sequence[str] = ()) -> LightningCLI:
     """As ``captioning fit`` does, with random encoder weights, which need no download."""
     path = ""
     for config in configs:
@@ -31,6 +38,7 @@ def instantiate(*configs: Path) -> LightningCLI:
     args = [f"--config={config}" for config in configs]
     if "ConvEncoder" not in path:
         args.append("--model.encoder.init_args.weights=null")
+    args += options
     args += ["--trainer.logger=false", "--trainer.precision=32-true", "--trainer.accelerator=cpu"]
 
     class Instantiated(CaptioningCLI):
@@ -51,6 +59,15 @@ def test_experiment_is_instantiated_and_its_model_assembled(config, monkeypatch)
     if cli.model.scheduler is not None:
         assert cli.model.scheduler(optimizer, 100).get_last_lr()[0] > 0
     assert captioner.decoder.annotation_dim == cli.model.encoder.annotation_dim
+
+
+@pytest.mark.parametrize(("study", "name"), VARIANTS, ids=lambda value: value if isinstance(value, str) else value.name)
+def test_every_variant_of_a_study_is_instantiated_with_its_options(study, name, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["captioning"])
+    monkeypatch.chdir(CONFIGS.parent)
+    variant = study.variants[name]
+    cli = instantiate(CONFIGS / f"{variant.config}.yaml", options=[*study.fit, *variant.fit])
+    cli.model.assemble(Vocabulary(["a", "dog", "runs"]))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.stem)
@@ -82,11 +99,10 @@ def test_config_opens_with_the_command_that_runs_it(config):
 )
 def test_config_says_what_was_measured_with_it_or_that_nothing_was(config):
     header = " ".join(line[1:].strip() for line in config.read_text().splitlines() if line.startswith("#"))
-    measured = re.findall(r"BLEU-4 (\d+\.\d\d) \((docs/measurements/\w+\.json)\)", header)
+    measured = re.findall(r"BLEU-4 (\d+\.\d\d) \((docs/measurements/\w+\.json): (\w+)\)", header)
     assert bool(measured) != ("Not yet measured." in header)
-    for score, file in measured:
-        values = json.loads((CONFIGS.parent / file).read_text())["values"]
-        assert f"{values['bleu4']:.2f}" == score
+    for bleu4, file, name in measured:
+        assert f"{read_scores(CONFIGS.parent / file)[name]['values']['bleu4']:.2f}" == bleu4
 
 
 @pytest.mark.parametrize("config", OVERLAYS, ids=lambda path: path.stem)
@@ -100,9 +116,7 @@ def test_every_setting_of_the_paper_is_in_its_coco_config(monkeypatch):
     encoder, (_, decoder) = cli.model.encoder, cli.model._parts
     assert (encoder.grid_size, encoder.annotation_dim, encoder.frozen) == ((14, 14), 512, True)
     assert (decoder.embedding_dim, decoder.hidden_dim, decoder.gated) == (512, 1800, True)
-    assert (cli.datamodule.batch_size, cli.datamodule.max_words, cli.model.objective.attention_penalty) == (
-        64,
-        10000,
-        1.0,
-    )
+    words = cli.config_dump["data"]["vocabulary"]["max_words"]
+    (penalty,) = [term for term in cli.model.objective.terms if isinstance(term, DoublyStochasticPenalty)]
+    assert (cli.datamodule.batch_size, words, penalty.weight) == (64, 10000, 1.0)
     assert isinstance(cli.model.optimizer([torch.nn.Parameter(torch.zeros(1))]), torch.optim.Adam)

@@ -18,10 +18,10 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
-from captioning.training.batch_norm import BatchNormSync
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.module import CaptioningModule
-from captioning.training.preemption import Preemption
+from captioning.training.processes import BatchNormSync
+from captioning.training.stopping import Preemption
 
 STEPS = 9  # 7 an epoch, of 8 captions
 

@@ -60,7 +60,7 @@ def numpy_decoder(weights: dict[str, np.ndarray], annotations, captions, steps, 
                 e[i] = W["attention.score.output.weight"][0] @ np.tanh(hidden)  # Eq. 4
         alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()  # Eq. 5
         z = sum(alpha[i] * annotations[i] for i in range(L) if exists[i])  # Eq. 13
-        beta = sigmoid(W["gate.weight"][0] @ h + W["gate.bias"][0])
+        beta = sigmoid(W["gate.f_beta.weight"][0] @ h + W["gate.f_beta.bias"][0])
         z = beta * z
         gates = (
             W["word_to_gates.weight"] @ embedded
@@ -72,7 +72,7 @@ def numpy_decoder(weights: dict[str, np.ndarray], annotations, captions, steps, 
         c = sigmoid(f_gate) * c + sigmoid(i_gate) * np.tanh(g)  # Eq. 2
         h = sigmoid(o_gate) * np.tanh(c)  # Eq. 3
         hidden = embedded + W["output.L_h.weight"] @ h + W["output.L_z.weight"] @ z
-        logits.append(W["output.weight"] @ hidden + W["output.bias"])  # Eq. 7
+        logits.append(W["output.L_o.weight"] @ hidden + W["output.L_o.bias"])  # Eq. 7
         alphas.append(alpha)
         betas.append(beta)
     return np.array(logits), np.array(alphas), np.array(betas)

@@ -38,13 +38,13 @@ def table(seed: int = 0) -> torch.Tensor:
 
 def every_caption(log_probs: torch.Tensor, *, min_length: int = 0, normalization: float = 0.0):
     """All finished captions of fewer than MAX_LENGTH words, best first."""
-    found = []
+    captions = []
     for n in range(min_length, MAX_LENGTH):
         for ids in itertools.product(WORDS, repeat=n):
             path = [START, *ids, END]
             total = sum(float(log_probs[a, b]) for a, b in itertools.pairwise(path))
-            found.append((total / (n + 1) ** normalization, list(ids)))
-    return sorted(found, key=lambda item: -item[0])
+            captions.append((total / (n + 1) ** normalization, list(ids)))
+    return sorted(captions, key=lambda item: -item[0])
 
 
 @pytest.mark.parametrize("normalization", [0.0, 0.7, 1.0])
@@ -86,40 +86,25 @@ def narrowing_beam(log_probs: torch.Tensor, beam_size: int):
 @pytest.mark.parametrize("beam_size", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(6))
 def test_beam_search_equals_a_plain_loop_over_hypotheses(beam_size, seed):
-    (found,) = beam_search(markov(table(seed)), start(1), beam_size=beam_size, max_length=MAX_LENGTH)
+    (hypotheses,) = beam_search(markov(table(seed)), start(1), beam_size=beam_size, max_length=MAX_LENGTH)
     expected = narrowing_beam(table(seed), beam_size)
-    assert [(h.ids, h.finished) for h in found] == [(ids, finished) for _, ids, finished in expected]
-    torch.testing.assert_close(torch.tensor([h.score for h in found]), torch.tensor([s for s, _, _ in expected]))
-
-
-def test_images_are_searched_independently():
-    """Different images finish at different times; a batch gives what each gives alone."""
-    tables = torch.stack([table(seed) for seed in range(4)])
-
-    def step_of(images):
-        def step(tokens, state):
-            (image,) = state
-            trace = AttentionTrace(image.expand(-1, L), image[:, 0], image[:, 0].long())
-            return Step(tables[image[:, 0].long(), tokens], state, trace)
-
-        return step
-
-    together = beam_search(step_of(4), (torch.arange(4.0).unsqueeze(1),), beam_size=3, max_length=MAX_LENGTH)
-    for image in range(4):
-        (alone,) = beam_search(step_of(1), (torch.full((1, 1), float(image)),), beam_size=3, max_length=MAX_LENGTH)
-        assert [h.ids for h in together[image]] == [h.ids for h in alone]
+    assert [(h.ids, h.finished) for h in hypotheses] == [(ids, finished) for _, ids, finished in expected]
+    torch.testing.assert_close(torch.tensor([h.score for h in hypotheses]), torch.tensor([s for s, _, _ in expected]))
 
 
 class Tables:
-    """Images that each have a Markov table of their own, with <end> more likely at every step. ``met`` counts them."""
+    """Images with a Markov table each, in which <end> gets more likely at every step.
 
-    def __init__(self, tables: torch.Tensor, met: list[int]) -> None:
-        self.tables, self.met = tables, met
+    ``seen`` gets the number of images at every step.
+    """
+
+    def __init__(self, tables: torch.Tensor, seen: list[int]) -> None:
+        self.tables, self.seen = tables, seen
         self.images = len(tables)
 
     def __call__(self, tokens, state):
         (count,) = state
-        self.met.append(self.images)
+        self.seen.append(self.images)
         image = torch.arange(self.images).repeat_interleave(len(tokens) // self.images)
         alphas = torch.stack([tokens.float(), count[:, 0], self.tables[image, 0, 0]], 1)
         log_probs = self.tables[image, tokens]
@@ -127,7 +112,7 @@ class Tables:
         return Step(log_probs, (count + 1,), AttentionTrace(alphas, tokens / 10, tokens + 1))
 
     def select(self, images):
-        return Tables(self.tables[images], self.met)
+        return Tables(self.tables[images], self.seen)
 
 
 STRATEGIES = {
@@ -137,28 +122,42 @@ STRATEGIES = {
 }
 
 
-def content(found):
+def content(hypotheses):
     """Everything in (lists of) hypotheses as plain values."""
-    if isinstance(found, list):
-        return [content(item) for item in found]
-    return [*list(vars(found).values())[:-1], *(part.tolist() for part in found.trace[:3])]
+    if isinstance(hypotheses, list):
+        return [content(item) for item in hypotheses]
+    return [*list(vars(hypotheses).values())[:-1], *(field.tolist() for field in hypotheses.trace[:3])]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_images_are_searched_independently(strategy):
+    """Images end at different times; a batch gives the captions of its images alone, with their own locations."""
+    tables = torch.stack([table(seed) for seed in range(5)])
+    torch.manual_seed(3)
+    together = content(STRATEGIES[strategy](Tables(tables, []), start(5)))
+    for image, hypotheses in enumerate(together if strategy == "beam" else [[caption] for caption in together]):
+        for ids, *_, alphas, _, locations in hypotheses:
+            assert [a + 1 for a, _, _ in alphas] == locations and len(locations) == len(ids)
+        if strategy != "sample":  # whose random numbers depend on the rows before
+            alone = content(STRATEGIES[strategy](Tables(tables[image : image + 1], []), start(1)))
+            assert hypotheses == (alone[0] if strategy == "beam" else alone)
 
 
 @pytest.mark.parametrize(
-    ("strategy", "rows"), [("greedy", 1), ("greedy", 2), ("sample", 1), ("sample", 3), ("beam", 1)]
+    ("strategy", "captions_each"), [("greedy", 1), ("greedy", 2), ("sample", 1), ("sample", 3), ("beam", 1)]
 )
 @pytest.mark.parametrize("min_length", [0, 4])
-def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, rows, min_length):
+def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, captions_each, min_length):
     tables = torch.stack([table(seed) for seed in range(13)])
     tables[::3, :, END] -= 3.0  # some end late
-    met: list[int] = []
+    seen: list[int] = []
     results = []
-    for step in (Tables(tables, met), Tables(tables, []).__call__):  # a bound method has nothing to select with
+    for step in (Tables(tables, seen), Tables(tables, []).__call__):  # a bound method has no select
         torch.manual_seed(3)
-        results.append(content(STRATEGIES[strategy](step, start(13 * rows), min_length=min_length)))
+        results.append(content(STRATEGIES[strategy](step, start(13 * captions_each), min_length=min_length)))
     assert results[0] == results[1]
-    assert met[0] == 13 and met[-1] < 7  # they did leave, and the few that remained went on alone
-    assert met == sorted(met, reverse=True)
+    assert seen[0] == 13 and seen[-1] < 7  # images did leave
+    assert seen == sorted(seen, reverse=True)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -170,23 +169,6 @@ def test_checking_every_few_steps_changes_nothing(strategy, monkeypatch):
         torch.manual_seed(3)
         results.append(content(STRATEGIES[strategy](Tables(tables, []), start(13))))
     assert results[0] == results[1]
-
-
-def test_the_locations_of_a_hypothesis_are_its_own():
-    tables = torch.stack([table(seed) for seed in range(5)])
-    for image in beam_search(Tables(tables, []), start(5), beam_size=3, max_length=MAX_LENGTH):
-        for h in image:
-            assert (h.trace.locations == h.trace.alphas[:, 0] + 1).all() and len(h.trace.locations) == len(h.ids)
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_beam_of_one_equals_greedy(seed):
-    (best,) = greedy(markov(table(seed)), start(1), max_length=MAX_LENGTH)
-    ((beam,),) = beam_search(
-        markov(table(seed)), start(1), beam_size=1, length_normalization=0.9, max_length=MAX_LENGTH
-    )
-    assert (beam.ids, beam.finished) == (best.ids, best.finished)
-    torch.testing.assert_close(torch.tensor(beam.log_probs), torch.tensor(best.log_probs))
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])

@@ -1,4 +1,4 @@
-"""Statistics of attention against loops, and each cause of collapse by an example of it."""
+"""Statistics of attention against loops, and an example of every cause of collapse."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
     mask = make_mask()
     alphas = torch.softmax(3 * torch.randn(N, T, L), -1) * mask.unsqueeze(-1)
     betas = torch.rand(N, T) * mask
-    found = attention_statistics(AttentionTrace(alphas, betas, None), mask)
+    statistics = attention_statistics(AttentionTrace(alphas, betas, None), mask)
     entropy, largest, kl = [], [], []
     for n in range(N):
         for t in range(int(mask[n].sum())):
@@ -33,23 +33,23 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
             if t:
                 before = alphas[n, t - 1].numpy().astype(np.float64)
                 kl.append((a * np.log(a / before)).sum())
-    assert float(found["attention_entropy"]) == pytest.approx(np.mean(entropy), abs=1e-5)
-    assert float(found["max_alpha"]) == pytest.approx(np.mean(largest), abs=1e-5)
-    assert float(found["step_kl"]) == pytest.approx(np.mean(kl), abs=1e-5)
-    assert float(found["beta"]) == pytest.approx(float(betas[mask].mean()), abs=1e-6)
+    assert float(statistics["attention_entropy"]) == pytest.approx(np.mean(entropy), abs=1e-5)
+    assert float(statistics["max_alpha"]) == pytest.approx(np.mean(largest), abs=1e-5)
+    assert float(statistics["step_kl"]) == pytest.approx(np.mean(kl), abs=1e-5)
+    assert float(statistics["beta"]) == pytest.approx(float(betas[mask].mean()), abs=1e-6)
 
 
-def test_statistics_are_finite_where_alphas_are_exactly_zero():
+def test_statistics_of_alphas_that_are_exactly_zero_are_finite():
     alphas = torch.nn.functional.one_hot(torch.randint(L, (N, T)), L).float()
-    found = attention_statistics(AttentionTrace(alphas, None, None), torch.ones(N, T, dtype=torch.bool))
-    assert all(torch.isfinite(value) for value in found.values())
-    assert float(found["attention_entropy"]) == 0.0 and float(found["step_kl"]) > 10
+    statistics = attention_statistics(AttentionTrace(alphas, None, None), torch.ones(N, T, dtype=torch.bool))
+    assert all(torch.isfinite(value) for value in statistics.values())
+    assert float(statistics["attention_entropy"]) == 0.0 and float(statistics["step_kl"]) > 10
 
 
 def watch(
     logits: Tensor, beta: float = 0.5, batches: int = PATIENCE, locations: int | Tensor = L, draws: bool = False
 ) -> str | None:
-    """Return what the watch says of batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
+    """Return the cause for batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
     mask = make_mask()
     alphas = torch.softmax(logits.expand(N, T, L), -1) * mask.unsqueeze(-1)
     statistics = attention_statistics(AttentionTrace(alphas, torch.full((N, T), beta) * mask, None), mask)
@@ -66,25 +66,25 @@ SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
     ("logits", "beta", "cause"),
     [
         (torch.zeros(L), 0.5, "they are uniform (entropy 2.20 of 2.20 nats)"),
-        (SHARP, 0.5, "one location has it all (mean largest alpha 1.00)"),
+        (SHARP, 0.5, "one location has all the weight (mean largest alpha 1.00)"),
         (torch.randn(N, 1, L, generator=torch.Generator().manual_seed(0)), 0.5, "every word gets the same map"),
         (3 * torch.randn(N, T, L), 0.01, "the gate is closed (mean beta 0.010)"),
     ],
 )
-def test_each_cause_is_named_with_what_to_do(logits, beta, cause):
-    said = watch(logits, beta, draws=True)
-    assert said is not None and cause in said
-    assert any(option in said for option in ("`ramp`", "`reward_weight`"))
+def test_every_cause_is_named_with_its_remedy(logits, beta, cause):
+    message = watch(logits, beta, draws=True)
+    assert message is not None and cause in message
+    assert any(option in message for option in ("`ramp`", "`reward_weight`"))
     deterministic = watch(logits, beta)
     assert deterministic is not None and cause in deterministic
     assert not any(option in deterministic for option in ("`ramp`", "weight`", "`sample_probability`"))
 
 
-def test_attention_that_moves_from_word_to_word_is_left_in_peace():
+def test_attention_that_moves_from_word_to_word_gets_no_warning():
     assert watch(3 * torch.randn(N, T, L)) is None
 
 
-def test_nothing_is_said_before_attention_had_time_to_learn():
+def test_there_is_no_verdict_before_attention_had_time_to_learn():
     assert watch(torch.zeros(L), batches=PATIENCE - 1) is None
 
 

@@ -19,9 +19,10 @@ from helpers import load_script
 from helpers_runs import TINY, edit_checkpoint
 
 from captioning.captioner import load
+from captioning.cli.build import build
 from captioning.cli.fit import main
+from captioning.cli.foreign_settings import checked_component, checked_plain
 from captioning.component import import_modules
-from captioning.configs import build, checked_component, checked_plain
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource, ShapesSource
 from captioning.encoders import Encoder, TimmEncoder
 from captioning.errors import InputError, exits_on_input_error, printable
@@ -126,11 +127,14 @@ HOSTILE_PARTS = {
     "dotted key": ("model", {"encoder.class_path": "os.system", "encoder.init_args": {"command": "touch marker"}}),
     "search": ("model.search", SHELL),
     "search in a file": ("model.search", "evil.yaml"),
-    "estimator": ("model.estimator", SHELL),
-    "reduction": ("model.reduction", SHELL),
+    "objective": ("model.objective", SHELL),
+    "estimator": (
+        "model.objective",
+        {"class_path": "captioning.objective.Likelihood", "init_args": {"estimator": SHELL}},
+    ),
     "source": ("data.source", SHELL),
-    "tokenizer": ("data.tokenizer", SHELL),
-    "tokenizer of another module": ("data.tokenizer", "evil.Words"),
+    "tokenizer": ("data.vocabulary.tokenizer", SHELL),
+    "tokenizer of another module": ("data.vocabulary.tokenizer", "evil.Words"),
     "data option": ("data.features", SHELL),
     "class of torch": ("model.encoder", {"class_path": "torch.nn.Linear"}),
     "seed": ("seed_everything", SHELL),
@@ -393,7 +397,7 @@ def test_a_file_cannot_allow_what_the_user_did_not(workdir, capsys):
     annotated("folder", "/etc/passwd", workdir / "theirs")
     arguments = {"root": "theirs", "allow_outside": True}
     edit_run("data.source", {"class_path": "captioning.data.FolderSource", "init_args": arguments})
-    edit_run("data.vocabulary_file", None)
+    edit_run("data.vocabulary.file", None)
     assert "lies outside the folder" in refused(capsys, main, ["validate", "--ckpt_path", CHECKPOINT])
 
 

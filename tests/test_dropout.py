@@ -1,4 +1,4 @@
-"""Dropout drops the share it is asked to, keeps the mean, and follows the seed."""
+"""Dropout drops the given fraction, keeps the mean, and follows the seed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from captioning.kernels.dropout import Dropout
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_share_and_mean_are_right(p):
+def test_fraction_and_mean_are_right(p):
     x = torch.ones(400_003)
     y = Dropout(p)(x)
     assert float((y == 0).float().mean()) == pytest.approx(p, abs=0.004)
@@ -32,7 +32,7 @@ def test_the_same_seed_drops_the_same_units():
     assert torch.equal(layer(x), first) and not torch.equal(first, second)
 
 
-def test_gradient_passes_where_units_were_kept():
+def test_gradient_passes_through_kept_units_only():
     x = torch.ones(50, requires_grad=True)
     y = Dropout(0.4)(x)
     y.sum().backward()

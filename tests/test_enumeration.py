@@ -24,7 +24,7 @@ from captioning.objective.bounds import sampled_bounds
 from captioning.objective.estimators import (
     ArgmaxBaseline,
     Estimator,
-    ExpectedContext,
+    ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -70,7 +70,7 @@ def every_path(captioner: Captioner, image: int) -> tuple[DecoderOutput, Tensor,
     with pytest.MonkeyPatch.context() as patch, captioner.decoder.attention.inferring("sample"):
         patch.setattr(hard, "draw", lambda alphas: paths[:, next(step)].unsqueeze(0))
         output = captioner.teacher_force(batch, memory, samples=len(paths))
-    log_path = output.selection_log_probs.sum(dim=1)
+    log_path = output.log_prob.sum(dim=1)
     torch.testing.assert_close(log_path.exp().sum(), torch.ones((), dtype=torch.double))
     return output, log_path, reductions.step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
 
@@ -110,9 +110,9 @@ def exact_gradient(captioner: Captioner, *, sampled: float = 1.0, entropy: float
 
 def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     parameters = list(captioner.decoder.parameters())
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
     )
 
 
@@ -166,7 +166,7 @@ def test_self_critical_gradient_matches_enumeration(to_go):
 
 def test_expected_context_gradient_matches_enumeration():
     captioner = make_captioner()
-    assert_agrees(sampled_gradients(captioner, ExpectedContext()), exact_gradient(captioner))
+    assert_agrees(sampled_gradients(captioner, ExpectedContextBaseline()), exact_gradient(captioner))
 
 
 def test_semi_sampling_gradient_matches_enumeration():

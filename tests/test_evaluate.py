@@ -86,7 +86,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
     expected = 100 * (3 * first + second) / (4 * 36)
     assert written["values"]["reference_correctness_uniform"] == pytest.approx(expected, abs=1e-3)
     assert written["settings"]["data"]["source"]["class_path"].endswith("CocoSource")
-    assert written["settings"]["data"]["vocabulary_file"] is None and written["settings"]["max_epochs"] == 1
+    assert written["settings"]["data"]["vocabulary"]["file"] is None and written["settings"]["max_epochs"] == 1
 
 
 def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):

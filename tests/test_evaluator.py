@@ -16,12 +16,13 @@ from captioning.data.loading import CaptionDataset
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
+from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.files import read_results
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, object_cells
-from captioning.evaluation.records import NounHit, read_captions, read_scores, write_evaluation
+from captioning.evaluation.records import read_captions, read_scores, write_evaluation
 from captioning.evaluation.rouge import rouge_l
 from captioning.model import AttentionDecoder, MarginalOutput, Output
 from captioning.model.captioner import Captioner
@@ -176,15 +177,16 @@ def test_what_is_written_reads_back(split, tmp_path):
     assert [list(hit) for hit in entry["reference_hits"]] == [fields] * len(entry["reference_hits"])
 
 
-def test_files_of_other_versions_are_read(tmp_path):
-    """Before attention correctness a noun had four fields, and before that an image had no nouns."""
-    oldest = {"image_id": 1, "caption": "a dog", "references": ["the dog"]}
-    hits = [{"step": 1, "noun": "dog", "hit": True, "chance": 0.5}]
-    newer = oldest | {"image_id": 2, "hits": hits, "beam": 5}
-    (tmp_path / "c.json").write_text(json.dumps([oldest, newer]))
-    found = read_captions(tmp_path / "c.json")
-    assert found[1].hits == [] and found[1].log_prob is None
-    assert found[2].hits == [NounHit(1, "dog", True, 0.5)] and found[2].hits[0].correctness is None
+@pytest.mark.parametrize(
+    "change", [{"references": []}, {"image_id": "1"}, {"log_prob": "low"}, {"hits": [{"step": 1}]}]
+)
+def test_a_damaged_entry_is_refused(tmp_path, change):
+    entry = {"image_id": 1, "caption": "a dog", "log_prob": -1.0, "references": ["the dog"], "hits": []}
+    (tmp_path / "c.json").write_text(json.dumps([entry]))
+    assert read_captions(tmp_path / "c.json")[1].log_prob == -1
+    (tmp_path / "c.json").write_text(json.dumps([entry | change]))
+    with pytest.raises(InputError, match=r"c.json: not what `captioning test` writes"):
+        read_captions(tmp_path / "c.json")
 
 
 def test_a_sample_is_the_caption_of_an_evaluation(split):

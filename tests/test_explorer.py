@@ -245,14 +245,17 @@ def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"alphas": random_alphas(2)}, r"cats\.jpg, soft: alphas must be \(3, 15\), got \(2, 15\)"),
-        ({"grid_size": (2, 5)}, r"alphas must be \(3, 10\), got \(3, 15\)"),
-        ({"alphas": np.full((3, 15), np.nan)}, "alphas must be finite and at least 0"),
-        ({"alphas": -random_alphas(3)}, "alphas must be finite and at least 0"),
-        ({"posterior": random_alphas(2)}, r"cats\.jpg, soft: posterior must be \(3, 15\), got \(2, 15\)"),
-        ({"betas": [0.5]}, r"betas must be \(3,\), one per word, got \(1,\)"),
+        ({"alphas": random_alphas(2)}, r"cats\.jpg, soft: alphas must be \(3, 15\) for 3 words .*, got \(2, 15\)"),
+        ({"grid_size": (2, 5)}, r"alphas must be \(3, 10\) for 3 words on a grid of 2 x 5, got \(3, 15\)"),
+        ({"alphas": np.full((3, 15), np.nan)}, "prior must be finite and at least 0"),
+        ({"alphas": -random_alphas(3)}, "prior must be finite and at least 0"),
+        (
+            {"posterior": random_alphas(2)},
+            r"cats\.jpg, soft: posterior must be \(3, 15\) for 3 words .*, got \(2, 15\)",
+        ),
+        ({"betas": [0.5]}, r"betas must be \(3,\) for 3 words .*, got \(1,\)"),
         ({"log_probs": [-1.0]}, "1 log_probs for 3 words"),
-        ({"locations": [1, 2]}, r"locations must be \(3,\), one per word, got 2"),
+        ({"locations": [1, 2]}, r"locations must be \(3,\) for 3 words .*, got \(2,\)"),
     ],
 )
 def test_captions_of_contradicting_shapes_are_refused(changes, message):

@@ -1,4 +1,4 @@
-"""What a reader does in the explorer, done in a real Chromium: hover, click, press keys, and see what changed."""
+"""The explorer in a real Chromium: hover, click and press keys as a reader does, and check what is shown."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def image_set() -> list[ExploredImage]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[playwright.Browser]:
-    path = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
+    path = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
     with playwright.sync_playwright() as driver:
         started = driver.chromium.launch(executable_path=path, args=FLAGS)
         yield started
@@ -89,7 +89,7 @@ def browser() -> Iterator[playwright.Browser]:
 
 @pytest.fixture
 def visit(browser, tmp_path) -> Iterator[Callable[..., playwright.Page]]:
-    """Open a document from disk; at the end nothing may have been asked for or complained about."""
+    """Open a document from disk; at the end there may be no request and no message of the console."""
     problems: list[str] = []
     opened = []
 
@@ -143,6 +143,19 @@ def pixels(page, run: str, picture: int = 0) -> np.ndarray:
         return np.asarray(drawn.convert("RGB"))
 
 
+def runs_shown(page) -> list[str]:
+    return [item.get_attribute("data-run") for item in page.locator(".panel").all()]
+
+
+def matrix_peaks(page, run: str) -> list[int]:
+    """The strongest location of each word in the matrix, which has a pixel for each."""
+    matrix = panel(page, run).locator(".matrix")
+    values = matrix.evaluate(
+        "(canvas) => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
+    )
+    return np.reshape(values, (-1, CELLS, 4))[:, :, 0].argmax(axis=1).tolist()
+
+
 def colors(page) -> np.ndarray:
     """The different colours of the soft run's picture."""
     return np.unique(pixels(page, "soft").astype(int) @ [1, 256, 65536])
@@ -158,34 +171,28 @@ def brightest(page, run: str, picture: int = 0) -> int:
 
 
 def point_at(page, locator, column: float, row: float) -> None:
-    """Move the pointer to a place in an element, in shares of its width and height."""
+    """Move the pointer to a place in an element, in fractions of its width and height."""
     locator.scroll_into_view_if_needed()
     box = locator.bounding_box()
     page.mouse.move(box["x"] + column * box["width"], box["y"] + row * box["height"])
 
 
-def test_hovering_a_word_moves_the_map_to_where_it_looked(visit):
+def test_hovering_and_arrow_keys_move_the_map_and_stop_at_the_ends(visit):
     page = visit()
     for text, cell in zip(SOFT, SOFT_CELLS, strict=True):
         word(page, "soft", text).hover()
-        assert shown(page, "soft") == text
-        assert brightest(page, "soft") == cell
-
-
-def test_arrow_keys_move_through_the_words_and_stop_at_the_ends(visit):
-    page = visit()
+        assert (shown(page, "soft"), brightest(page, "soft")) == (text, cell)
+    page.mouse.move(2, 2)
+    page.keyboard.press("Home")
     seen = []
     for _ in range(len(SOFT)):
         seen.append((shown(page, "soft"), brightest(page, "soft")))
         page.keyboard.press("ArrowRight")
     assert seen == list(zip(SOFT, SOFT_CELLS, strict=True))
     assert shown(page, "soft") == "run"
-    page.keyboard.press("ArrowLeft")
-    assert shown(page, "soft") == "dogs"
-    page.keyboard.press("Home")
-    assert shown(page, "soft") == "two"
-    page.keyboard.press("End")
-    assert shown(page, "soft") == "run"
+    for key, text in (("ArrowLeft", "dogs"), ("Home", "two"), ("End", "run")):
+        page.keyboard.press(key)
+        assert shown(page, "soft") == text
 
 
 def test_a_pinned_word_comes_back_when_the_pointer_leaves(visit):
@@ -287,12 +294,7 @@ def test_attention_before_and_after_the_word_is_switched_where_there_are_both(vi
     assert (brightest(page, "marginal"), brightest(page, "soft")) == (SOFT_CELLS[1], SOFT_CELLS[2])
     assert "strongest in row 1, column 4" in panel(page, "marginal").locator(".details").inner_text()
     assert "has no posterior" in panel(page, "soft").locator(".details").inner_text()
-    rows = (
-        panel(page, "marginal")
-        .locator(".matrix")
-        .evaluate("(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 12, 4).data]")
-    )
-    assert np.reshape(rows, (4, CELLS, 4))[:, :, 0].argmax(axis=1).tolist() == SOFT_CELLS[::-1]
+    assert matrix_peaks(page, "marginal") == SOFT_CELLS[::-1]
     point_at(page, panel(page, "marginal").locator(".stage"), 3.5 / 4, 0.5 / 3)  # cell 3
     assert "posterior 0.78" in panel(page, "marginal").locator(".details").inner_text()
     page.keyboard.press("a")
@@ -321,27 +323,19 @@ def test_without_a_posterior_there_is_nothing_to_switch(visit):
     assert brightest(page, "soft") == SOFT_CELLS[0]
 
 
-def test_enter_pins_and_escape_unpins(visit):
-    page = visit()
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("Enter")
-    assert pinned(page, "soft") == ["brown"]
-    assert "pinned" in panel(page, "soft").locator(".details").inner_text()
-    page.keyboard.press("Escape")
-    assert pinned(page, "soft") == []
-
-
-def test_words_can_be_reached_and_pinned_by_tab_and_enter(visit):
+def test_words_are_reached_by_tab_pinned_by_enter_and_unpinned_by_escape(visit):
     page = visit()
     page.locator(".play").focus()
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.querySelector('.text').textContent") == "brown"
-    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    assert page.locator('.word[tabindex="0"]').count() == 2  # one stop per run
     page.keyboard.press("Enter")
     assert pinned(page, "soft") == ["brown"]
-    assert page.locator('.word[tabindex="0"]').count() == 2  # one stop per run
+    assert "pinned" in panel(page, "soft").locator(".details").inner_text()
+    page.keyboard.press("Escape")
+    assert pinned(page, "soft") == []
 
 
 def test_opacity_goes_from_the_untouched_view_to_the_published_figure(visit):
@@ -390,10 +384,10 @@ def test_the_map_is_smoothed_as_in_overlays(visit, cells):
     page = visit()
     rows, columns = cells.grid_size
     alpha = np.random.default_rng(0).dirichlet(np.ones(rows * columns))
-    shares = {name: np.divide(getattr(cells, name), cells.size).tolist() for name in ("offset", "stride")}
+    fractions = {name: np.divide(getattr(cells, name), cells.size).tolist() for name in ("offset", "stride")}
     smooth = page.locator(".explorer").evaluate(
         "(root, [alpha, ...sizes]) => [...root.explorer.map.smooth(alpha, ...sizes)]",
-        [alpha.tolist(), {"rows": rows, "columns": columns, **shares}, *cells.size],
+        [alpha.tolist(), {"rows": rows, "columns": columns, **fractions}, *cells.size],
     )
     np.testing.assert_allclose(np.reshape(smooth, cells.size), smooth_alphas(alpha, cells), rtol=1e-4)
 
@@ -453,22 +447,16 @@ def test_the_chosen_cell_is_framed_where_it_was_chosen(visit):
 
 def test_keys_and_buttons_switch_runs_and_keep_the_word(visit):
     page = visit()
-    runs = page.locator(".panel")
-    assert [item.get_attribute("data-run") for item in runs.all()] == ["soft", "hard"]
+    assert runs_shown(page) == ["soft", "hard"]
     word(page, "soft", "dogs").hover()
     page.keyboard.press("2")
-    assert [item.get_attribute("data-run") for item in runs.all()] == ["hard"]
-    assert shown(page, "hard") == "dogs"
-    page.keyboard.press("1")
-    assert [item.get_attribute("data-run") for item in runs.all()] == ["soft"]
-    page.keyboard.press("9")
-    assert runs.count() == 1
-    page.locator('.run[data-run="all"]').click()
-    assert runs.count() == 2
-    page.locator('.run[data-run="1"]').click()
-    assert [item.get_attribute("data-run") for item in runs.all()] == ["hard"]
-    page.keyboard.press("0")
-    assert runs.count() == 2
+    assert (runs_shown(page), shown(page, "hard")) == (["hard"], "dogs")
+    for key, runs in (("1", ["soft"]), ("9", ["soft"]), ("0", ["soft", "hard"])):
+        page.keyboard.press(key)
+        assert runs_shown(page) == runs
+    for button, runs in (("1", ["hard"]), ("all", ["soft", "hard"])):
+        page.locator(f'.run[data-run="{button}"]').click()
+        assert runs_shown(page) == runs
 
 
 def test_the_other_run_follows_to_the_same_word(visit):
@@ -522,8 +510,7 @@ def test_a_matrix_cell_shows_its_word_and_marks_its_location(visit):
     page = visit()
     matrix = panel(page, "soft").locator(".matrix")
     assert matrix.evaluate("(canvas) => [canvas.width, canvas.height]") == [CELLS, len(SOFT)]
-    rows = matrix.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(0, 0, 12, 4).data]")
-    assert np.reshape(rows, (4, CELLS, 4))[:, :, 0].argmax(axis=1).tolist() == SOFT_CELLS
+    assert matrix_peaks(page, "soft") == SOFT_CELLS
     point_at(page, matrix, 6.5 / CELLS, 2.5 / 4)
     assert shown(page, "soft") == "dogs"
     for run in ("soft", "hard"):
@@ -559,12 +546,12 @@ def test_pointing_at_the_picture_shades_the_words_that_looked_there(visit):
     page = visit()
     word(page, "soft", "brown").click()
     point_at(page, panel(page, "soft").locator(".stage"), 0.5 / 4, 2.5 / 3)  # cell 8, where "dogs" looked
-    shares = [
+    shades = [
         float(item.evaluate("(item) => item.style.getPropertyValue('--share')"))
         for item in panel(page, "soft").locator(".word").all()
     ]
-    assert shares[2] == 1
-    assert max(shares[:2] + shares[3:]) < 0.1
+    assert shades[2] == 1
+    assert max(shades[:2] + shades[3:]) < 0.1
     assert shown(page, "soft") == "brown"
 
 
@@ -651,15 +638,12 @@ def test_markup_in_captions_and_names_is_shown_as_text(visit):
     assert page.locator(".references li").all_inner_texts() == [trap]
 
 
-def test_a_caption_without_words_leaves_the_view_alone(visit):
+def test_a_caption_without_words_and_a_page_without_images_say_so(visit):
     page = visit(explorer_page([explored(run_captions("soft", "", alphas=[]), view=grey())]))
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
     assert (pixels(page, "soft") == 128).all()
     assert page.locator(".details").inner_text() == "This caption has no words."
-
-
-def test_a_page_without_images_says_so(visit):
     page = visit(explorer_page([]))
     page.keyboard.press("n")
     page.keyboard.press("ArrowRight")

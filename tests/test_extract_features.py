@@ -15,13 +15,14 @@ from helpers import SCRIPTS, load_script
 from helpers_runs import save_checkpoint
 from PIL import Image
 
-from captioning.configs import build, read_config
-from captioning.data import ShapesSource, records
+from captioning.cli.build import build
+from captioning.data import ShapesSource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.images import load_image
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.encoders import Encoder, TorchvisionEncoder
 from captioning.errors import InputError
+from captioning.settings import read_config
 
 N = {"train": 5, "val": 3}
 
@@ -55,7 +56,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(records, "TinySource", TinySource, raising=False)
     return {
         "model": {
             "encoder": {
@@ -69,7 +69,7 @@ def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
             }
         },
         "data": {
-            "source": {"class_path": "captioning.data.records.TinySource", "init_args": {"root": str(root)}},
+            "source": {"class_path": f"{__name__}.TinySource", "init_args": {"root": str(root)}},
             "batch_size": 64,
         },
     }
@@ -112,7 +112,9 @@ def test_mirrored_training_images_are_written_beside_the_others_and_resume_too(c
     run(config, tmp_path, "--flipped")
     printed = capsys.readouterr().out
     assert "train: 5 images x 256 locations x 64 x 2 bytes = 0.00 GB, 5 done already" in printed
-    assert "train_flipped: complete" in printed and printed.rstrip().endswith(f"--data.features {out} --data.flip 0.5")
+    assert "train_flipped: complete" in printed and printed.rstrip().endswith(
+        f"--data.features {out} --data.augmentation.flip 0.5"
+    )
     after = contents(out)
     new = {"train_flipped.json", "train_flipped.images.json", "train_flipped/00000.npy"}
     assert after.keys() - before.keys() == new
@@ -297,7 +299,7 @@ def test_what_cannot_be_cached_is_refused(config, tmp_path, capsys):
         ("data", {"source": {"class_path": "os.system"}}, "os.system is not a known CaptionSource"),
         ("data", {"source": {"class_path": "captioning.data.records.No"}}, "records.No is not a known CaptionSource"),
         ("data", {"source": {"class_path": "captioning.data.CaptionIndex"}}, "CaptionIndex is not a known Caption"),
-        ("data", {"source": {"class_path": "captioning.data.records.TinySource"}}, "TinySource': .*required: root"),
+        ("data", {"source": {"class_path": f"{__name__}.TinySource"}}, "TinySource': .*required: root"),
         ("model", {"encoder": {"class_path": "os.system"}}, "os.system is not a known Encoder"),
     ],
 )

@@ -261,7 +261,10 @@ OTHERS = {
         "--model.decoder.init_args.hidden_dim",
         "9",
     ],
-    Fault("resume with another vocabulary", "vocabulary (", kept="config.yaml too"): ["--data.max_words", "3"],
+    Fault("resume with another vocabulary", "vocabulary (", kept="config.yaml too"): [
+        "--data.vocabulary.max_words",
+        "3",
+    ],
 }
 
 

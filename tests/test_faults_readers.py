@@ -18,9 +18,9 @@ from PIL import Image
 
 from captioning.captioner import DecodingOptions, load
 from captioning.captioner.caption import figure_suffix
+from captioning.cli.build import build
 from captioning.cli.foreign_settings import resume_settings
 from captioning.comparison.study import read_study
-from captioning.configs import build
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.encoders import ConvEncoder
@@ -370,16 +370,16 @@ def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, c
 
 STUDY = {"name": "x", "seeds": [1], "variants": {"soft": {"config": "c"}}}
 STUDIES: dict[Fault, dict[Any, Any]] = {
-    Fault("a study with an unknown key", "'seed' is no key of a study; did you mean seeds?"): {"seed": 1},
-    Fault("a study without variants", "variants: there is none"): {"variants": {}},
-    Fault("a study with a seed below 0", "seeds: must be whole numbers, got [-1]"): {"seeds": [-1]},
-    Fault("a study with a seed twice", "seeds: [1, 1] has one twice"): {"seeds": [1, 1]},
-    Fault("a study whose config is not there", "d.yaml is not there"): {"variants": {"soft": {"config": "d"}}},
-    Fault("a study whose config has a name of 600 characters", "is not there"): {
+    Fault("a study with an unknown key", "unknown key `seed`; did you mean seeds?"): {"seed": 1},
+    Fault("a study without variants", "variants: Expected a mapping of length >= 1"): {"variants": {}},
+    Fault("a study with a seed below 0", "seeds[0]: Expected `int` >= 0"): {"seeds": [-1]},
+    Fault("a study with a seed twice", "seeds: [1, 1] has a seed twice"): {"seeds": [1, 1]},
+    Fault("a study whose config is not there", "there is no d.yaml"): {"variants": {"soft": {"config": "d"}}},
+    Fault("a study whose config has a name of 600 characters", "there is no aaa"): {
         "variants": {"soft": {"config": "a" * 600}}
     },
     Fault("a study that compares with no variant", "references: hard is no variant"): {"references": ["hard"]},
-    Fault("a study with a number for a key", "3 is no key of a study"): {3: 1, 4: 2},
+    Fault("a study with a number for a key", "Expected `str`"): {3: 1, 4: 2},
 }
 
 

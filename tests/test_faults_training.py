@@ -21,9 +21,8 @@ from helpers_training import last_checkpoint, make_data, make_module, make_shape
 
 from captioning.data.shapes import ShapesSource
 from captioning.training.divergence import Diverged, StopOnDivergence, all_finite
-from captioning.training.interruption import ends_after_the_step
-from captioning.training.preemption import STOPPED, Preemption
 from captioning.training.schedules import WarmupCosine
+from captioning.training.stopping import STOPPED, Preemption, ends_after_the_step
 
 STEPS = 7  # of an epoch
 

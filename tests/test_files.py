@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -10,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.files import part_of, replacing, write_json, write_text
+from captioning.files import _temporary_cache, cache_folder, part_of, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
-from captioning.terminal import Progress
 
 
 def test_a_file_is_replaced_as_a_whole_and_its_folders_are_made(tmp_path):
@@ -66,39 +64,31 @@ def test_what_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
 
 def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     folder = RunFolder(tmp_path / "runs" / "a")
-    found = RunFolder.of(folder.checkpoint("best"))
-    assert found is not None and found.path == folder.path
+    run = RunFolder.of(folder.checkpoint("best"))
+    assert run is not None and run.path == folder.path
     assert RunFolder.of(tmp_path / "best.ckpt") is None
     monkeypatch.chdir(tmp_path)
-    found = RunFolder.of(folder.checkpoint("last"))
-    assert found is not None and found.config == Path("runs/a/config.yaml")
+    run = RunFolder.of(folder.checkpoint("last"))
+    assert run is not None and run.config == Path("runs/a/config.yaml")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+@pytest.mark.skipif(os.name == "nt", reason="folders of Unix")
+def test_without_a_home_the_cache_is_a_private_folder_in_the_temporary_one(tmp_path, monkeypatch):
+    def homeless(*_, **__):
+        raise RuntimeError("could not determine the home directory")
 
-
-def test_progress_is_a_line_now_and_then_in_a_log_and_a_bar_on_a_terminal(monkeypatch):
-    monkeypatch.setattr("captioning.terminal._SECONDS_BETWEEN_LINES", -1.0)
-    log, terminal, unseen = io.StringIO(), Terminal(), Terminal()
-    with Progress("a.zip", 3_000_000, 1_000_000, unit="bytes", stream=log) as progress:
-        progress.update(2_000_000)
-    assert log.getvalue().startswith("a.zip: 2.0 MB of 3.0 MB, ")
-    for stream, shown in ((terminal, True), (unseen, False)):
-        with Progress("train", 5, stream=stream, shown=shown) as progress:
-            progress.update(4)
-            progress.say("[a] line")
-    assert "4 of 5 images" in terminal.getvalue() and "[a] line" in terminal.getvalue()
-    assert unseen.getvalue() == "[a] line\n"
-
-
-def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
-    clock = iter([0.0, 2.0])
-    monkeypatch.setattr("captioning.terminal.time.monotonic", lambda: next(clock))
-    progress = Progress("train", 20, 10)
-    progress.done = 16
-    assert progress.rate() == "3.0 images/s"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert cache_folder("x.json") == tmp_path / "cache/captioning/x.json"
+    monkeypatch.setattr("captioning.files.platformdirs.user_cache_path", homeless)
+    monkeypatch.setattr("captioning.files.tempfile.tempdir", str(tmp_path))
+    for _ in range(2):
+        _temporary_cache.cache_clear()
+        folder = cache_folder()
+        assert folder == tmp_path / f"captioning-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
+    folder.chmod(0o777)  # anybody may have put a file there
+    _temporary_cache.cache_clear()
+    assert cache_folder() != folder and cache_folder().parent == tmp_path and cache_folder() == cache_folder()
+    _temporary_cache.cache_clear()
 
 
 def test_what_utf8_cannot_hold_is_written_as_json_escapes_it(tmp_path):

@@ -15,8 +15,8 @@ from helpers_runs import save_checkpoint
 from PIL import Image
 
 from captioning.captioner import load
+from captioning.captioner.images import is_one, open_image
 from captioning.data import download
-from captioning.data.images import is_one, opened
 from captioning.errors import InputError
 
 ADDRESS = "https://example.org/cat.png"
@@ -86,14 +86,14 @@ def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
 def test_every_form_has_the_same_pixels(path):
     expected = np.array(pixels(path))
     for form, source in forms(path).items():
-        found = opened(source)
-        np.testing.assert_array_equal(np.array(pixels(found) if isinstance(found, Path) else found), expected, form)
+        image = open_image(source)
+        np.testing.assert_array_equal(np.array(pixels(image) if isinstance(image, Path) else image), expected, form)
 
 
 def test_grey_images_have_equal_channels():
     grey = np.arange(12, dtype=np.uint8).reshape(3, 4)
     for source in (grey, grey[..., None], torch.from_numpy(grey), torch.from_numpy(grey)[None]):
-        np.testing.assert_array_equal(np.array(opened(source)), np.repeat(grey[..., None], 3, axis=2))
+        np.testing.assert_array_equal(np.array(open_image(source)), np.repeat(grey[..., None], 3, axis=2))
 
 
 def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
@@ -108,21 +108,15 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (7, r"images: an image is a path, .*, got int 7"),
-        (None, "got NoneType None"),
+        (None, r"images: an image is a path, .*, got NoneType None"),
         ({"image": "cat.png"}, "got dict"),
         ([3.5], r"image: must be a path, .*, got float 3\.5"),
-        (b"not an image", "bytes: 12 bytes that are no image file"),
         (
             np.zeros((4, 5, 2), np.uint8),
             r"array must be \(height, width, 1, 3 or 4\) or \(height, width\), got \(4, 5, 2\)",
         ),
         (torch.zeros(5, 4, 3), r"tensor must be \(1, 3 or 4, height, width\) or \(height, width\), got \(5, 4, 3\)"),
         (np.zeros((0, 5, 3), np.uint8), r"got \(0, 5, 3\)"),
-        (np.zeros((4, 5, 3), np.int64), r"must be uint8, or floating-point in 0 \.\. 1, got int64"),
-        (np.full((4, 5, 3), 255.0), r"array of float64 must lie in 0 \.\. 1, got 255 \.\. 255"),
-        (torch.full((3, 4, 5), float("nan")), r"tensor of float32 must lie in 0 \.\. 1, got nan"),
-        (ADDRESS, r"cat\.png: is an address; save the image as a file"),
     ],
 )
 def test_what_is_no_image_is_said(captioner, source, message):
@@ -142,7 +136,7 @@ def test_an_address_is_fetched_when_asked(captioner, path, web):
         ("http://example.org/a.png", None, "only https addresses are fetched"),
         (ADDRESS, None, "no such host"),
         (ADDRESS, Answer(b"", "http://example.org/a.png"), "leads to http://example.org/a.png, which is not https"),
-        (ADDRESS, Answer(b"x" * 300), "has more than 0.0 MB"),
+        (ADDRESS, Answer(b"x" * 300), "has more than 200 bytes"),
         (ADDRESS, Answer(b"<html>"), "6 bytes that are no image file"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The measurement of the estimators' variance, on a decoder small enough for every draw to be cheap."""
+"""The measurement of the estimators' variance, on a tiny decoder."""
 
 from __future__ import annotations
 
@@ -32,22 +32,16 @@ def make_batch() -> CaptionBatch:
 
 @pytest.mark.slow
 def test_baselines_shrink_the_variance_and_cost_is_counted():
-    found = measure(make_captioner(SoftAttention(AdditiveScore(4))), make_batch(), [make_batch()], draws=60)
-    assert len(found) == len(ESTIMATORS) + len(TEMPERATURES)
-    assert found["none"]["ratio"] == found["none"]["score_ratio"] == 1.0
+    values = measure(make_captioner(SoftAttention(AdditiveScore(4))), make_batch(), [make_batch()], draws=60)
+    assert len(values) == len(ESTIMATORS) + len(TEMPERATURES)
+    assert values["none"]["ratio"] == values["none"]["score_ratio"] == 1.0
     for name in ("reward to go", "self-critical, to go", "leave one out, 4 draws, to go"):
-        assert found[name]["score_ratio"] < 0.7
-    assert (
-        found["leave one out, 8 draws, to go"]["score_variance"]
-        < found["leave one out, 2 draws, to go"]["score_variance"]
-    )
-    assert [found[name]["rows"] for name in ("none", "self-critical, caption", "leave one out, 8 draws, to go")] == [
-        1,
-        2,
-        8,
-    ]
+        assert values[name]["score_ratio"] < 0.7
+    two, eight = (values[f"leave one out, {draws} draws, to go"] for draws in (2, 8))
+    assert eight["score_variance"] < two["score_variance"]
+    assert [row["rows"] for row in (values["none"], values["self-critical, caption"], eight)] == [1, 2, 8]
 
 
-def test_attention_that_has_nothing_to_draw_from_is_refused():
+def test_attention_without_a_score_is_refused():
     with pytest.raises(InputError, match="UniformAttention learns nothing from draws"):
         measure(make_captioner(UniformAttention()), make_batch(), [], draws=2)

@@ -35,20 +35,12 @@ def noun_hits(words, alphas, objects) -> list[NounHit]:
     return grounding.noun_hits(words, alphas, object_cells(objects, CELLS))
 
 
-def cells_touched(mask, grid_size) -> np.ndarray:
-    return cell_coverage(mask, CellGrid.regular(grid_size, mask.shape)) > 0
-
-
-def pointing_accuracy(hits) -> float:
-    return grounding_scores(hits)["pointing_accuracy"]
-
-
-def chance_pointing_accuracy(hits) -> float:
-    return grounding_scores(hits)["pointing_chance"]
+def cells_touched(mask, grid_size) -> list[list[bool]]:
+    return (cell_coverage(mask, CellGrid.regular(grid_size, mask.shape)) > 0).tolist()
 
 
 def looking_at(*cells: tuple[int, int]) -> np.ndarray:
-    """One row of alphas per word, strongest at that (row, column)."""
+    """Alphas of one word per cell, strongest at that (row, column)."""
     alphas = np.full((len(cells), L), 0.1)
     for step, (row, column) in enumerate(cells):
         alphas[step, row * GRID[1] + column] = 0.5
@@ -67,20 +59,21 @@ def test_a_hit_is_a_cell_that_touches_the_mask():
             assert hits[0].chance == 1 / 6
 
 
-def test_one_pixel_in_a_cell_is_enough_and_its_neighbours_do_not_count():
-    # Dilated by half a cell (5 pixels), pixel (9, 20) reaches the centres of the cells that contain it, no other's.
-    assert cells_touched(box(9, 10, 20, 21), GRID).tolist() == [[False, False, True], [False, False, False]]
-    assert cells_touched(box(9, 11, 19, 21), GRID).tolist() == [[False, True, True], [False, True, True]]
-
-
-def test_a_pixel_on_a_cell_edge_belongs_to_both_cells():
-    # 7 pixels in 2 cells: the edge runs through pixel 3.
-    assert cells_touched(box(0, 1, 3, 4, size=(1, 7)), (1, 2)).tolist() == [[True, True]]
-    assert cells_touched(box(0, 1, 2, 3, size=(1, 7)), (1, 2)).tolist() == [[True, False]]
-
-
-def test_a_grid_finer_than_the_mask_still_covers_it():
-    assert cells_touched(box(0, 1, 1, 2, size=(2, 2)), (2, 4)).tolist() == [[False] * 2 + [True] * 2, [False] * 4]
+@pytest.mark.parametrize(
+    ("mask", "grid_size", "touched"),
+    [
+        # Dilated by half a cell (5 pixels), pixel (9, 20) reaches the centre of its own cell alone.
+        (box(9, 10, 20, 21), GRID, [[False, False, True], [False, False, False]]),
+        (box(9, 11, 19, 21), GRID, [[False, True, True], [False, True, True]]),
+        # 7 pixels in 2 cells: the edge runs through pixel 3, which belongs to both.
+        (box(0, 1, 3, 4, size=(1, 7)), (1, 2), [[True, True]]),
+        (box(0, 1, 2, 3, size=(1, 7)), (1, 2), [[True, False]]),
+        # A grid finer than the mask still covers it.
+        (box(0, 1, 1, 2, size=(2, 2)), (2, 4), [[False, False, True, True], [False] * 4]),
+    ],
+)
+def test_one_pixel_in_a_cell_is_enough_and_its_neighbours_do_not_count(mask, grid_size, touched):
+    assert cells_touched(mask, grid_size) == touched
 
 
 def test_cells_agree_with_a_loop_over_pixels_on_uneven_sizes():
@@ -95,7 +88,7 @@ def test_cells_agree_with_a_loop_over_pixels_on_uneven_sizes():
                 inside_rows = y * rows < (r + 1) * 17 and (y + 1) * rows > r * 17
                 inside_columns = x * columns < (c + 1) * 23 and (x + 1) * columns > c * 23
                 expected[r, c] |= inside_rows and inside_columns
-    assert (cells_touched(mask, (rows, columns)) == expected).all()
+    assert cells_touched(mask, (rows, columns)) == expected.tolist()
 
 
 def test_the_colour_in_the_phrase_chooses_among_objects_of_one_noun():
@@ -149,7 +142,7 @@ def test_synonyms_and_names_of_several_words_count_at_their_last_word():
     assert (hit.step, hit.hit) == (1, True)
 
 
-def test_the_row_of_the_end_token_may_be_there_and_is_ignored():
+def test_the_step_of_the_end_token_is_ignored():
     circle = thing("circle", box(0, 10, 0, 10))
     assert [hit.hit for hit in noun_hits(["circle"], looking_at((0, 0), (1, 2)), [circle])] == [True]
 
@@ -158,7 +151,7 @@ def test_the_row_of_the_end_token_may_be_there_and_is_ignored():
     ("words", "alphas", "message"),
     [
         (["circle"], np.zeros((1, 5)), r"alphas must be \(T, 6\) for a grid of 2 x 3, got \(1, 5\)"),
-        (["a", "circle"], np.zeros((1, 6)), "alphas has 1 rows for 2 words"),
+        (["a", "circle"], np.zeros((1, 6)), "alphas has 1 steps for 2 words"),
     ],
 )
 def test_contradicting_shapes_are_refused(words, alphas, message):
@@ -186,13 +179,10 @@ def test_scores_are_means_over_nouns_in_percent():
         "correctness_uniform": pytest.approx(20),
         "correctness_centre": pytest.approx(20),
     }
-
-
-def test_no_noun_has_no_scores():
     assert grounding_scores([]) == {}
 
 
-def test_coverage_is_the_exact_share_of_a_cells_area():
+def test_coverage_is_the_exact_fraction_of_a_cells_area():
     # Cells of 10 x 10: 30 pixels of the first, 20 of the second.
     assert cell_coverage(box(0, 5, 4, 14), CELLS).tolist() == [[0.3, 0.2, 0], [0, 0, 0]]
     # 7 pixels in 2 cells of 3.5: half of pixel 3 lies in each.
@@ -207,7 +197,7 @@ def test_coverage_agrees_with_enlarged_pixels_on_uneven_sizes():
     np.testing.assert_allclose(covered, fine.reshape(3, 7, 5, 11).mean(axis=(1, 3)), rtol=1e-12)
 
 
-def test_correctness_is_the_share_of_attention_on_the_object():
+def test_correctness_is_the_fraction_of_attention_on_the_object():
     circle = thing("circle", box(0, 10, 5, 20))  # half of cell (0, 0), all of (0, 1)
     alphas = np.array([[1 / 6] * 6, [0.4, 0.3, 0.1, 0.1, 0.05, 0.05]])
     (hit,) = noun_hits(["a", "circle"], alphas, [circle])
@@ -287,8 +277,8 @@ def test_chance_is_what_random_locations_score():
     for location in range(L):
         alphas = np.zeros((len(words), L))
         alphas[:, location] = 1
-        hits = noun_hits(words, alphas, objects)
-        scores.append(pointing_accuracy(hits))
-        chances.add(chance_pointing_accuracy(hits))
+        values = grounding_scores(noun_hits(words, alphas, objects))
+        scores.append(values["pointing_accuracy"])
+        chances.add(values["pointing_chance"])
     assert len(chances) == 1
     assert chances.pop() == pytest.approx(np.mean(scores))

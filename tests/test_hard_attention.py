@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, Attention, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention import (
+    AdditiveScore,
+    Attention,
+    GumbelAttention,
+    HardAttention,
+    SoftAttention,
+    StochasticAttention,
+)
 from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
 from captioning.errors import InputError
@@ -26,10 +33,10 @@ def make_decoder(attention: Attention) -> AttentionDecoder:
     return decoder
 
 
-def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, rows: int = 1) -> DecoderOutput:
+def decode(decoder: AttentionDecoder, annotations: torch.Tensor, mask=None, captions_each: int = 1) -> DecoderOutput:
     captions, lengths = pad_captions([[5, 6, 7, 8], [5, 6], [9, 8, 7], [4]])
     memory = decoder.encode(annotations, mask)
-    return decoder(captions.repeat_interleave(rows, 0), lengths.repeat_interleave(rows, 0), memory)
+    return decoder(captions.repeat_interleave(captions_each, 0), lengths.repeat_interleave(captions_each, 0), memory)
 
 
 def one_hot_steps(output: DecoderOutput) -> torch.Tensor:
@@ -38,11 +45,14 @@ def one_hot_steps(output: DecoderOutput) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("attention", [HardAttention, GumbelAttention])
-def test_every_step_looks_at_exactly_one_location(attention):
+def test_every_step_draws_one_location_and_reports_its_log_probability(attention):
     decoder = make_decoder(attention(AdditiveScore(A), sample_probability=1.0)).train()
     output = decode(decoder, torch.randn(B, L, D))
     assert torch.equal(one_hot_steps(output), output.mask)
     assert output.trace.locations.min() >= 0 and output.trace.locations.max() < L
+    drawn = output.trace.alphas.gather(-1, output.trace.locations.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(output.log_prob[output.mask], drawn[output.mask].log())
+    assert (output.log_prob[~output.mask] == 0).all()
 
 
 def test_locations_are_drawn_as_often_as_alphas_say():
@@ -59,9 +69,9 @@ def test_masked_locations_are_never_drawn_and_gradients_stay_finite(attention):
     decoder = make_decoder(attention(AdditiveScore(A))).train()
     mask = torch.ones(B, L, dtype=torch.bool)
     mask[:, 2:] = False
-    output = decode(decoder, torch.randn(B, L, D), mask, rows=50)
+    output = decode(decoder, torch.randn(B, L, D), mask, captions_each=50)
     assert set(output.trace.locations[output.mask].tolist()) - {EXPECTATION} == {0, 1}
-    (output.selection_log_probs.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
+    (output.log_prob.sum() + output.logits.sum() + step_entropy(output.trace.alphas).sum()).backward()
     assert all(torch.isfinite(p.grad).all() for p in decoder.parameters() if p.grad is not None)
 
 
@@ -76,26 +86,15 @@ def test_context_is_the_annotation_of_the_drawn_location():
     torch.testing.assert_close(out.log_prob, out.alphas.log()[torch.arange(B * 3), chosen])
 
 
-def test_log_probs_are_those_of_the_drawn_locations_and_zero_past_the_end():
-    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=1.0)).train()
-    output = decode(decoder, torch.randn(B, L, D))
-    drawn = output.trace.alphas.gather(-1, output.trace.locations.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(output.selection_log_probs[output.mask], drawn[output.mask].log())
-    assert (output.selection_log_probs[~output.mask] == 0).all()
-
-
-def test_hard_contexts_pass_no_gradient_to_the_score_and_expected_ones_do():
-    for probability, reaches in ((1.0, False), (0.0, True)):
-        decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=probability)).train()
-        decode(decoder, torch.randn(B, L, D)).logits.sum().backward()
-        gradient = decoder.attention.score.output.weight.grad
-        assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
-
-
-def test_gumbel_contexts_pass_a_gradient_to_the_score():
-    decoder = make_decoder(GumbelAttention(AdditiveScore(A))).train()
+@pytest.mark.parametrize(
+    ("attention", "probability", "reaches"),
+    [(HardAttention, 1.0, False), (HardAttention, 0.0, True), (GumbelAttention, 1.0, True)],
+)
+def test_hard_contexts_pass_no_gradient_to_the_score_and_others_do(attention, probability, reaches):
+    decoder = make_decoder(attention(AdditiveScore(A), sample_probability=probability)).train()
     decode(decoder, torch.randn(B, L, D)).logits.sum().backward()
-    assert decoder.attention.score.output.weight.grad.abs().sum() > 0
+    gradient = decoder.attention.score.output.weight.grad
+    assert (gradient is not None and bool(gradient.abs().sum() > 0)) == reaches
 
 
 def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
@@ -114,12 +113,12 @@ def test_relaxed_sample_nears_the_drawn_location_as_the_temperature_falls():
     assert jacobian(0.05) > jacobian(0.5) + 0.2  # most relaxed samples are saturated where it is cold
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_semi_sampling_decides_image_by_image_for_all_steps_and_rows(rows):
+@pytest.mark.parametrize("captions_each", [1, 3])
+def test_semi_sampling_decides_image_by_image_for_all_steps_and_captions(captions_each):
     decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).train()
     drawn_images = set()
     for _ in range(20):
-        output = decode(decoder, torch.randn(B, L, D), rows=rows)
+        output = decode(decoder, torch.randn(B, L, D), captions_each=captions_each)
         drawn = one_hot_steps(output).view(B, -1)
         exists = output.mask.view(B, -1)
         for image in range(B):
@@ -134,7 +133,7 @@ def test_semi_sampling_per_batch_is_one_decision_for_all_images():
     assert batches == {(True,) * B, (False,) * B}
 
 
-def test_images_that_are_not_drawn_see_what_soft_attention_sees():
+def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     hard = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.0)).train()
     soft = make_decoder(SoftAttention(AdditiveScore(A))).train()
     soft.load_state_dict(hard.state_dict(), strict=False)
@@ -143,7 +142,7 @@ def test_images_that_are_not_drawn_see_what_soft_attention_sees():
     torch.testing.assert_close(output.logits, reference.logits)
     assert (output.trace.locations == EXPECTATION).all()
     torch.testing.assert_close(output.trace.alphas, reference.trace.alphas)
-    assert (output.selection_log_probs == 0).all() and reference.selection_log_probs is None
+    assert (output.log_prob == 0).all() and reference.log_prob is None
 
 
 def test_inference_modes_are_expectation_most_probable_location_and_draw():
@@ -163,7 +162,7 @@ def test_inference_modes_are_expectation_most_probable_location_and_draw():
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_a_mode_lent_for_a_while_is_given_back(training):
+def test_inferring_restores_the_mode(training):
     attention = HardAttention(AdditiveScore(A), inference="argmax").train(training)
 
     def fail_on_the_way() -> None:
@@ -178,14 +177,14 @@ def test_a_mode_lent_for_a_while_is_given_back(training):
 
 def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
     decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).eval()
-    assert decoder.encode(torch.randn(B, L, D)).expected is None
+    assert decoder.encode(torch.randn(B, L, D)).use_expectation is None
     assert int(decoder.attention.batches) == 0
 
 
-def test_modes_that_an_attention_does_not_know_are_refused_by_name():
-    with pytest.raises(InputError, match="inference: SoftAttention knows expected, got 'argmax'"):
+def test_unknown_modes_are_refused_by_name():
+    with pytest.raises(InputError, match="inference: must be one of expected for SoftAttention, got 'argmax'"):
         SoftAttention(AdditiveScore(A)).inference = "argmax"
-    with pytest.raises(InputError, match="inference: HardAttention knows expected, argmax, sample, got 'mean'"):
+    with pytest.raises(InputError, match="inference: must be one of expected, argmax, sample for HardAttention, got 'mean'"):
         HardAttention(AdditiveScore(A), inference="mean")
 
 
@@ -193,8 +192,8 @@ def test_modes_that_an_attention_does_not_know_are_refused_by_name():
     ("option", "message"),
     [
         ({"sample_probability": 1.5}, "sample_probability must be in"),
-        ({"ramp": (20, 10)}, "ramp must be"),
-        ({"ramp": (10, 20, 30)}, "two or four"),
+        ({"ramp": (20, 10)}, "ramp must have"),
+        ({"ramp": (10, 20, 30)}, "ramp must have"),
         ({"temperature": 0.0}, "temperature must be positive"),
         ({"temperature": math.nan}, "temperature must be positive"),
         ({"anneal": 0}, "anneal must be at least 1"),
@@ -205,96 +204,74 @@ def test_options_out_of_range_are_refused_by_name(option, message):
         GumbelAttention(AdditiveScore(A), **option)
 
 
-def test_ramp_raises_the_probability_linearly_between_its_batches():
-    attention = HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=(2, 6))
-    attention.build(D, H)
-    attention.train()
-    seen = []
-    for _ in range(8):
-        attention.begin_batch()
-        seen.append(float(attention.sample_probability))
-        memory = attention.prepare(torch.randn(50, L, D))
-    assert seen == pytest.approx([0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8])
-    assert memory.expected.float().mean() < 0.5
-    first = HardAttention(AdditiveScore(A), ramp=(2, 6))
-    first.build(D, H)
-    assert not first.draws and attention.draws
-    assert first.train().prepare(torch.randn(50, L, D)).expected.all()
+# Schedules
 
 
-def test_ramp_of_four_batches_lets_the_probability_fall_again_and_then_nothing_is_drawn():
-    attention = HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=(1, 3, 4, 6))
+def training(attention: StochasticAttention) -> StochasticAttention:
     attention.build(D, H)
-    attention.train()
-    seen = []
-    for _ in range(8):
+    return attention.train()
+
+
+def after_batches(attention: StochasticAttention, batches: int) -> list[dict[str, float]]:
+    """Begin training batches, encode each of them twice, and return the values of the schedule."""
+    values = []
+    for _ in range(batches):
         attention.begin_batch()
-        seen.append(attention.sample_probability)
-        memory = attention.prepare(torch.randn(2, L, D))
-    assert seen == pytest.approx([0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0])
-    assert not attention.draws and memory.expected.all()
+        for _ in range(2):
+            attention.prepare(torch.randn(2, L, D))
+        values.append(attention.schedule())
+    return values
+
+
+@pytest.mark.parametrize(
+    ("ramp", "probabilities"),
+    [((2, 6), [0, 0, 0, 0.2, 0.4, 0.6, 0.8, 0.8]), ((1, 3, 4, 6), [0, 0, 0.4, 0.8, 0.8, 0.4, 0, 0])],
+)
+def test_ramp_moves_the_probability_linearly_between_its_batches(ramp, probabilities):
+    attention = training(HardAttention(AdditiveScore(A), sample_probability=0.8, ramp=ramp))
+    assert not attention.draws and attention.prepare(torch.randn(50, L, D)).use_expectation.all()
+    values = after_batches(attention, len(probabilities))
+    assert [value["sample_probability"] for value in values] == pytest.approx(probabilities)
+    expected = attention.prepare(torch.randn(50, L, D)).use_expectation
+    assert attention.draws == (probabilities[-1] > 0) and bool(expected.all()) != attention.draws
+    assert int(attention.batches) == len(probabilities)
 
 
 def test_no_image_is_treated_separately_once_all_are_drawn():
-    attention = HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1))
-    attention.build(D, H)
-    attention.train()
-    attention.begin_batch()
-    assert attention.prepare(torch.randn(B, L, D)).expected is not None
-    attention.begin_batch()
-    assert attention.prepare(torch.randn(B, L, D)).expected is None
-
-
-def test_temperature_falls_exponentially_to_its_final_value():
-    attention = GumbelAttention(AdditiveScore(A), temperature=2.0, final_temperature=0.5, anneal=4)
-    attention.build(D, H)
-    attention.train()
-    seen = []
-    for _ in range(6):
+    attention = training(HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1)))
+    for separately in (True, False):
         attention.begin_batch()
-        seen.append(float(attention.temperature))
-    assert seen == pytest.approx([2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5])
+        assert (attention.prepare(torch.randn(B, L, D)).use_expectation is not None) == separately
 
 
-def test_first_batch_is_relaxed_at_the_first_temperature():
-    attention = GumbelAttention(AdditiveScore(A), temperature=2.0, final_temperature=0.5, anneal=1)
-    attention.build(D, H)
-    attention.train()
+def test_schedules_continue_from_a_checkpoint():
+    attention = training(HardAttention(AdditiveScore(A), ramp=(0, 10)))
+    after_batches(attention, 8)
+    again = HardAttention.from_config(attention.to_config())
+    again.build(D, H)
+    again.load_state_dict(attention.state_dict())
+    assert again.sample_probability == attention.sample_probability == pytest.approx(0.35)
+    again.begin_batch()
+    assert again.sample_probability == pytest.approx(0.4)
+
+
+def test_temperature_falls_exponentially_and_relaxes_the_samples_of_its_batch():
+    attention = training(GumbelAttention(AdditiveScore(A), temperature=2.0, final_temperature=0.5, anneal=4))
     annotations, query = torch.randn(B, L, D), torch.randn(B, H, requires_grad=True)
-    for temperature in (2.0, 0.5, 0.5):
+    for temperature in (2.0, 2**0.5, 1.0, 2**-0.5, 0.5, 0.5):
         attention.begin_batch()
+        assert attention.temperature == pytest.approx(temperature)
         memory = attention.prepare(annotations)
         torch.manual_seed(6)
-        found = torch.autograd.grad(attention(query, memory).context.sum(), query)[0]
+        gradient = torch.autograd.grad(attention(query, memory).context.sum(), query)[0]
         torch.manual_seed(6)
         log_alphas = attention.score(query.unsqueeze(1), memory.projected).log_softmax(dim=-1)
         gumbel = -torch.empty_like(log_alphas).exponential_().log()
         relaxed = ((log_alphas + gumbel) / temperature).softmax(dim=-1)
-        expected = torch.autograd.grad((relaxed @ annotations).sum(), query)[0]
-        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(gradient, torch.autograd.grad((relaxed @ annotations).sum(), query)[0])
 
 
-def test_schedules_go_on_where_a_checkpoint_left_them():
-    attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
-    attention.build(D, H)
-    attention.train()
-    for _ in range(8):
-        attention.begin_batch()
-    again = HardAttention.from_config(attention.to_config())
-    again.build(D, H)
-    again.load_state_dict(attention.state_dict())
-    assert float(again.sample_probability) == float(attention.sample_probability) == pytest.approx(0.35)
-
-
-def test_a_batch_that_is_encoded_several_times_counts_once():
-    attention = HardAttention(AdditiveScore(A), ramp=(0, 10))
-    attention.build(D, H)
-    attention.train()
-    for _ in range(3):
-        attention.begin_batch()
-        for _ in range(3):
-            attention.prepare(torch.randn(2, L, D))
-    assert int(attention.batches) == 3 and attention.sample_probability == pytest.approx(0.1)
+# The generator and autocast
 
 
 def test_draws_come_from_the_global_generator():
@@ -311,5 +288,5 @@ def test_alphas_stay_probabilities_under_autocast():
     decoder = make_decoder(HardAttention(AdditiveScore(A))).train()
     with torch.autocast("cpu", torch.bfloat16):
         output = decode(decoder, torch.randn(B, L, D))
-    assert output.selection_log_probs.dtype == output.trace.alphas.dtype == torch.float32
+    assert output.log_prob.dtype == output.trace.alphas.dtype == torch.float32
     torch.testing.assert_close(output.trace.alphas.sum(-1), output.mask.float())

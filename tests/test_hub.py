@@ -96,8 +96,8 @@ def test_a_captioner_is_loaded_by_its_name(hub, tmp_path):
 def test_a_revision_is_the_one_that_is_asked_for(hub, tmp_path):
     other = load(save_checkpoint(tmp_path / "other.ckpt", gated=False))
     other.export(hub.root / "owner/mine" / COMMITS["v1"])
-    assert load("hf:owner/mine@v1").captioner.decoder.gate is None
-    assert load(f"hf:owner/mine@{COMMITS['main']}").captioner.decoder.gate is not None
+    assert not load("hf:owner/mine@v1").captioner.decoder.gated
+    assert load(f"hf:owner/mine@{COMMITS['main']}").captioner.decoder.gated
 
 
 def test_what_was_downloaded_once_is_there_without_a_connection(hub, tmp_path, monkeypatch):

@@ -105,20 +105,20 @@ def test_meteor_equals_the_coco_toolkit(meteor):
 
 @pytest.mark.java
 def test_meteor_takes_captions_that_would_break_its_lines(meteor):
-    *_, found = meteor
+    *_, values = meteor
     for name in ("empty", "empty reference", "both empty", "separator", "command", "other letters"):
-        assert found[name] == 0, name
+        assert values[name] == 0, name
     for name in ("separator inside", "separator in a word", "separator in a reference", "line break", "letters"):
-        assert found[name] == pytest.approx(1.0), name
-    assert found["lone surrogate"] > 0 and 0 < found["long"] < 1
+        assert values[name] == pytest.approx(1.0), name
+    assert values["lone surrogate"] > 0 and 0 < values["long"] < 1
 
 
 def test_meteor_of_a_hand_computed_case():
     # "a dog runs over the green grass" against "the dogs ran in grass with friends", as METEOR 1.5 counts it: grass
     # exactly, one stem, one synonym, of content words, and "the" of function words, in 3 chunks.
     counts = [7, 7, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 3, 4, 4]
-    share = (0.75 * (1 + 0.6 + 0.8) + 0.25) / (0.75 * 4 + 0.25 * 3)
-    assert meteor_from_counts(np.array(counts)) == pytest.approx(share * (1 - 0.6 * (3 / 4) ** 0.2))
+    quality = (0.75 * (1 + 0.6 + 0.8) + 0.25) / (0.75 * 4 + 0.25 * 3)
+    assert meteor_from_counts(np.array(counts)) == pytest.approx(quality * (1 - 0.6 * (3 / 4) ** 0.2))
     assert meteor_from_counts(np.zeros((2, 23))).tolist() == [0.0, 0.0]
 
 
@@ -228,51 +228,42 @@ def test_the_scores_of_a_corpus_have_meteor_and_spice_where_java_is(fake):
     fake(
         f"if text:\n    print('\\n'.join(['{answer}'] * len(text.splitlines())))\nelse:" + SCORE.replace("\n", "\n    ")
     )
-    found = scores.score_captions([["a"], ["c", "d"]], [[["a", "b"]], [["c", "d"]]])
-    assert found["spice"] == pytest.approx(75.0)
-    assert found["meteor"] == pytest.approx(100 * meteor_from_counts(2 * np.array(counts)))
+    values = scores.score_captions([["a"], ["c", "d"]], [[["a", "b"]], [["c", "d"]]])
+    assert values["spice"] == pytest.approx(75.0)
+    assert values["meteor"] == pytest.approx(100 * meteor_from_counts(2 * np.array(counts)))
     assert {"meteor", "spice"}.isdisjoint(scores.score_captions([["a"]], [[["a"]]], java=False))
 
 
 @pytest.mark.parametrize(
-    ("program", "message"),
+    ("score", "program", "message"),
     [
-        ("sys.exit('Error: no memory\\nat x')", r"SPICE failed \(exit code 1\): Error: no memory$"),
-        ("pass", "SPICE wrote no result that can be read"),
-        (SCORE.replace("out[::-1]", "out[:-1]"), "SPICE scored 1 of 2 images"),
-        (SCORE.replace("out[::-1]", "[1]"), "SPICE wrote no result"),
-        ("time.sleep(60)", "SPICE took longer than 1 s and was ended"),
+        (spice, "sys.exit('Error: no memory\\nat x')", r"SPICE failed \(exit code 1\): Error: no memory$"),
+        (spice, "pass", "SPICE's result cannot be read"),
+        (spice, SCORE.replace("out[::-1]", "out[:-1]"), "SPICE scored 1 of 2 images"),
+        (spice, SCORE.replace("out[::-1]", "[1]"), "SPICE's result cannot be read"),
+        (spice, "time.sleep(60)", "SPICE took longer than 1 s and was ended"),
+        (meteor_counts, "sys.exit(3)", r"METEOR failed \(exit code 3\): no message"),
+        (meteor_counts, "print('Error: x\\nError: y')", "METEOR answered 'Error: x' where 23 numbers were expected"),
+        (
+            meteor_counts,
+            "print('1.0 ' * 23 + '\\n1.0 2.0')",
+            "METEOR answered '1.0 2.0' where 23 numbers were expected",
+        ),
+        (meteor_counts, "print('1.0 2.0')", r"METEOR gave 1 answers for 2 images: '1.0 2.0\\n'"),
+        (meteor_counts, "pass", "METEOR gave 0 answers for 2 images: ''"),
+        (meteor_counts, "time.sleep(60)", "METEOR took longer than 1 s and was ended"),
     ],
 )
-def test_a_spice_that_fails_says_so_in_one_line_and_leaves_nothing_behind(fake, monkeypatch, program, message):
+def test_a_failing_program_is_reported_in_one_line_and_leaves_nothing_behind(
+    fake, monkeypatch, score, program, message
+):
     fake(program)
-    assert missing_spice() is None
-    monkeypatch.setattr(java, "_START_SECONDS", 1.0)
-    monkeypatch.setattr(java, "_SPICE_SECONDS", 0.0)
-    if "sleep" not in program:
-        monkeypatch.setattr(java, "_START_SECONDS", 60.0)
-    with pytest.raises(JavaError, match=message) as error:
-        spice([["a"], ["b"]], [[["a"]], [["b"]]])
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("program", "message"),
-    [
-        ("sys.exit(3)", r"METEOR failed \(exit code 3\): no message"),
-        ("print('Error: x\\nError: y')", "METEOR answered 'Error: x' where 23 numbers were expected"),
-        ("print('1.0 ' * 23 + '\\n1.0 2.0')", "METEOR answered '1.0 2.0' where 23 numbers were expected"),
-        ("print('1.0 2.0')", r"METEOR gave 1 answers for 2 images: '1.0 2.0\\n'"),
-        ("pass", "METEOR gave 0 answers for 2 images: ''"),
-        ("time.sleep(60)", "METEOR took longer than 1 s and was ended"),
-    ],
-)
-def test_a_meteor_that_fails_says_so_in_one_line(fake, monkeypatch, program, message):
-    fake(program)
+    assert missing_spice() is None and missing_meteor() is None
     monkeypatch.setattr(java, "_START_SECONDS", 1.0 if "sleep" in program else 60.0)
+    monkeypatch.setattr(java, "_SPICE_SECONDS", 0.0)
     monkeypatch.setattr(java, "_METEOR_SECONDS", 0.0)
     with pytest.raises(JavaError, match=message) as error:
-        meteor_counts([["a"], ["b"]], [[["a"]], [["b"]]])
+        score([["a"], ["b"]], [[["a"]], [["b"]]])
     assert "\n" not in str(error.value)
 
 

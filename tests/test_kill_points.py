@@ -15,7 +15,7 @@ import torch
 from helpers_faults import Fault, faults, proves
 from kill_points import KILLED, in_a_process, watch
 
-from captioning.checkpoint.format import damage_of
+from captioning.checkpoint.io import damage_of
 from captioning.files import write_json, write_text
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 
@@ -54,7 +54,7 @@ def test_a_save_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, faul
     write(path, new)
     after = look(path)
     write(path, old)
-    before, found = look(path), []
+    before, contents = look(path), []
     assert before != after
     for number in itertools.count(1):
 
@@ -63,12 +63,12 @@ def test_a_save_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, faul
             write(path, new)
 
         code = in_a_process(attempt)
-        found.append(look(path))
+        contents.append(look(path))
         if code == 0:
             break
         assert code == KILLED
-    assert len(found) > 7 and found == sorted(found, key=lambda content: content != before)
-    assert found[0] == before and found[-1] == after
+    assert len(contents) > 7 and contents == sorted(contents, key=lambda content: content != before)
+    assert contents[0] == before and contents[-1] == after
 
 
 def test_what_is_written_is_synced_before_it_gets_its_name(tmp_path):

@@ -6,9 +6,8 @@ import math
 
 import pytest
 import torch
-from helpers import one_hot
 
-from captioning.attention import AdditiveScore, HardAttention, LocalScore, MultiHeadAttention, SoftAttention
+from captioning.attention import AdditiveScore, LocalScore, SoftAttention
 from captioning.errors import InputError
 
 B, R, D, A, H = 2, 3, 7, 6, 10
@@ -60,17 +59,6 @@ def test_locations_outside_the_window_get_exactly_zero(dtype):
     assert (inside == expected).all()
 
 
-def test_position_covers_the_image_evenly_and_starts_in_the_middle():
-    score = local_attention().score
-    torch.nn.init.zeros_(score.position_output.weight)
-    torch.testing.assert_close(score.position(torch.randn(B, R, H)), torch.tensor([2.0, 3.0]).expand(B, R, 2))
-    torch.nn.init.normal_(score.position_output.weight, std=100.0)
-    positions = score.position(torch.randn(1, 500, H))[0]
-    assert positions.min() >= 0 and (positions <= torch.tensor(GRID)).all()
-    torch.testing.assert_close(positions.amin(0), torch.zeros(2), atol=0.01, rtol=0)
-    torch.testing.assert_close(positions.amax(0), torch.tensor([4.0, 6.0]), atol=0.01, rtol=0)
-
-
 def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
     attention = local_attention(window=(0.5, 0.5))
     look_at(attention, 0.5, 0.5)
@@ -81,7 +69,7 @@ def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
     assert (alphas[:, [14, 15, 23]] > 0).all() and (alphas > 0).sum() == 3 * B * R
 
 
-def test_position_learns_to_find_what_the_context_needs():
+def test_position_learns_to_reach_the_target():
     """Annotations tell nothing of where they are; only the position can bring the context to the target."""
     torch.manual_seed(0)
     attention = local_attention(window=(2, 2))
@@ -99,27 +87,10 @@ def test_position_learns_to_find_what_the_context_needs():
     torch.testing.assert_close(attention.score.position(query)[0], torch.tensor([1.5, 1.5]), atol=0.3, rtol=0)
 
 
-def test_hard_attention_draws_within_the_window_alone():
-    attention = HardAttention(LocalScore(AdditiveScore(A), window=(1, 1)), sample_probability=1.0)
-    attention.build(D, H, GRID)
-    look_at(attention, 1.5, 3.5)
-    query, memory = torch.randn(B * 200, H), attention.prepare(torch.randn(B, L, D))
-    drawn = one_hot(attention(query, memory).locations, L).sum(0).unflatten(-1, GRID)
-    assert drawn[0:3, 2:5].sum() == B * 200
-
-
-def test_every_head_has_a_window_of_its_own():
-    attention = MultiHeadAttention(LocalScore(AdditiveScore(A), window=(0.5, 0.5)), heads=2, dim=8)
-    attention.build(D, H, GRID)
-    torch.nn.init.normal_(attention.score.position_output.weight, std=20.0)
-    alphas = attention(torch.randn(B * 50, H), attention.prepare(torch.randn(B, L, D))).alphas
-    assert ((alphas - 0.5).abs() < 1e-6).sum() > B * 50  # most rows have two heads in two cells
-
-
-def test_what_does_not_fit_is_refused_by_name():
+def test_options_that_do_not_fit_are_refused_by_name():
     with pytest.raises(InputError, match=r"LocalScore needs locations on a grid.*grid_size is None"):
         SoftAttention(LocalScore(AdditiveScore(A))).build(D, H)
-    with pytest.raises(InputError, match=r"window must be \(rows, columns\).*0.5.*got \(3, 0.2\)"):
+    with pytest.raises(InputError, match=r"window must be \(height, width\).*0.5.*got \(3, 0.2\)"):
         LocalScore(AdditiveScore(A), window=(3, 0.2))
     with pytest.raises(InputError, match="window must be"):
         LocalScore(AdditiveScore(A), window=(3,))

@@ -11,6 +11,7 @@ import torch
 
 from captioning.attention import (
     AdditiveScore,
+    Attention,
     ConcatScore,
     CoverageScore,
     GeneralScore,
@@ -24,7 +25,7 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoding import BeamOptions, beam_search, greedy, sample
+from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder, MarginalOutput
@@ -53,9 +54,9 @@ def make_captioner(output: MarginalOutput | None = None, attention=None, *, std=
 
 def make_batch(*, mask=None, dtype=torch.float32) -> CaptionBatch:
     captions, lengths = pad_captions([*WORDS])
-    each = torch.arange(B)
+    images = torch.arange(B)
     annotations = torch.randn(B, L, D, dtype=dtype)
-    return CaptionBatch(captions, lengths, each, each, each, annotations=annotations, annotation_mask=mask)
+    return CaptionBatch(captions, lengths, images, images, images, annotations=annotations, annotation_mask=mask)
 
 
 def some_mask() -> torch.Tensor:
@@ -68,70 +69,66 @@ def some_mask() -> torch.Tensor:
 def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[tuple[np.ndarray, np.ndarray]]:
     """(log w (T, C + 1), log p(words | component) (T, C + 1, V)) of every caption in float64, one step at a time.
 
-    What the recurrence did, h and alphas, is that of the deep output's decoder, which tests of the decoder verify.
+    The recurrence, h and alphas, is the decoder's own, which test_decoder.py verifies.
     """
     decoder = captioner.decoder
     W = {name: value.detach().double().numpy() for name, value in decoder.state_dict().items()}
     memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
     a = memory.annotations.detach().double().numpy()
-    found = []
+    captions = []
     for n, words in enumerate(WORDS):
-        state, (one,) = decoder.init_state(memory.select(torch.tensor([n]))), (memory.select(torch.tensor([n])),)
+        one = memory.select(torch.tensor([n]))
+        state = decoder.init_state(one)
         log_w, log_p = [], []
         for token in batch.captions[n, : len(words) + 1]:
             embedded = decoder.embedding(token.view(1))
-            state, kept = decoder._recur(decoder.word_to_gates(embedded), state, one)
-            h, alpha = kept.h[0].detach().double().numpy(), kept.alphas[0].detach().double().numpy()
-            beta = 1.0 if kept.beta_logit is None else float(torch.sigmoid(kept.beta_logit[0]))
+            state, recurred = decoder._recur(decoder.word_to_gates(embedded), state, one)
+            h, alpha = recurred.h[0].detach().double().numpy(), recurred.alphas[0].detach().double().numpy()
+            beta = 1.0 if recurred.beta_logit is None else float(torch.sigmoid(recurred.beta_logit[0]))
             s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
-            parts, weights = components(output, a[n], alpha, batch.annotation_mask, n)
-            hidden = [s] + [s + project(output, W, W["output.L_z.weight"] @ part) for part in parts]
+            annotations, weights = components(output, a[n], alpha, batch.annotation_mask, n)
+            hidden = [s] + [s + project(W, W["output.L_z.weight"] @ annotation) for annotation in annotations]
             logits = np.array([W["output.L_o.weight"] @ x + W["output.L_o.bias"] for x in hidden])
             log_p.append(logits - np.log(np.exp(logits).sum(1, keepdims=True)))
             with np.errstate(divide="ignore"):
                 log_w.append(np.log(np.array([1 - beta, *(beta * weights)])))
-        found.append((np.array(log_w), np.array(log_p)))
-    return found
+        captions.append((np.array(log_w), np.array(log_p)))
+    return captions
 
 
 def mixture_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
     """log p of every word at all steps of all captions, (M, V)."""
-    parts = log_likelihoods(captioner, batch, output)
-    return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in parts])
+    captions = log_likelihoods(captioner, batch, output)
+    return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in captions])
 
 
-def project(output, W, x):
+def project(W, x):
     P = W.get("output.projection.weight")
     return x if P is None else P.T @ (P @ x)
 
 
 def components(output, a, alpha, mask, n):
     """The annotations and weights of one step's components."""
+    if output.block is None:
+        return a, alpha
     exists = np.ones(L, bool) if mask is None else mask[n].numpy()
-    parts, weights = a, alpha
-    if output.block is not None:
-        means = [[i for i in group if exists[i]] for group in blocks(output)]
-        parts = np.array([a[group].mean(axis=0) if group else np.zeros(D) for group in means])
-        weights = np.array([alpha[group].sum() for group in blocks(output)])
-    return parts, weights
+    cells = [[i for i in block if exists[i]] for block in blocks(output)]
+    annotations = np.array([a[block].mean(axis=0) if block else np.zeros(D) for block in cells])
+    return annotations, np.array([alpha[block].sum() for block in blocks(output)])
 
 
 def blocks(output) -> list[list[int]]:
-    """The locations of every block, row by row; of every location alone without blocks."""
-    rows, columns = output.block or (1, 1)
+    """The locations of every block, in row-major order; without blocks every location is one."""
+    height, width = output.block or (1, 1)
     groups: dict[tuple[int, int], list[int]] = {}
     for i in range(L):
-        groups.setdefault((i // GRID[1] // rows, i % GRID[1] // columns), []).append(i)
+        groups.setdefault((i // GRID[1] // height, i % GRID[1] // width), []).append(i)
     return [group for _, group in sorted(groups.items())]
-
-
-def members(output, alpha) -> list[list[int]]:
-    """The locations of one step's components, in the order of ``components``."""
-    return blocks(output)
 
 
 OUTPUTS = {
     "all": {},
+    "blocks of one cell": {"block": (1, 1)},
     "blocks": {"block": (2, 2)},
     "ragged blocks": {"block": (2, 3)},
     "rank 3": {"rank": 3},
@@ -142,57 +139,50 @@ OUTPUTS = {
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_likelihood_is_the_sum_over_locations(options, masked):
-    output = MarginalOutput(**options)
-    captioner, batch = make_captioner(output), make_batch(mask=some_mask() if masked else None)
+    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask() if masked else None)
     with torch.no_grad():
-        found = captioner(batch)
-        expected = mixture_of(captioner, batch, output)
-    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
-    np.testing.assert_allclose(found.logits.exp().sum(1).numpy(), 1, atol=1e-5)
+        output = captioner(batch)
+        expected = mixture_of(captioner, batch, captioner.decoder.output)
+    np.testing.assert_allclose(output.logits.double().numpy(), expected, atol=2e-5)
+    np.testing.assert_allclose(output.logits.exp().sum(1).numpy(), 1, atol=1e-5)
 
 
-def test_decoder_without_a_gate_always_looks():
-    output = MarginalOutput()
-    captioner, batch = make_captioner(output, gated=False), make_batch()
+ATTENTIONS = {
+    "no gate": lambda: (None, {"gated": False}),
+    "uniform": lambda: (UniformAttention(), {}),
+} | {
+    type(score).__name__: lambda score=score: (SoftAttention(score), {})
+    for score in (
+        GeneralScore(),
+        ConcatScore(A),
+        CoverageScore(A),
+        LocalScore(AdditiveScore(A), window=(1.0, 1.5)),
+        NTMScore(),
+    )
+}
+
+
+@pytest.mark.parametrize("make", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_any_soft_attention_with_and_without_a_gate(make):
+    attention, options = make()
+    captioner, batch = make_captioner(attention=attention, **options), make_batch()
+    output = captioner(batch)
+    reductions.caption_nll(output.logits, output.targets).backward()
     with torch.no_grad():
-        expected = mixture_of(captioner, batch, output)
-        found = captioner(batch)
-    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    "score",
-    [GeneralScore(), ConcatScore(A), CoverageScore(A), LocalScore(AdditiveScore(A), window=(1.0, 1.5)), NTMScore()],
-    ids=lambda score: type(score).__name__,
-)
-def test_any_score_with_soft_attention(score):
-    captioner = make_captioner(attention=SoftAttention(score))
-    output, batch = captioner.decoder.output, make_batch()
-    loss = reductions.caption_nll((found := captioner(batch)).logits, found.targets)
-    loss.backward()
-    with torch.no_grad():
-        expected = mixture_of(captioner, batch, output)
-    np.testing.assert_allclose(found.logits.detach().double().numpy(), expected, atol=2e-5)
+        expected = mixture_of(captioner, batch, captioner.decoder.output)
+        (log_w, _), *_ = log_likelihoods(captioner, batch, captioner.decoder.output)
+    np.testing.assert_allclose(output.logits.detach().double().numpy(), expected, atol=2e-5)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.decoder.parameters())
-
-
-def test_uniform_attention_is_a_mixture_of_equal_parts():
-    captioner, batch = make_captioner(attention=UniformAttention()), make_batch()
-    output = captioner.decoder.output
-    with torch.no_grad():
-        (log_w, _), *_ = log_likelihoods(captioner, batch, output)
-        expected, found = mixture_of(captioner, batch, output), captioner(batch)
-    assert np.ptp(log_w[:, 1:], axis=1).max() < 1e-6
-    np.testing.assert_allclose(found.logits.double().numpy(), expected, atol=2e-5)
+    assert (np.ptp(log_w[:, 1:], axis=1).max() < 1e-6) == isinstance(attention, UniformAttention)
 
 
 def test_label_smoothing_holds_against_the_mixture():
     captioner, batch = make_captioner(), make_batch()
     objective = Likelihood(attention_penalty=0.0, label_smoothing=0.2).connect(captioner.decoder.attention)
     with torch.no_grad():
-        loss, _, found = objective(captioner, batch)
+        loss, _, output = objective(captioner, batch)
         log_p = mixture_of(captioner, batch, captioner.decoder.output)
-    of_targets = log_p[np.arange(len(log_p)), found.targets.numpy()]
+    of_targets = log_p[np.arange(len(log_p)), output.targets.numpy()]
     assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
 
 
@@ -217,11 +207,48 @@ def test_gradient_of_the_objective_matches_finite_differences(options):
             assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
 
 
-def test_blocks_of_one_cell_are_exact():
-    captioner, batch = make_captioner(), make_batch()
-    exact = captioner(batch)
-    captioner.decoder.output.block = (1, 1)
-    torch.testing.assert_close(captioner(batch).logits, exact.logits)
+def test_configuration_and_parameters_are_those_of_the_deep_output_and_a_map_to_the_rank():
+    deep = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
+    deep.build(V, D, GRID)
+    for options, more in (({"block": (2, 2)}, set()), ({"rank": 2}, {"output.projection.weight"})):
+        decoder = make_captioner(MarginalOutput(**options)).decoder
+        assert decoder.state_dict().keys() - deep.state_dict().keys() == more
+        config = decoder.to_config()
+        assert config["init_args"]["output"]["class_path"] == "captioning.model.MarginalOutput"
+        again = AttentionDecoder.from_config(config)
+        assert again.to_config() == config
+        assert (again.output.block, again.output.rank) == (options.get("block"), options.get("rank"))
+
+
+def built(grid_size: tuple[int, int] | None = GRID, **options) -> AttentionDecoder:
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(**options))
+    decoder.build(V, D, grid_size)
+    return decoder
+
+
+def with_attention(attention: Attention) -> AttentionDecoder:
+    return AttentionDecoder(attention, output=MarginalOutput())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: with_attention(HardAttention(AdditiveScore(A))), "HardAttention chooses locations itself"),
+        (lambda: with_attention(GumbelAttention(AdditiveScore(A))), "GumbelAttention chooses locations itself"),
+        (lambda: with_attention(MultiHeadAttention(ScaledDotScore(), heads=1)), "looks at several locations at once"),
+        (lambda: MarginalOutput(block=(0, 2)), "block"),
+        (lambda: MarginalOutput(rank=0), "rank"),
+        (lambda: built(rank=E + 1), "exceeds the embedding's size 6"),
+        (lambda: built(None, block=(2, 2)), "needs annotations on a grid"),
+        (
+            lambda: (d := built(block=(2, 2)))(*pad_captions([[4, 5]]), d.encode(torch.randn(1, 7, D))),
+            "7 annotations do not lie on a grid of 3 x 4",
+        ),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(make, message):
+    with pytest.raises(InputError, match=message):
+        make()
 
 
 def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
@@ -247,23 +274,21 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_posterior_is_bayes_rule(options):
-    output = MarginalOutput(**options)
-    captioner, batch = make_captioner(output), make_batch(mask=some_mask())
+    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask())
     with torch.no_grad():
-        found = captioner(batch)
-    posterior = found.trace.posterior
-    assert posterior.shape == found.trace.alphas.shape
-    torch.testing.assert_close(posterior.sum(-1), found.mask.float())
+        output = captioner(batch)
+    posterior = output.trace.posterior
+    assert posterior.shape == output.trace.alphas.shape
+    torch.testing.assert_close(posterior.sum(-1), output.mask.float())
     assert not posterior[(~batch.annotation_mask).unsqueeze(1).expand_as(posterior)].any()
     captioner.train()
     assert captioner(batch).trace.posterior is None
     captioner.eval()
     with torch.no_grad():
-        for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch, output)):
+        for n, (log_w, log_p) in enumerate(log_likelihoods(captioner, batch, captioner.decoder.output)):
             for t, word in enumerate([*WORDS[n], END]):
                 joint = np.exp(log_w[t, 1:] + log_p[t, 1:, word])
-                groups = members(output, found.trace.alphas[n, t].numpy())
-                of_components = [posterior[n, t, group].sum() for group in groups]
+                of_components = [posterior[n, t, block].sum() for block in blocks(captioner.decoder.output)]
                 np.testing.assert_allclose(of_components, joint / joint.sum(), atol=1e-5)
 
 
@@ -296,7 +321,7 @@ def test_search_steps_equal_teacher_forcing(options):
 
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_searches_find_what_single_images_find(options):
+def test_searches_in_a_batch_equal_those_of_single_images(options):
     captioner, batch = make_captioner(MarginalOutput(**options), std=1.0), make_batch(mask=some_mask())
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
@@ -305,33 +330,15 @@ def test_searches_find_what_single_images_find(options):
             single = captioner.search(memory.select(torch.tensor([image])), BeamOptions(beam_size=3, max_length=8))[0]
             assert [h.ids for h in single] == [h.ids for h in together[image]]
             assert [h.score for h in single] == pytest.approx([h.score for h in together[image]], abs=1e-4)
-        step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
-        first = greedy(step, state, max_length=8)
-        assert [h.ids for h in first] == [h[0].ids for h in beam_search(step, state, beam_size=1, max_length=8)]
-        assert all(math.isfinite(h.score) for h in sample(step, state, max_length=8, top_p=0.9))
-
-
-def test_words_are_drawn_from_the_mixture():
-    captioner, batch = make_captioner(std=1.0), make_batch()
-    copies = 4000
-    with torch.inference_mode():
-        memory = captioner.encode(annotations=batch.annotations[:1])
-        expected, _, _ = captioner.decoder.step(torch.tensor([1]), captioner.decoder.init_state(memory), memory)
-        many = memory.select(torch.zeros(copies, dtype=torch.int64))
-        drawn = sample(captioner.stepper(many), captioner.decoder.init_state(many), max_length=1)
-    counts = torch.bincount(torch.tensor([h.ids[0] if h.ids else END for h in drawn]), minlength=V) / copies
-    allowed = expected[0].exp().index_fill(0, torch.tensor([0, 1, 3]), 0.0)
-    allowed /= allowed.sum()
-    assert (counts - allowed).abs().max() < 4 * math.sqrt(0.25 / copies)
 
 
 def test_hypotheses_get_the_posterior_of_their_words():
     captioner, batch = make_captioner(std=1.0), make_batch()
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations)
-        found = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
-        told = captioner.with_posterior(memory, found)
-    for before, after in zip(itertools.chain(*found), itertools.chain(*told), strict=True):
+        hypotheses = captioner.search(memory, BeamOptions(beam_size=3, max_length=6))
+        with_posterior = captioner.with_posterior(memory, hypotheses)
+    for before, after in zip(itertools.chain(*hypotheses), itertools.chain(*with_posterior), strict=True):
         assert before.trace.posterior is None and before.ids == after.ids
         assert after.trace.posterior.shape == after.trace.alphas.shape == (len(after.ids), L)
         torch.testing.assert_close(after.trace.alphas, before.trace.alphas)
@@ -344,68 +351,9 @@ def test_deep_output_has_no_posterior():
     plain = Captioner(captioner.encoder, decoder, vocabulary_size=V).eval()
     with torch.inference_mode():
         memory = plain.encode(annotations=batch.annotations)
-        found = plain.search(memory, BeamOptions(max_length=5))
-        assert plain.with_posterior(memory, found) is found
+        hypotheses = plain.search(memory, BeamOptions(max_length=5))
+        assert plain.with_posterior(memory, hypotheses) is hypotheses
         assert plain(batch).trace.posterior is None
-
-
-def test_same_parameters_as_the_deep_output():
-    marginal = make_captioner(MarginalOutput(block=(2, 2))).decoder
-    deep = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
-    deep.build(V, D, GRID)
-    assert marginal.state_dict().keys() == deep.state_dict().keys()
-    low_rank = make_captioner(MarginalOutput(rank=2)).decoder
-    assert low_rank.state_dict().keys() - deep.state_dict().keys() == {"output.projection.weight"}
-
-
-def test_configuration_round_trip():
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), output=MarginalOutput(block=(2, 2), rank=64))
-    config = decoder.to_config()
-    assert config["init_args"]["output"]["class_path"] == "captioning.model.MarginalOutput"
-    again = AttentionDecoder.from_config(config)
-    assert again.to_config() == config
-    assert (again.output.block, again.output.rank) == ((2, 2), 64)
-
-
-@pytest.mark.parametrize(
-    ("attention", "message"),
-    [
-        (HardAttention(AdditiveScore(A)), "HardAttention chooses locations itself"),
-        (GumbelAttention(AdditiveScore(A)), "GumbelAttention chooses locations itself"),
-        (MultiHeadAttention(ScaledDotScore(), heads=1), "MultiHeadAttention looks at several locations at once"),
-    ],
-)
-def test_attention_that_has_no_mixture_is_refused(attention, message):
-    with pytest.raises(InputError, match=message):
-        AttentionDecoder(attention, output=MarginalOutput())
-
-
-@pytest.mark.parametrize("options", [{"block": (0, 2)}, {"rank": 0}])
-def test_options_out_of_range_are_refused(options):
-    with pytest.raises(InputError, match=next(iter(options))):
-        MarginalOutput(**options)
-
-
-def test_sizes_that_do_not_fit_are_refused():
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(rank=E + 1))
-    with pytest.raises(InputError, match="exceeds the embedding's size 6"):
-        decoder.build(V, D, GRID)
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(block=(2, 2)))
-    with pytest.raises(InputError, match="needs annotations on a grid"):
-        decoder.build(V, D)
-    decoder.build(V, D, GRID)
-    captions, lengths = pad_captions([[4, 5]])
-    with pytest.raises(InputError, match="7 annotations do not lie on a grid of 3 x 4"):
-        decoder(captions, lengths, decoder.encode(torch.randn(1, 7, D)))
-
-
-def test_masked_locations_change_nothing():
-    mask = some_mask()
-    captioner, batch = make_captioner(MarginalOutput(block=(2, 2))), make_batch(mask=mask)
-    with torch.no_grad():
-        before = captioner(batch).logits
-        batch.annotations[~mask] = 1e3
-        torch.testing.assert_close(captioner(batch).logits, before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -414,8 +362,8 @@ def test_autocast_agrees_with_float32(dtype):
     precise = captioner(batch)
     with torch.autocast("cpu", dtype=dtype):
         output = captioner(batch)
-        found = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
-    assert output.logits.dtype == torch.float32 and math.isfinite(found[0][0].score)
+        hypotheses = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
+    assert output.logits.dtype == torch.float32 and math.isfinite(hypotheses[0][0].score)
     torch.testing.assert_close(output.logits, precise.logits, atol=0.15, rtol=0.05)
     reductions.caption_nll(output.logits, output.targets).backward()
     assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())

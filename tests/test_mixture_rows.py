@@ -68,13 +68,13 @@ def test_totals_that_vanished_are_finite_and_reported():
     least = log_probs(torch.zeros(1, 3), torch.zeros(1), mixed, torch.zeros(1), out=out)
     assert least.item() == 0.0
     torch.testing.assert_close(out[0, :2].exp(), torch.full((2,), SMALLEST))
-    found, _ = ratios(torch.ones(1, 3), mixed, torch.zeros(1))
-    torch.testing.assert_close(found, torch.tensor([[1 / SMALLEST, 1 / SMALLEST, 0.5]]))
+    quotients, _ = ratios(torch.ones(1, 3), mixed, torch.zeros(1))
+    torch.testing.assert_close(quotients, torch.tensor([[1 / SMALLEST, 1 / SMALLEST, 0.5]]))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_the_backward_pass_needs(shape, dtype):
+def test_ratios_and_gradient(shape, dtype):
     q, mixed, e = drawn(shape), drawn(shape, dtype, seed=2).abs() + 0.1, drawn(shape, dtype, seed=3).abs()
     nowhere = drawn(shape[:-1], seed=4)
     U, sums = ratios(q, mixed, nowhere.abs())
@@ -89,7 +89,7 @@ def test_what_the_backward_pass_needs(shape, dtype):
     torch.testing.assert_close(out.double(), expected, rtol=3 * TYPES[dtype], atol=30 * TYPES[dtype])
 
 
-def test_what_is_not_a_number_stays_none():
+def test_nan_stays_nan():
     """So that a run that diverges stops."""
     s, mixed = torch.zeros(2, 300), torch.ones(2, 300)
     s[0, 7] = float("nan")

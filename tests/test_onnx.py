@@ -72,11 +72,11 @@ def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos,
     captioner, graphs = load(checkpoint), load_script("caption_onnx").OnnxCaptioner(folder)
     scores = set()
     for photo in photos:
-        expected, found = captioner(photo), graphs.caption(photo)
-        assert graphs.text(found[0]) == graphs(photo) == expected.text
-        assert found[0].score == pytest.approx(expected.score, abs=1e-4)
-        np.testing.assert_allclose(found[0].alphas, expected.trace.alphas, atol=1e-4)
-        assert [graphs.text(other) for other in found[1:]] == [other.text for other in expected.alternatives]
+        expected, captions = captioner(photo), graphs.caption(photo)
+        assert graphs.text(captions[0]) == graphs(photo) == expected.text
+        assert captions[0].score == pytest.approx(expected.score, abs=1e-4)
+        np.testing.assert_allclose(captions[0].alphas, expected.trace.alphas, atol=1e-4)
+        assert [graphs.text(other) for other in captions[1:]] == [other.text for other in expected.alternatives]
         assert graphs(photo, beam_size=1) == captioner(photo, method="greedy").text
         scores.add(round(expected.score, 3))
     assert len(scores) > 1  # the image is seen
@@ -143,7 +143,7 @@ def test_what_cannot_be_a_graph_is_refused_in_one_line(tmp_path, capsys, changes
 
 
 def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
-    from captioning.captioner import onnx_graphs
+    from captioning.checkpoint import onnx_graphs
 
     captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
     write = onnx_graphs._export
@@ -154,13 +154,13 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
 
     monkeypatch.setattr(onnx_graphs, "_export", write_and_change)
     with pytest.raises(InputError, match=r"step\.onnx: log_probs is off by"):
-        onnx_graphs.write_onnx(captioner, tmp_path / "out")
+        onnx_graphs.write_onnx(captioner.captioner, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())  # neither graph, whole or half
 
 
 def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypatch):
-    from captioning.captioner import onnx_graphs
+    from captioning.checkpoint import onnx_graphs
 
     monkeypatch.setattr(onnx_graphs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs onnx and onnxscript; pip install -e '\.\[onnx\]'"):
-        onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")), tmp_path / "out")
+        onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")).captioner, tmp_path / "out")

@@ -48,15 +48,12 @@ def settings(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (
-            "--model.atention_penalty 1",
-            "--model.atention_penalty: no such option; did you mean --model.attention_penal",
-        ),
+        ("--model.bound_sample 1", "--model.bound_sample: no such option; did you mean --model.bound_samples?"),
         ("--data.batchsize=1", "--data.batchsize: no such option; did you mean --data.batch_size?"),
         ("--data.batch 3", "--data.batch: no such option; did you mean --data.batch_size?"),
         ("--ckpt x.ckpt", "--ckpt: no such option; did you mean --ckpt_path?"),
         ("stray", "stray: no such option"),
-        ("--data.flip", "--data.flip: needs a value"),
+        ("--data.augmentation.flip", "--data.augmentation.flip: needs a value"),
         ("--data.source FoldrSource", "data.source: FoldrSource is no class that can stand there; did you mean Folder"),
         ("--data.source captioning.data.FoldrSource", "data.source: FoldrSource is no class that can stand there; did"),
         ("--data.source FolderSource", "data.source: FolderSource needs root; give --data.source.root"),
@@ -76,7 +73,7 @@ def settings(tmp_path, monkeypatch):
             "attention.score.attention_dim: must be a whole number, got",
         ),
         (
-            "--model.estimator LeaveOneOut --model.estimator.sampls 2",
+            "--model.objective Likelihood --model.objective.estimator LeaveOneOut --model.objective.estimator.sampls 2",
             "LeaveOneOut takes no sampls; did you mean samples",
         ),
         ("--model.optimizer SDG", "model.optimizer: SDG is no class that can stand there; did you mean SGD?"),
@@ -119,7 +116,8 @@ def test_without_a_config_the_line_says_what_to_give(monkeypatch):
         main(["fit"])
 
 
-PLACES = [f"model.{name}" for name in ("encoder", "decoder", "estimator", "reduction")]
+PLACES = [f"model.{name}" for name in ("encoder", "decoder", "objective")]
+PLACES += [f"model.objective.{name}" for name in ("estimator", "reduction")]
 PLACES += [f"model.decoder.{name}" for name in ("attention", "attention.score", "output", "annotation_layer")]
 
 
@@ -133,8 +131,8 @@ def test_every_component_of_the_package_stands_at_some_place():
 
 @pytest.mark.parametrize("place", [*PLACES, "data.source"])
 def test_short_names_work_for_every_component(settings, place):
-    own = [name for name, cls in parsers.classes_at(place).items() if cls.__module__.startswith("captioning.")]
-    assert own
+    ours = [name for name, cls in parsers.classes_at(place).items() if cls.__module__.startswith("captioning.")]
+    assert ours
     required = {
         "FolderSource": "root=x",
         "KarpathySource": "json_path=x image_dir=x",
@@ -145,9 +143,10 @@ def test_short_names_work_for_every_component(settings, place):
         "AttentionDecoder": "attention=UniformAttention",
         "TransformerDecoder": "attention=UniformAttention",
     }
-    for name in own:
+    for name in ours:
         options = [f"--{place}.{option}" for option in required.get(name, "").split()]
-        parsed = settings(f"--{place}", name, *options)
+        objective = ["--model.objective", "Likelihood"] if place.startswith("model.objective.") else []
+        parsed = settings(*objective, f"--{place}", name, *options)
         for step in place.split("."):
             parsed = parsed[step] if step in parsed else parsed["init_args"][step]
         assert parsed["class_path"].endswith(f".{name}")

@@ -57,7 +57,7 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
 
 @pytest.mark.parametrize("output", [None, MarginalOutput])
 @pytest.mark.parametrize("name", ["bf16-true", "64-true"])
-def test_kernels_keep_their_own_types_where_lightning_changes_the_default(name, output):
+def test_kernels_keep_their_types_if_lightning_changes_the_default(name, output):
     """Its precision plugin does so around every step; what C writes as float32 must not lie in memory of another."""
     dtype = {"bf16-true": torch.bfloat16, "64-true": torch.float64}[name]
     captioner, seen = make_captioner(name, output and output()).to(dtype).train(), annotations(name).to(dtype)
@@ -77,7 +77,7 @@ def test_kernels_keep_their_own_types_where_lightning_changes_the_default(name, 
 
 
 def ties(logits: torch.Tensor) -> float:
-    """Return the share of rows whose best two words, of those that may come, are the same number."""
+    """Return the fraction of rows whose two best allowed words have equal logits."""
     best, second = logits[:, UNK + 1 :].topk(2).values.unbind(-1)
     return float((best == second).float().mean())
 
@@ -86,8 +86,8 @@ def ties(logits: torch.Tensor) -> float:
 def test_words_tie_in_bfloat16_but_not_in_a_search(name):
     captioner = make_captioner(name)
     captions, lengths = pad_captions(torch.randint(UNK + 1, V, (B, T)).tolist())
-    each = torch.arange(B)
-    batch = CaptionBatch(captions, lengths, each, each, each, annotations=annotations(name))
+    images = torch.arange(B)
+    batch = CaptionBatch(captions, lengths, images, images, images, annotations=annotations(name))
     with precision(name):
         memory = captioner.encode(annotations=batch.annotations)
         step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)

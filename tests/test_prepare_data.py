@@ -303,7 +303,7 @@ def test_a_full_disk_is_reported_before_the_download(coco, script, server, tmp_p
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
     with pytest.raises(SystemExit):
         coco(tmp_path)
-    assert re.search(r"needs .* MB, the disk has 0\.0 MB free; use --root", capsys.readouterr().err)
+    assert re.search(r"needs .* kB, the disk has 0 bytes free; use --root", capsys.readouterr().err)
     assert server.requests == []
 
 

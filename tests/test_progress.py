@@ -1,7 +1,8 @@
-"""What a run shows: epochs counted from 1 wherever they are shown, and how large the parts of the model are."""
+"""Progress: of a long task, and of a run, whose epochs are counted from 1 wherever they are shown."""
 
 from __future__ import annotations
 
+import io
 import re
 from types import SimpleNamespace
 
@@ -10,8 +11,36 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer, 
 from pytorch_lightning.callbacks import ModelSummary, RichModelSummary, RichProgressBar, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
 
-from captioning.training.callbacks import CaptionSamples, LogLines
-from captioning.training.progress import EpochBar, PartSizes, with_own_displays
+from captioning.progress import Progress
+from captioning.training.callbacks import CaptionSamples
+from captioning.training.progress import EpochBar, LogLines, PartSizes, with_own_displays
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_a_line_now_and_then_in_a_log_and_a_bar_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("captioning.progress._SECONDS_BETWEEN_LINES", -1.0)
+    log, terminal, unseen = io.StringIO(), Terminal(), Terminal()
+    with Progress("a.zip", 3_000_000, 1_000_000, unit="bytes", stream=log) as progress:
+        progress.update(2_000_000)
+    assert log.getvalue().startswith("a.zip: 2.0 MB of 3.0 MB, ")
+    for stream, shown in ((terminal, True), (unseen, False)):
+        with Progress("train", 5, stream=stream, shown=shown) as progress:
+            progress.update(4)
+            progress.say("[a] line")
+    assert "4 of 5 images" in terminal.getvalue() and "[a] line" in terminal.getvalue()
+    assert unseen.getvalue() == "[a] line\n"
+
+
+def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr("captioning.progress.time.monotonic", lambda: next(clock))
+    progress = Progress("train", 20, 10)
+    progress.done = 16
+    assert progress.rate() == "3.0 images/s"
 
 
 def test_lightnings_displays_are_replaced_and_others_kept():

@@ -243,7 +243,7 @@ def start() -> tuple[torch.Tensor]:
 
 
 @EXAMPLES
-def test_beams_score_what_they_say_in_order_and_once(examples):
+def test_hypotheses_are_distinct_ranked_and_scored_by_their_words(examples):
     options = st.tuples(st.integers(1, 90), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, LONGEST - 1))
 
     @holds(examples, tables, options)
@@ -312,7 +312,7 @@ per_image = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_si
 
 @pytest.mark.parametrize("group", ["length", "image"])
 @EXAMPLES
-def test_every_caption_is_met_once_an_epoch_and_a_resumed_one_goes_on(examples, group):
+def test_every_caption_is_met_once_an_epoch_also_in_a_resumed_one(examples, group):
     @holds(examples, per_image, st.integers(1, 7), st.integers(1, 3), st.integers(0, 9), st.data())
     def claim(lengths, batch_size, ranks, seed, data):
         flat = torch.tensor(list(itertools.chain.from_iterable(lengths)))

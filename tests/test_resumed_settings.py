@@ -15,9 +15,9 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 
 from captioning.data.shapes import ShapesSource
 from captioning.training.callbacks import Unfreeze
-from captioning.training.preemption import Preemption
 from captioning.training.resumed_settings import ResumedSettings
 from captioning.training.schedules import WarmupCosine
+from captioning.training.stopping import Preemption
 
 STEPS = 7  # of an epoch
 RATE = 3e-3

@@ -18,10 +18,9 @@ from pytorch_lightning.loggers import CSVLogger
 
 from captioning.cli.command_line import configs_first
 from captioning.cli.fit import CaptioningCLI, main
-from captioning.training.callbacks import Throughput
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
-from captioning.training.run_facts import LogFacts, split_facts
+from captioning.training.progress import LogFacts, Throughput, split_facts
 from captioning.training.wandb_run import WandbRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,7 +70,7 @@ def test_learning_rate_is_that_of_the_step(shapes, tmp_path):
 
 def test_an_epoch_of_few_batches_has_a_speed_too_and_words_count_steps_of_the_decoder(shapes, tmp_path, monkeypatch):
     clock = iter(range(1000))
-    monkeypatch.setattr("captioning.training.callbacks.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("captioning.training.progress.time.perf_counter", lambda: float(next(clock)))
     trainer = make_trainer(tmp_path, callbacks=[Throughput(every_n_steps=10_000)], max_epochs=1)
     run_stage(trainer.fit, make_module(), make_data(shapes))
     index = shapes.index("train")
@@ -158,7 +157,7 @@ def group_of(*options: str) -> str | None:
         subcommand = "fit"
 
         def before_instantiate_classes(self) -> None:
-            from captioning.training.loggers import variant_name
+            from captioning.cli.loggers import variant_name
 
             self.group = variant_name(self.config, self._words)
 

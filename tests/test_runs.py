@@ -23,7 +23,8 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.scores == {"bleu4": 12.5} and run.search == {"beam_size": 3, "inference": "expected"}
     assert run.captions is not None
     assert run.captions[7].references == CAPTION["references"] and run.captions[7].log_prob == -2.5
-    assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25)] and run.captions[7].reference_hits == []
+    assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25, 0.5, 0.4, 0.2, 0.3)]
+    assert run.captions[7].reference_hits == []
     assert run.how_to_test == ""
 
 

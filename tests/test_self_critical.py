@@ -64,10 +64,7 @@ CASES: dict[str, Callable[[], dict]] = {
         "standardize_annotations": True,
     },
     "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},
-    "marginal, rank and top 2": lambda: {
-        "attention": SoftAttention(AdditiveScore(4)),
-        "output": MarginalOutput(rank=3),
-    },
+    "marginal of rank 3": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput(rank=3)},
     "transformer": lambda: {
         "decoder": TransformerDecoder(
             MultiHeadAttention(ScaledDotScore(), heads=2), dim=4, layers=2, heads=2, dropout=0.3, tie_embeddings=True
@@ -90,9 +87,9 @@ def make_captioner(case: str = "soft", *, std: float = 0.6) -> Captioner:
 
 def make_batch(images: int = 1) -> CaptionBatch:
     captions, lengths = pad_captions([[4]] * images)
-    each = torch.arange(images)
+    index = torch.arange(images)
     annotations = torch.randn(images, L, D, dtype=torch.double, generator=torch.Generator().manual_seed(8))
-    return CaptionBatch(captions, lengths, each, each, each, annotations=annotations)
+    return CaptionBatch(captions, lengths, index, index, index, annotations=annotations)
 
 
 EVERY = [
@@ -116,16 +113,16 @@ def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
     """p(w | a) of every caption of the first image, with its gradient; the decoder's logits, one caption at a time."""
     captioner.eval()
     memory = captioner.encode(annotations=batch.annotations[:1])
-    found = []
+    p_of_captions = []
     for ids, finished in EVERY:
         logits = captioner.decoder(*pad_captions([ids]), memory).logits
         log_p = torch.zeros((), dtype=torch.double)
         for t, word in enumerate([*ids, *([END] if finished else [])]):
             allowed = [*WORDS, *([END] if t >= SEARCH.min_length else [])]
             log_p = log_p + logits[t, word] - logits[t, allowed].logsumexp(0)
-        found.append(log_p.exp())
+        p_of_captions.append(log_p.exp())
     captioner.train()
-    return torch.stack(found)
+    return torch.stack(p_of_captions)
 
 
 def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
@@ -135,9 +132,9 @@ def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
 
 def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
     parameters = [parameter for parameter in captioner.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     return torch.cat(
-        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, found, strict=True)]
+        [(torch.zeros_like(p) if g is None else g).flatten() for p, g in zip(parameters, gradients, strict=True)]
     )
 
 
@@ -159,7 +156,7 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
         monkeypatch.setattr(decoding, "sample", lambda *_, drawn=drawn, **__: drawn)
         loss = objective(captioner, batch)[0]
         expected += p.detach()[list(chosen)].prod() * gradient(captioner, loss)
-        assert captioner.training and captioner.decoder.output.dropout.training
+        assert all(module.training for module in captioner.decoder.modules())
     assert exact.abs().max() > 0.01
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
 
@@ -180,8 +177,8 @@ def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
 
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "transformer"])
-def test_dropout_is_that_of_units_alone(case, monkeypatch):
-    """Other masks, another gradient; without a unit to drop, the same one; statistics and schedules rest."""
+def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
+    """Masks change the gradient; without dropped units it stays the same; statistics and schedules do not move."""
 
     def gradients(probability: float, *, dropout: bool) -> list[Tensor]:
         captioner, batch = make_captioner(case), make_batch(2)
@@ -190,14 +187,14 @@ def test_dropout_is_that_of_units_alone(case, monkeypatch):
                 module.p = probability
         buffers = {name: buffer.clone() for name, buffer in captioner.named_buffers()}
         objective = begun(SelfCriticalTraining(samples=2, dropout=dropout))
-        found = []
+        both = []
         for seed in (1, 2):
             torch.manual_seed(seed)
-            found.append(gradient(captioner, objective(captioner, batch)[0]))
+            both.append(gradient(captioner, objective(captioner, batch)[0]))
             assert all(module.training for module in captioner.decoder.modules())
         for name, buffer in captioner.named_buffers():
             torch.testing.assert_close(buffer, buffers[name], rtol=0, atol=0)
-        return found
+        return both
 
     drawn = [hypothesis(*EVERY[number]) for number in (0, 5, 9, 3)]
     monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
@@ -216,7 +213,7 @@ def test_dropout_is_that_of_units_alone(case, monkeypatch):
     assert not torch.allclose(dropped[0], dropped[1], rtol=0.01)
 
 
-def test_what_is_logged_is_the_mean_over_captions(monkeypatch):
+def test_logged_values_are_means_over_captions(monkeypatch):
     captioner, batch = make_captioner(), make_batch(images=2)
     drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
     monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
@@ -242,16 +239,16 @@ def test_what_is_logged_is_the_mean_over_captions(monkeypatch):
 THREE = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2, 11, 5)]  # two captions of each of three images
 
 
-def run_share(rank: int, folder: str) -> None:
+def run_process(rank: int, folder: str) -> None:
     """The first process has two of the three images."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     images = slice(0, 2) if rank == 0 else slice(2, 3)
-    torch.save(share_of(images), f"{folder}/{rank}")
+    torch.save(gradient_of(images), f"{folder}/{rank}")
     torch.distributed.destroy_process_group()
 
 
-def share_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
+def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
     torch.manual_seed(4)
     captioner, whole = make_captioner(), make_batch(images=3)
     drawn = THREE[2 * images.start : 2 * images.stop]
@@ -265,11 +262,11 @@ def share_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
 
 
 @pytest.mark.slow
-def test_processes_with_unequal_shares_have_the_gradient_of_all_captions(tmp_path):
-    torch.multiprocessing.spawn(run_share, (str(tmp_path),), nprocs=2)
-    expected, terms = share_of(slice(0, 3))
+def test_processes_with_unequal_numbers_of_indexhave_the_gradient_of_all_captions(tmp_path):
+    torch.multiprocessing.spawn(run_process, (str(tmp_path),), nprocs=2)
+    expected, terms = gradient_of(slice(0, 3))
     parts = [torch.load(tmp_path / str(rank)) for rank in range(2)]
-    torch.testing.assert_close((parts[0][0] + parts[1][0]) / 2, expected)  # what DDP makes of them
+    torch.testing.assert_close((parts[0][0] + parts[1][0]) / 2, expected)  # DDP averages them
     for _, logged in parts:
         torch.testing.assert_close(logged, terms)
 
@@ -294,10 +291,10 @@ def test_reward_is_the_weighted_sum_of_scores_with_the_end_as_a_word():
     rows = [0, 2, 2, 1, 0]
     captions = [said("a dog runs"), said("a cat sleeps on a", finished=False), said("one cat"), said(""), said("a dog")]
     options = SelfCriticalTraining(cider_d=0.5, bleu4=2.0)
-    found = CaptionReward(options, make_index(), VOCABULARY)(rows, captions)
+    rewards = CaptionReward(options, make_index(), VOCABULARY)(rows, captions)
     references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
     words = [VOCABULARY.decode(c.ids) + ["<end>"] * c.finished for c in captions]
-    for row, hypothesis_words, value in zip(rows, words, found.tolist(), strict=True):
+    for row, hypothesis_words, value in zip(rows, words, rewards.tolist(), strict=True):
         others = [[hypothesis_words] if n == row else [["x"]] for n in range(len(references))]
         cider = cider_d([of[0] for of in others], references)[row]
         bleu = float(sentence_bleu(bleu_counts([hypothesis_words], [references[row]]))[0]) / 100
@@ -315,17 +312,17 @@ def test_document_frequencies_come_from_a_file_that_counts_the_ends(tmp_path):
     of_corpus = [[[*"a dog runs".split(), "<end>"]]] * 3 + [[["cats", "<end>"]]] * 4
     DocumentFrequencies.of(of_corpus).save(path)
     options = SelfCriticalTraining(frequencies=str(path))
-    (found,) = CaptionReward(options, make_index(), VOCABULARY)([0], [said("a big dog")]).tolist()
+    (value,) = CaptionReward(options, make_index(), VOCABULARY)([0], [said("a big dog")]).tolist()
     references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
     hypotheses = [["a", "big", "dog", "<end>"], ["x"], ["x"]]
     frequencies = DocumentFrequencies.of(of_corpus)
-    assert found == pytest.approx(cider_d(hypotheses, references, frequencies=frequencies)[0], rel=1e-6)
+    assert value == pytest.approx(cider_d(hypotheses, references, frequencies=frequencies)[0], rel=1e-6)
     DocumentFrequencies.of([[["a", "dog"]]] * 2).save(path)
     with pytest.raises(InputError, match=r"frequencies.json does not count the ends of captions, <end>"):
         CaptionReward(options, make_index(), VOCABULARY)
 
 
-def test_the_script_counts_what_training_counts_by_itself(shapes, tmp_path, capsys):
+def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, capsys):
     path = tmp_path / "frequencies.json"
     source = {
         "class_path": "captioning.data.ShapesSource",
@@ -337,12 +334,12 @@ def test_the_script_counts_what_training_counts_by_itself(shapes, tmp_path, caps
     index = shapes.index("train")
     vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
     captions = [hypothesis(vocabulary.encode(index.references(row)[0].split()), True) for row in (0, 1)]
-    own, given = (
+    counted, given = (
         CaptionReward(SelfCriticalTraining(frequencies=name), index, vocabulary)([0, 1], captions)
         for name in (None, str(path))
     )
-    assert own.sum() > 0
-    torch.testing.assert_close(own, given)
+    assert counted.sum() > 0
+    torch.testing.assert_close(counted, given)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from captioning import captioner
 encoder = {encoder}
 with torch.inference_mode():
     encoder.eval()(torch.zeros(1, 3, *encoder.preprocessing.size))
-found = [name for name in {heavy} if name in sys.modules]
-assert not found, found
+imported = [name for name in {heavy} if name in sys.modules]
+assert not imported, imported
 {after}
 """
 

@@ -16,8 +16,8 @@ from captioning.evaluation.resampling import (
     differences,
     holm,
     intervals,
+    percentage,
     randomization,
-    share,
 )
 
 
@@ -97,14 +97,14 @@ def test_the_p_value_is_the_share_of_all_exchanges_that_differ_as_much():
         as_large += abs(bleu4(other) - bleu4(one)) >= abs(observed) - 1e-9
     exact = as_large / 2**9
     assert 0.02 < exact < 0.98
-    (found,) = differences(first, second, bleu4, resamples=20_000)
-    assert found.p_value == pytest.approx(exact, abs=0.012)
+    (difference,) = differences(first, second, bleu4, resamples=20_000)
+    assert difference.p_value == pytest.approx(exact, abs=0.012)
 
 
 def test_the_bootstrap_interval_of_a_mean_is_the_textbooks():
     values = np.random.default_rng(1).normal(50, 12, size=400)
     counts = np.stack([values / 100, np.ones(400)], axis=1)
-    value, low, high = intervals(counts, share, resamples=8000)
+    value, low, high = intervals(counts, percentage, resamples=8000)
     error = values.std() / np.sqrt(400)
     assert value == pytest.approx(values.mean())
     assert (low, high) == pytest.approx((value - 1.96 * error, value + 1.96 * error), abs=0.15 * error)
@@ -132,17 +132,17 @@ def test_an_exchange_keeps_what_both_systems_have_together():
 def test_a_system_does_not_differ_from_itself():
     references, system, _ = corpus(images=13)
     counts = bleu_counts(system, references)
-    for found in differences(counts, counts, bleu_from_counts, resamples=50):
-        assert (found.interval.value, found.interval.low, found.interval.high) == (0, 0, 0)
-        assert found.p_value == 1
+    for difference in differences(counts, counts, bleu_from_counts, resamples=50):
+        assert (difference.interval.value, difference.interval.low, difference.interval.high) == (0, 0, 0)
+        assert difference.p_value == 1
 
 
 def test_a_clear_difference_has_the_smallest_p_value_and_an_interval_above_zero():
     references, _, _ = corpus(images=40)
     perfect, wrong = [refs[1] for refs in references], [list("zzzzzzz") for _ in references]
-    (found,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, resamples=99)
-    assert found.p_value == 1 / 100
-    assert found.interval.low == found.interval.high == 100
+    (difference,) = differences(bleu_counts(wrong, references), bleu_counts(perfect, references), bleu4, resamples=99)
+    assert difference.p_value == 1 / 100
+    assert difference.interval.low == difference.interval.high == 100
 
 
 def test_random_draws_come_from_the_seed_alone():
@@ -167,7 +167,7 @@ def test_false_alarms_are_as_rare_as_the_p_value_promises():
     alarms = 0
     for trial in range(200):
         first, second = (np.stack([draw.integers(0, 2, 50), np.ones(50, int)], axis=1) for _ in range(2))
-        alarms += differences(first, second, share, resamples=199, seed=trial)[0].p_value <= 0.05
+        alarms += differences(first, second, percentage, resamples=199, seed=trial)[0].p_value <= 0.05
     assert 1 <= alarms <= 20  # 10 expected; more than 20 of 200 have probability 0.001
 
 
@@ -177,10 +177,10 @@ def difference_of(p_value: float, low: float = 0.5, high: float = 1.5) -> Differ
 
 def test_holms_correction_of_a_case_computed_by_hand():
     """Ascending: 4 x 0.005, 3 x 0.01, then 2 x 0.03 = 0.06 and 1 x 0.04, which may not fall below the one before."""
-    found = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
-    assert [test.corrected for test in found] == pytest.approx([0.03, 0.06, 0.06, 0.02])
-    assert [test.p_value for test in found] == [0.01, 0.04, 0.03, 0.005]
-    assert [test.clear for test in found] == [True, False, False, True]
+    tests = holm([difference_of(0.01), difference_of(0.04), difference_of(0.03), difference_of(0.005)])
+    assert [test.corrected for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [test.p_value for test in tests] == [0.01, 0.04, 0.03, 0.005]
+    assert [test.clear for test in tests] == [True, False, False, True]
     assert [test.corrected for test in holm([difference_of(0.7), difference_of(0.6)])] == [1, 1]
     assert holm([difference_of(0.04)]) == [difference_of(0.04)] and holm([]) == []
 
@@ -194,16 +194,16 @@ def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, 
 
 
 def test_share_of_nothing_is_no_number():
-    assert share(np.array([3.0, 4.0])) == 75
-    assert np.isnan(share(np.array([0.0, 0.0])))
+    assert percentage(np.array([3.0, 4.0])) == 75
+    assert np.isnan(percentage(np.array([0.0, 0.0])))
 
 
 def test_counts_that_cannot_be_resampled_are_refused():
     with pytest.raises(ValueError, match="at least one image"):
-        bootstrap(np.zeros((0, 2)), share)
+        bootstrap(np.zeros((0, 2)), percentage)
     with pytest.raises(ValueError, match=r"got \(5,\)"):
-        bootstrap(np.zeros(5), share)
+        bootstrap(np.zeros(5), percentage)
     with pytest.raises(ValueError, match="samples must be at least 1"):
-        bootstrap(np.ones((3, 2)), share, resamples=0)
+        bootstrap(np.ones((3, 2)), percentage, resamples=0)
     with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
-        randomization(np.ones((3, 2)), np.ones((4, 2)), share)
+        randomization(np.ones((3, 2)), np.ones((4, 2)), percentage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,10 @@ from helpers import load_script
 from helpers_runs import make_captions, tiny_config
 
 from captioning.cli.commands import Commands
+from captioning.comparison.captions_table import ONE_SEED
+from captioning.comparison.compare import compare
+from captioning.comparison.measurements import add_scores, expand, factor, read_scores, score_name
+from captioning.comparison.runs import read_run
 from captioning.comparison.study import read_study
 from captioning.data.features import FeatureWriter
 from captioning.errors import InputError
@@ -30,6 +35,7 @@ VARIANTS = {
     "hard": {"config": "shapes_hard", "fit": ["--x=1"], "evaluations": {"argmax": ["--inference=argmax"]}},
     "none": {"config": "shapes_uniform", "label": "no attention"},
 }
+MEASURED = Path("measured/tiny.json")
 TWICE = VARIANTS["soft"] | {"evaluations": {"2": []}}
 RESAMPLES = 400  # for the tests' time
 STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
@@ -38,7 +44,7 @@ STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("captioning.comparison.study_report._RESAMPLES", RESAMPLES)
+    monkeypatch.setattr("captioning.comparison.study_tables._RESAMPLES", RESAMPLES)
     write(STUDY)
     Path("results.md").write_text("# Results\n\n<!-- study tiny -->\nthe tables of before\n<!-- end -->\n\nAfter.\n")
     return tmp_path
@@ -53,7 +59,7 @@ def write(content: dict) -> None:
 
 
 def measure(variant: str, seed: int, skill: float, *, evaluation: str = "", **values: float) -> None:
-    """Write what the training and the scoring of a run leave."""
+    """Write what the training and the scoring of a run leave behind."""
     name = f"tiny_{variant}_{seed}"
     captions = make_captions(30, skill, seed=seed)
     scores = corpus_bleu([c.words for c in captions.values()], [c.reference_words for c in captions.values()])
@@ -72,9 +78,23 @@ def measure(variant: str, seed: int, skill: float, *, evaluation: str = "", **va
             {"image_id": i, "caption": image.caption, "references": image.references} for i, image in captions.items()
         ]
         (folder / "test_captions.json").write_text(json.dumps(entries))
-    Path("measured").mkdir(exist_ok=True)
-    content = {"values": scores, "split": "val", "images": 30}
-    Path("measured", name + (f"_{evaluation}" if evaluation else "") + ".json").write_text(json.dumps(content))
+    content = {"values": scores, "split": "val", "images": 30, "training": {"captions_per_second": 300.0 + seed}}
+    add_scores(MEASURED, score_name(variant, seed, evaluation), content)
+
+
+def measured_scores() -> dict:
+    return read_scores(MEASURED)
+
+
+def forget(name: str) -> None:
+    """Delete a score from the study's file, by hand."""
+    content = json.loads(MEASURED.read_text())
+    del content["scores"][name]
+    MEASURED.write_text(json.dumps(content))
+
+
+def written_tests() -> list[dict]:
+    return json.loads(MEASURED.read_text())["comparisons"]["tiny"]["tests"]
 
 
 def table(page: str, corner: str) -> dict[str, list[str]]:
@@ -97,41 +117,38 @@ def test_the_page_of_results_has_every_variant_or_says_that_it_is_not_measured(p
     study = read_study(path, ROOT / "configs")
     page = (ROOT / "docs/results.md").read_text(encoding="utf-8")
     block = page.partition(f"<!-- study {study.name} -->")[2].partition("<!-- end -->")[0]
-    assert [variant.label for variant in study.variants.values() if variant.label not in block] == []
+    assert [study.label(name) for name in study.variants if study.label(name) not in block] == []
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"varants": {}}, r"tiny.yaml: 'varants' is no key of a study; did you mean variants\?"),
-        ({"variants": {"soft": {"confg": "x"}}}, r"variants.soft: 'confg' is no key of a study; did you mean config\?"),
-        ({"variants": {"soft": {"label": "x"}}}, "variants.soft: config is missing"),
-        ({"variants": {"soft": {"config": "shape_soft"}}}, r"shape_soft.yaml is not there; did you mean shapes_soft\?"),
-        ({"variants": {}}, "variants: there is none"),
-        ({"variants": ["soft"]}, "variants: must be a mapping, got"),
+        ({"varants": {}}, r"tiny.yaml: unknown key `varants`; did you mean variants\?"),
+        ({"variants": {"soft": {"confg": "x"}}}, r"variants.soft: unknown key `confg`; did you mean config\?"),
+        ({"variants": {"soft": {"label": "x"}}}, "variants.soft: needs either a config or an average"),
+        ({"variants": {"soft": {"config": "shape_soft"}}}, r"there is no shape_soft.yaml; did you mean shapes_soft\?"),
+        ({"variants": {}}, "variants: Expected a mapping of length >= 1"),
+        ({"variants": ["soft"]}, "variants: Expected a mapping, got a list"),
         ({"variants": {"a/b": {"config": "shapes_soft"}}}, "variants: 'a/b' is no name"),
         ({"references": ["sift"]}, r"references: sift is no variant; did you mean soft\?"),
-        ({"seeds": []}, "seeds: must be whole numbers"),
-        ({"seeds": [1, True]}, "seeds: must be whole numbers"),
-        ({"seeds": [1, 2, 1]}, r"seeds: \[1, 2, 1\] has one twice"),
+        ({"seeds": []}, "seeds: Expected a list of length >= 1"),
+        ({"seeds": [1, True]}, r"seeds\[1\]: Expected `int`, got `bool`"),
+        ({"seeds": [1, 2, 1]}, r"seeds: \[1, 2, 1\] has a seed twice"),
         ({"variants": {"a": {"config": "shapes_soft", "after": "b"}}}, "variants.a.after: 'b' is no variant above it"),
-        ({"variants": {"a": {"config": "shapes_soft", "after": ["a"]}}}, r"after: \['a'\] is no variant above it"),
+        ({"variants": {"a": {"config": "shapes_soft", "after": ["a"]}}}, "variants.a.after: Expected `str"),
         ({"variants": {"a": {"average": ["b", "c"]}}}, "variants.a.average: 'b' is no variant above it"),
-        (
-            {"variants": VARIANTS | {"a": {"average": ["soft"]}}},
-            "a.average: must be at least two variants, got",
-        ),
-        ({"variants": VARIANTS | {"a": {"average": ["soft", "none"], "fit": []}}}, "variants.a: 'fit' is no key"),
-        ({"fit": "--a=1"}, "fit: must be a list of words"),
-        ({"evaluate": [3]}, "evaluate: must be a list of words"),
-        ({"features": {"config": "shapes_soft"}}, "features: splits is missing"),
+        ({"variants": VARIANTS | {"a": {"average": ["soft"]}}}, "a.average: Expected a list of length >= 2"),
+        ({"variants": VARIANTS | {"a": {"average": ["soft", "none"], "fit": ["--a"]}}}, "an average is not trained"),
+        ({"fit": "--a=1"}, "fit: Expected a list, got `str`"),
+        ({"evaluate": [3]}, r"evaluate\[0\]: Expected `str`, got `int`"),
+        ({"features": {"config": "shapes_soft"}}, "features: missing key `splits`"),
         (
             {"features": {"config": "shapes_soft", "splits": [], "output": "x", "flipped": 1}},
-            "features.flipped: must be true or false, got 1",
+            "features.flipped: Expected `bool`, got `int`",
         ),
         (
             {"variants": VARIANTS | {"soft_1": {"config": "shapes_soft"}, "soft": TWICE}},
-            "two scores would be tiny_soft_1_2.json",
+            "two scores would have the name soft_1_2",
         ),
     ],
 )
@@ -190,9 +207,8 @@ def ran(place, monkeypatch) -> list[list[str]]:
             output = Path(arguments[-1])
             output.parent.mkdir(parents=True, exist_ok=True)
             output.touch()
-        else:
+        elif "--measurement" in arguments:
             path = Path(arguments[arguments.index("--measurement") + 1])
-            path.parent.mkdir(exist_ok=True)
             path.write_text(json.dumps({"values": {"bleu4": 1.0}}))
         return 1.0
 
@@ -214,11 +230,11 @@ def test_every_run_is_trained_and_scored_once_and_what_failed_is_named_and_tried
     assert hard[hard.index("--config") + 1].endswith("configs/shapes_hard.yaml") and "--x=1" in hard
     assert hard[hard.index("--seed_everything") + 1] == "1" and "--ckpt_path" not in hard
     (argmax,) = [command for command in ran if command[0] == "tiny_hard_1" and "--inference=argmax" in command]
-    assert argmax[-1] == "measured/tiny_hard_1_argmax.json" and "--split=val" in argmax
+    assert argmax[-1] == "runs/tiny_hard_1/measurement_argmax.json" and "--split=val" in argmax
     assert argmax[argmax.index("--results") + 1] == "runs/tiny_hard_1/argmax"
     assert (Path("data") / "shapes.json").is_file()  # the data were prepared
     ran.clear()
-    Path("measured/tiny_hard_1_argmax.json").unlink()
+    forget("hard_1_argmax")
     last = Path("runs/tiny_none_2/checkpoints/last.ckpt")
     last.parent.mkdir(parents=True)
     last.touch()
@@ -238,7 +254,7 @@ def test_a_second_stage_begins_when_the_first_is_done_with_its_best_checkpoint_o
         main("--only", "third", "again", "none", "soft", "--seeds", "1", "2", "--jobs", "2")
     error = capsys.readouterr().err  # none_2 fails, and what would begin with it
     assert "3 of 8 runs failed" in error and "tiny_none_2 failed: no luck" in error
-    assert "tiny_third_2: begins with tiny_again_2, which is not trained and scored" in error
+    assert "tiny_third_2: starts from tiny_again_2, which is not trained and scored" in error
     begun = {command[0]: command[command.index("--init_from") + 1] for command in ran if "--init_from" in command}
     assert begun == {
         "tiny_again_1": "runs/tiny_none_1/checkpoints/best.ckpt",
@@ -257,7 +273,7 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     with pytest.raises(SystemExit):
         main("--seeds", "1", "2")
     error = capsys.readouterr().err
-    assert "2 of 6 runs failed" in error and "tiny_mean_2: begins with tiny_none_2" in error
+    assert "2 of 6 runs failed" in error and "tiny_mean_2: starts from tiny_none_2" in error
     of_the_mean = [command[1:] for command in ran if command[0] == "tiny_mean_1"]
     scripts = ["average_checkpoints.py", "evaluate.py", "evaluate.py"]
     assert [Path(command[0]).name for command in of_the_mean] == scripts
@@ -265,7 +281,7 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     assert of_the_mean[0][1:] == [none, soft, "--output", mean]
     assert of_the_mean[1][2] == mean and "--beam_size=5" in of_the_mean[2]
     ran.clear()
-    Path("measured/tiny_mean_1.json").unlink()
+    forget("mean_1")
     main("--only", "mean", "--seeds", "1")
     assert [Path(command[1]).name for command in ran] == ["average_checkpoints.py", "evaluate.py"]
 
@@ -280,7 +296,7 @@ def test_a_second_stage_does_not_begin_with_a_first_that_is_half_trained(ran, ca
     (begun / "last.ckpt").touch()
     with pytest.raises(SystemExit):
         main("--only", "again", "--seeds", "2")
-    assert "tiny_again_2: begins with tiny_none_2, which is not trained and scored" in capsys.readouterr().err
+    assert "tiny_again_2: starts from tiny_none_2, which is not trained and scored" in capsys.readouterr().err
     assert ran == []
 
 
@@ -288,26 +304,26 @@ def test_a_run_that_cannot_be_resumed_is_named_in_place_of_training_another_besi
     Path("runs/tiny_soft_1/checkpoints").mkdir(parents=True)
     with pytest.raises(SystemExit):
         main("--only", "soft", "--seeds", "1")
-    assert "runs/tiny_soft_1: has no last checkpoint to go on from; delete it" in capsys.readouterr().err
+    assert "runs/tiny_soft_1: has no last checkpoint to continue from; delete it" in capsys.readouterr().err
     assert ran == []
 
 
 def test_a_run_that_is_gone_is_not_scored_anew_and_what_to_delete_is_said(ran, capsys):
     main("--only", "hard", "soft", "--seeds", "1")
     ran.clear()
-    Path("measured/tiny_hard_1_argmax.json").unlink()
+    forget("hard_1_argmax")
     Path("runs/tiny_hard_1/checkpoints/best.ckpt").unlink()
     with pytest.raises(SystemExit):
         main("--only", "hard", "soft", "--seeds", "1", "2")
     error = capsys.readouterr().err
-    assert "best.ckpt: no such file to score argmax; delete measured/tiny_hard_1.json to train it again" in error
+    assert "best.ckpt: no such file to score argmax; delete scores.hard_1 of measured/tiny.json to train it" in error
     assert {command[0] for command in ran} == {"tiny_hard_2", "tiny_soft_2"}  # the others are done
 
 
 def test_a_report_takes_no_option_that_it_would_ignore(ran, capsys):
     with pytest.raises(SystemExit):
         main("--report", "results.md", "--dry-run", "--seeds", "1")
-    assert "error: --report: makes the whole study's part of the page; leave out --seeds, --dry-run" in (
+    assert "error: --report: makes the tables of the whole study; leave out --seeds, --dry-run" in (
         capsys.readouterr().err
     )
 
@@ -316,7 +332,7 @@ def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
     main("--only", "soft", "hard", "--seeds", "1")
     ran.clear()
     capsys.readouterr()
-    Path("measured/tiny_hard_1_argmax.json").unlink()
+    forget("hard_1_argmax")
     Path("runs/tiny_hard_2/checkpoints").mkdir(parents=True)
     Path("runs/tiny_hard_2/checkpoints/last.ckpt").touch()
     main("--only", "hard", "soft", "--seeds", "1", "2", "--dry-run")
@@ -343,9 +359,7 @@ def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     main("--dry-run")
     assert "left: extract train, val  (cache)" in capsys.readouterr().out
     extract("train")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Commands, "run", lambda self, name, arguments: ran.append([name, *arguments]) or 1.0)
-        main("--only", "soft", "--seeds", "1")
+    main("--only", "soft", "--seeds", "1")
     assert ran[0][0] == "features" and ran[0][1].endswith("scripts/extract_features.py")
     assert ran[0][4:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
     extract("val")
@@ -354,16 +368,8 @@ def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     assert ran[0][0] == "tiny_soft_2"
     write(content | {"features": features | {"flipped": True}})
     ran.clear()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Commands, "run", lambda self, name, arguments: ran.append([name, *arguments]) or 1.0)
-        main("--only", "soft", "--seeds", "3")
+    main("--only", "soft", "--seeds", "3")
     assert ran[0][-3:] == ["--output", "cache", "--flipped"]
-
-
-def test_a_study_shares_the_runs_of_another(place):
-    write(STUDY | {"name": "other", "runs": "tiny"})
-    study = read_study(Path("tiny.yaml"), ROOT / "configs")
-    assert (study.name, study.run_name("soft", 2)) == ("other", "tiny_soft_2")
 
 
 def test_missing_data_are_named_with_what_to_do_before_anything_is_trained(ran, capsys):
@@ -403,20 +409,15 @@ def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, ca
     page = Path("results.md").read_text()
     assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `python scripts/study.py tiny.yaml ")
     assert page.endswith("<!-- end -->\n\nAfter.\n") and "of before" not in page
-    scores = table(page, "validation, 30 images")
+    scores = table(page, "val, 30 images")
     bleu4 = [bleu_from_counts(run.sum(axis=0))[3] for run in counts("hard")]
-    assert scores["hard"][0] == "1, 2, 3" and scores["hard"][4] == f"{np.mean(bleu4):.2f} ({np.std(bleu4, ddof=1):.2f})"
-    assert scores["soft \\| attention"][5:] == ["42.00 (1.00)", "3.020 (0.010)", "302"]
-    assert "none" not in scores
-    argmax = [
-        json.loads(Path(f"measured/tiny_hard_{seed}_argmax.json").read_text())["values"]["bleu4"] for seed in (1, 2)
-    ]
+    assert scores["hard"][:2] == ["1, 2, 3", f"{np.mean(bleu4):.2f} ({np.std(bleu4, ddof=1):.2f})"]
+    assert scores["soft \\| attention"][2:5] == ["42.00 (1.00)", "3.020 (0.010)", "302"]
+    assert scores["no attention"] == ["-"] * 6
+    argmax = [measured_scores()[f"hard_{seed}_argmax"]["values"]["bleu4"] for seed in (1, 2)]
     evaluated = table(page, "BLEU-4 by evaluation")
     assert list(evaluated) == ["BLEU-4 by evaluation", "---", "hard"]
-    assert evaluated["hard"] == [scores["hard"][4], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
-    assert "Not yet measured: hard (argmax, seed 3); no attention." in page
-    training = json.loads(Path("measured/tiny_soft_1.json").read_text())["training"]
-    assert training == {"captions_per_second": 301.0, "seconds_per_step": round(64 / 301, 4)}
+    assert evaluated["hard"] == [scores["hard"][1], f"{np.mean(argmax):.2f} ({np.std(argmax, ddof=1):.2f}), seed 1, 2"]
 
 
 def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(measured):
@@ -430,7 +431,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
             for variant, reference in (("hard", "soft"), ("none", "soft"), ("none", "hard"))
         ]
     )
-    content = json.loads(Path("measured/tiny_comparison.json").read_text())
+    content = json.loads(MEASURED.read_text())["comparisons"]["tiny"]
     assert [(t["variant"], t["reference"]) for t in content["tests"]] == [
         ("hard", "soft"),
         ("none", "soft"),
@@ -440,12 +441,38 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
         assert test["value"] == pytest.approx(difference.interval.value)
         assert (test["low"], test["high"]) == pytest.approx((difference.interval.low, difference.interval.high))
         assert test["corrected_p_value"] == pytest.approx(difference.corrected)
-        assert test["variant_seeds"] == [1, 2, 3] and test["images"] == 30
+        assert test["variant_seeds"] == test["reference_seeds"] == [1, 2, 3]
     assert content["command"].endswith("--report results.md") and content["machine"]
-    rows = table(Path("results.md").read_text(), "BLEU-4, difference from")
-    assert rows["BLEU-4, difference from"] == ["soft \\| attention", "hard"]
-    assert rows["hard"][1] == "" and re.fullmatch(r"\*\*\+\d+\.\d\d\*\* \(\+.+ to \+.+\), p ≤ 0.001", rows["hard"][0])
-    assert rows["no attention"][0].startswith(f"{expected[1].interval.value:+.2f} (")
+    rows = table(Path("results.md").read_text(), "val, ")
+    assert rows["val, 30 images"][-2:] == [
+        "BLEU-4, difference from soft \\| attention",
+        "BLEU-4, difference from hard",
+    ]
+    assert rows["hard"][-1] == "-"
+    assert re.fullmatch(r"\*\*\+\d+\.\d\d \(\+.+ to \+.+\), p ≤ 0.001\*\*", rows["hard"][-2])
+    assert rows["no attention"][-2].startswith(f"{expected[1].interval.value:+.2f} (")
+
+
+def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
+    """One engine: what a study says of its variants is what compare_runs.py says of their runs."""
+    write(STUDY | {"references": ["soft"]})
+    for folder in Path("runs").iterdir():
+        variant, _, seed = folder.name.rpartition("_")
+        settings = {"seed_everything": int(seed), "model": {"kind": variant}}
+        (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+    main("--report", "results.md")
+    (test,) = written_tests()
+    runs = [read_run(Path(f"runs/tiny_{variant}_{seed}")) for variant in ("soft", "hard") for seed in (1, 2, 3)]
+    comparison = compare(runs, resamples=RESAMPLES)
+    difference = comparison.group_tests["tiny_hard"]["bleu4"]
+    assert [test[name] for name in ("value", "low", "high", "p_value")] == [
+        *vars(difference.interval).values(),
+        difference.p_value,
+    ]
+    soft, hard = comparison.groups
+    row = table(Path("results.md").read_text(), "val, ")["hard"]
+    assert row[1] == f"{hard.mean('bleu4'):.2f} ({hard.deviation('bleu4'):.2f})"
+    assert test["value"] == pytest.approx(hard.mean("bleu4") - soft.mean("bleu4"))
 
 
 def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
@@ -455,61 +482,39 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     again, mean = {"config": "shapes_soft", "after": "soft"}, {"average": ["hard", "again"]}
     write(STUDY | {"references": ["soft"], "variants": VARIANTS | {"again": again, "mean": mean}})
     main("--report", "results.md")
-    tests = json.loads(Path("measured/tiny_comparison.json").read_text())["tests"]
+    tests = written_tests()
     assert {test["variant"]: test["paired"] for test in tests} == {"hard": False, "again": True, "mean": True}
     score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
     (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True, resamples=RESAMPLES)
     assert (tests[2]["low"], tests[2]["high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     page = Path("results.md").read_text()
-    rows = table(page, "BLEU-4, difference from")
-    assert rows["mean"][0].endswith(", *paired*") and not rows["hard"][0].endswith("*paired*")
-    assert "*Paired*: runs that go on from the reference's of the same seed" in page
-    main("--report", "results.md")
+    rows = table(page, "val, ")
+    assert rows["mean"][-1].endswith(", *paired*") and not rows["hard"][-1].endswith("*paired*")
+    assert "*Paired*: each run is compared with the run of the same seed that it started from." in page
     shutil.rmtree("runs")
-    main("--report", "results.md")  # from the file of before
-    assert table(Path("results.md").read_text(), "BLEU-4, difference from") == rows
+    main("--report", "results.md")  # The tests are those of the last report.
+    assert table(Path("results.md").read_text(), "val, ") == rows
 
 
 def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores_are(measured, capsys):
     main("--report", "results.md")
-    before = table(Path("results.md").read_text(), "BLEU-4, difference from")["hard"]
+    before = table(Path("results.md").read_text(), "val, ")["hard"]
     Path("runs").rename("elsewhere")
     main("--report", "results.md")
-    assert "tiny_soft_3: without the captions that were scored" in capsys.readouterr().out
-    assert table(Path("results.md").read_text(), "BLEU-4, difference from")["hard"] == before
-    path = Path("measured/tiny_hard_1.json")
-    content = json.loads(path.read_text())
-    content["values"]["bleu4"] += 1
-    path.write_text(json.dumps(content))
+    assert "tiny_soft_3" in capsys.readouterr().out
+    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and "p ≤" in before[-1]
+    scores = measured_scores()["hard_1"]
+    scores["values"]["bleu4"] += 1
+    add_scores(MEASURED, "hard_1", scores)
     main("--report", "results.md")
     assert "difference from" not in Path("results.md").read_text()
-
-
-def test_the_curves_of_training_are_means_over_seeds_and_stay_without_the_runs(measured):
-    for seed in (1, 2, 3):
-        rows = "".join(f"{step},{step + seed}\n" for step in (9, 19, 29))
-        Path(f"runs/tiny_soft_{seed}/metrics/version_0/metrics.csv").write_text("step,val/bleu4\n" + rows)
-    main("--report", "results.md")
-    page = Path("results.md").read_text()
-    assert table(page, "BLEU-4 of the validations in training")["soft \\| attention"] == ["11.00", "21.00", "31.00"]
-    assert json.loads(Path("measured/tiny_comparison.json").read_text())["curves"] == {"soft": [11.0, 21.0, 31.0]}
-    (short := Path("runs/tiny_soft_3/metrics/version_0/metrics.csv")).write_text("step,val/bleu4\n9,12\n19,22\n")
-    main("--report", "results.md")  # one seed stopped early: as far as all went
-    page = Path("results.md").read_text()
-    assert table(page, "BLEU-4 of the validations in training")["soft \\| attention"] == ["11.00", "21.00"]
-    short.write_text("step,val/bleu4\n")
-    main("--report", "results.md")  # one that lost its log: the curve of before
-    assert Path("results.md").read_text() == page
-    shutil.rmtree("runs")
-    main("--report", "results.md")
-    assert Path("results.md").read_text() == page
 
 
 def test_captions_that_are_not_the_scored_ones_are_not_tested(measured, capsys):
     path = Path("runs/tiny_hard_2/test_metrics.json")
     path.write_text(json.dumps(json.loads(path.read_text()) | {"test/bleu4": 3.0}))
     main("--report", "results.md")
-    assert "note: runs/tiny_hard_2: without the captions that were scored" in capsys.readouterr().out
+    assert "note: runs/tiny_hard_2: no captions with these scores" in capsys.readouterr().out
     assert "difference from" not in Path("results.md").read_text()
 
 
@@ -527,33 +532,86 @@ def test_a_variant_of_one_seed_has_no_deviation_and_no_test(place):
     measure("hard", 2, 0.7)
     main("--report", "results.md")
     page = Path("results.md").read_text()
-    assert table(page, "validation")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
-    assert "soft | attention (seed 2, 3); hard (seed 1, 3); hard (argmax, seed 2); no attention." in page
+    assert table(page, "val, ")["hard"][-3:] == ["42.00", "3.020", "302"] and "difference from" not in page
+    assert f"Rows without a deviation have {ONE_SEED}." in page
+    assert table(page, "BLEU-4 by evaluation")["hard"][-1] == "-"  # not measured
 
 
 def test_a_score_that_some_runs_have_is_a_column(place):
     measure("soft", 1, 0.5, pointing_accuracy=91.24)
     measure("hard", 1, 0.7)
     main("--report", "results.md")
-    scores = table(Path("results.md").read_text(), "validation")
-    assert scores["validation, 30 images, mean (standard deviation) over seeds"][-2:] == [
-        "pointing",
-        "captions/s in training",
-    ]
-    assert scores["soft \\| attention"][-2:] == ["91.2", "301"] and scores["hard"][-2:] == ["", "301"]
+    scores = table(Path("results.md").read_text(), "val, ")
+    assert scores["val, 30 images"][-2:] == ["pointing", "captions/s"]
+    assert scores["soft \\| attention"][-2:] == ["91.2", "301"] and scores["hard"][-2:] == ["-", "301"]
 
 
 def test_a_study_of_which_nothing_is_measured_says_so(place):
     main("--report", "results.md")
     page = Path("results.md").read_text()
-    assert "Not yet measured: soft | attention; hard; no attention." in page and "| ---" not in page
+    rows = list(table(page, "").values())[2:]
+    assert [set(cells) for cells in rows] == [{"-"}] * 3 and "A dash: not measured, or not tested." in page
+
+
+# The file of the measurements
+
+
+def test_what_scores_have_in_common_is_written_once_and_read_as_it_was():
+    scores = {
+        "soft_1": {"values": {"bleu4": 1.0, "nll": 2.0}, "seed": 1, "settings": {"a": {"x": 1, "y": []}, "b": None}},
+        "soft_2": {"values": {"bleu4": 1.0}, "seed": 2, "settings": {"a": {"x": 1, "y": []}, "b": {"x": 1}}},
+        "hard_1": {"values": {"bleu4": 3.0}, "seed": True, "settings": {"a": {"x": 1.0, "y": []}, "b": {}}},
+    }
+    common, reduced = factor(scores)
+    assert common == {"settings": {"a": {"y": []}}}  # 1, 1.0 and True are equal, but not the same
+    assert {name: expand(common, entry) for name, entry in reduced.items()} == scores
+    for name, entry in scores.items():
+        assert json.dumps(expand(common, reduced[name]), sort_keys=True) == json.dumps(entry, sort_keys=True)
+
+
+def test_scores_of_many_runs_that_end_at_once_are_all_written(place):
+    def add(number: int) -> None:
+        add_scores(MEASURED, f"soft_{number}", {"values": {"bleu4": float(number)}, "split": "val"})
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add, range(24)))
+    scores = read_scores(MEASURED)
+    assert {name: entry["values"]["bleu4"] for name, entry in scores.items()} == {
+        f"soft_{number}": number for number in range(24)
+    }
+    lines = MEASURED.read_text().splitlines()
+    assert sum(line.startswith('  "soft_') for line in lines) == 24  # one line per run
+    assert [path.name for path in MEASURED.parent.iterdir()] == ["tiny.json"]
+
+
+def test_the_scores_of_a_run_say_how_fast_it_was_trained(ran):
+    main("--only", "soft", "--seeds", "1", "--dry-run")
+    folder = Path("runs/tiny_soft_1/metrics/version_0")
+    folder.mkdir(parents=True)
+    (folder / "metrics.csv").write_text("step,train/captions_per_second\n1,10\n2,301\n3,400\n")
+    (folder.parent.parent / "config.yaml").write_text(yaml.safe_dump({"data": {"batch_size": 64}}))
+    main("--only", "soft", "--seeds", "1")
+    assert measured_scores()["soft_1"]["training"] == {"captions_per_second": 301, "seconds_per_step": 0.2126}
 
 
 def test_a_damaged_measurement_is_named(measured, capsys):
-    Path("measured/tiny_soft_2.json").write_text("{}")
-    with pytest.raises(SystemExit):
-        main("--report", "results.md")
-    assert "measured/tiny_soft_2.json: not what scripts/evaluate.py --measurement writes" in capsys.readouterr().err
+    content = json.loads(MEASURED.read_text())
+    for damaged, message in (
+        ("{", "measured/tiny.json: cannot be read as JSON"),
+        ("[]", "measured/tiny.json: not the measurements of a study"),
+        (
+            json.dumps(content | {"scores": {"soft_2": {}}}),
+            "measured/tiny.json: scores.soft_2: not what scripts/evaluate.py --measurement writes",
+        ),
+        (
+            json.dumps(content | {"comparisons": {"tiny": {"tests": [{"variant": "hard"}]}}}),
+            "measured/tiny.json: comparisons.tiny: not what a study writes",
+        ),
+    ):
+        MEASURED.write_text(damaged)
+        with pytest.raises(SystemExit):
+            main("--report", "results.md")
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -568,6 +626,6 @@ def test_a_study_from_nothing_to_its_table(place, capsys):
     main("--dry-run")
     assert "tiny_soft_1" + " " * 22 + "done" in capsys.readouterr().out.splitlines()
     main("--report", "results.md")
-    assert "soft" in table(Path("results.md").read_text(), "validation, 2 images")
+    assert "soft" in table(Path("results.md").read_text(), "val, 2 images")
     captions = json.loads(Path("runs/tiny_soft_1/test_captions.json").read_text())
     assert len(captions) == 2  # those of the validation split, for the tests

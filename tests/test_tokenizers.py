@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 from helpers import load_script, save_image
-from helpers_runs import TINY, save_checkpoint
+from helpers_runs import TINY, edit_checkpoint, save_checkpoint
 
 from captioning.captioner import load
 from captioning.cli.fit import main
@@ -84,16 +84,16 @@ def test_a_module_that_the_user_imported_may_define_one():
 
 @pytest.mark.parametrize("tokenizer", ["os.system", {"class_path": "subprocess.run"}, {"class_path": "os.system"}])
 def test_settings_in_a_checkpoint_choose_no_code(tokenizer):
-    settings = {"model": TINY["model"], "data": {"source": "ShapesSource", "tokenizer": tokenizer}}
-    with pytest.raises(InputError, match=r"data\.tokenizer: .*this file chooses no code"):
+    settings = {"model": TINY["model"], "data": {"source": "ShapesSource", "vocabulary": {"tokenizer": tokenizer}}}
+    with pytest.raises(InputError, match=r"data\.vocabulary\.tokenizer: .*this file chooses no code"):
         evaluation_settings(settings, "best.ckpt")
 
 
-def test_a_checkpoint_of_an_earlier_version_is_english(tmp_path):
-    captioner = load(save_checkpoint(tmp_path / "best.ckpt"))
-    assert captioner.vocabulary.tokenizer == PennTreebank()
-    captioner.export(tmp_path / "out")
-    assert load(tmp_path / "out").vocabulary == captioner.vocabulary
+def test_a_checkpoint_without_a_tokenizer_is_refused(tmp_path):
+    path = save_checkpoint(tmp_path / "best.ckpt")
+    edit_checkpoint(path, lambda content: content["captioning"].pop("tokenizer"))
+    with pytest.raises(InputError, match=r"best\.ckpt: has no 'tokenizer'; it is damaged or was edited"):
+        load(path)
 
 
 def write_coco(folder: Path) -> CocoSource:
@@ -149,7 +149,7 @@ def write_run(folder: Path, captions: list[str], tokenizer: str) -> None:
                 save_image(folder / f"{split}{number}.png", number)
                 writer.writerow([f"{split}{number}.png", text, split])
     source = {"class_path": "FolderSource", "init_args": {"root": str(folder), "captions": "captions.csv"}}
-    data = {"source": source, "batch_size": 4, "num_workers": 0, "tokenizer": {"class_path": tokenizer}}
+    data = {"source": source, "batch_size": 4, "num_workers": 0, "vocabulary": {"tokenizer": {"class_path": tokenizer}}}
     settings = yaml.safe_load(yaml.safe_dump(TINY)) | {"data": data}
     (folder / "tiny.yaml").write_text(yaml.safe_dump(settings))
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
     load_script("evaluate").main(["--checkpoint", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
-        main(["test", "--ckpt_path", BEST, "--data.tokenizer", "Whitespace"])
+        main(["test", "--ckpt_path", BEST, "--data.vocabulary.tokenizer", "Whitespace"])
     load_script("export").main([BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
@@ -243,8 +243,10 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     line = next(line for line in printed.splitlines() if line.startswith("BLEU-4"))
     assert float(line.split()[1]) == pytest.approx(expected["bleu4"], abs=0.006) and expected["bleu4"] > 20
     assert f"Tokens: {Characters.description}." in printed and "METEOR" not in printed
-    found = pair(read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results)
-    assert found[1][0] == [[CHINESE[0]], [CHINESE[2]]]
+    _, references_of = pair(
+        read_results(results), read_references(references, tokenizer=Whitespace()).words, where=results
+    )
+    assert references_of[0] == [[CHINESE[0]], [CHINESE[2]]]
     with pytest.raises(SystemExit):
         load_script("evaluate").main([*command, "--tokenizer", "Nobody"])
     assert "Nobody is not a known Tokenizer" in capsys.readouterr().err
@@ -253,6 +255,6 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
 def test_the_words_of_a_vocabulary_file_are_those_of_the_data_s_tokenizer(workdir):
     write_run(workdir, CHINESE, "Characters")
     Vocabulary(list("猫狗"), Characters()).save("words.json")
-    main(["fit", "--config", "tiny.yaml", "--data.vocabulary_file", "words.json"])
+    main(["fit", "--config", "tiny.yaml", "--data.vocabulary.file", "words.json"])
     content = torch.load(BEST, weights_only=True)["captioning"]
     assert content["vocabulary"] == ["猫", "狗"] and content["tokenizer"] == tokenizer_config(Characters())

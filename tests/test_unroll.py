@@ -19,7 +19,7 @@ def _double():
     torch.set_default_dtype(torch.float32)
 
 
-def test_shared_weight_of_a_recurrence_gets_the_gradient_of_all_steps():
+def test_collected_weight_of_a_recurrence_gets_the_gradient_of_all_steps():
     weight, start = torch.randn(IN, IN, requires_grad=True), torch.randn(N, IN, requires_grad=True)
 
     def last(w):
@@ -32,7 +32,7 @@ def test_shared_weight_of_a_recurrence_gets_the_gradient_of_all_steps():
     torch.testing.assert_close(torch.autograd.grad(last(collected(weight)), (weight, start)), plain)
 
 
-def test_shared_matrices_get_the_gradient_of_all_steps():
+def test_collected_matrices_get_the_gradient_of_all_steps():
     matrices, x = torch.randn(B, L, D, requires_grad=True), torch.randn(T, B, R, L, requires_grad=True)
 
     def total(m):
@@ -42,11 +42,11 @@ def test_shared_matrices_get_the_gradient_of_all_steps():
     torch.testing.assert_close(torch.autograd.grad(total(collected(matrices)), (matrices, x)), plain)
 
 
-def test_ordinary_uses_of_a_shared_tensor_count_too():
+def test_ordinary_uses_of_a_collected_tensor_count_too():
     weight = torch.randn(OUT, IN, requires_grad=True)
     x = torch.randn(N, IN)
-    shared = collected(weight)
-    (linear(x, shared).sum() + (shared**2).sum()).backward()
+    both = collected(weight)
+    (linear(x, both).sum() + (both**2).sum()).backward()
     torch.testing.assert_close(weight.grad, x.sum(0).expand(OUT, IN) + 2 * weight.detach())
 
 
@@ -58,7 +58,7 @@ def test_going_backwards_twice_gives_the_same_gradient_twice():
     torch.testing.assert_close(first, second)
 
 
-def test_nothing_is_shared_where_no_gradient_is_needed():
+def test_nothing_is_collected_where_no_gradient_is_needed():
     weight = torch.randn(OUT, IN, requires_grad=True)
     with torch.no_grad():
         assert uses_of(collected(weight)) is None
@@ -68,10 +68,10 @@ def test_nothing_is_shared_where_no_gradient_is_needed():
 def test_step_linear_is_a_linear_layer_within_and_without_a_recurrence():
     layer = StepLinear(IN, OUT)
     x = torch.randn(T, N, IN)
-    outside = torch.stack([layer(part) for part in x])
+    outside = torch.stack([layer(step) for step in x])
     (plain,) = torch.autograd.grad((outside**2).sum(), layer.weight)
     with unrolled(nn.Sequential(layer)):
-        inside = torch.stack([layer(part) for part in x])
+        inside = torch.stack([layer(step) for step in x])
     (collected,) = torch.autograd.grad((inside**2).sum(), layer.weight)
     torch.testing.assert_close(inside, outside)
     torch.testing.assert_close(collected, plain)

@@ -1,4 +1,4 @@
-"""Attention = score x selection: a score gives logits over locations (Eq. 4), a selection forms the context (Eq. 6)."""
+"""Attention is a score and a selection: logits over locations (Eq. 4), and the context formed from them (Eq. 6)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class AttentionOutput(NamedTuple):
         alphas: (N, L), softmax of the scores: probabilities, exactly 0 at masked locations.
         locations: (N,) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
             expectation.
-        log_prob: (N,), log-probability in nats of the location that was drawn, 0 where the context is the expectation;
-            None for deterministic attention.
+        log_prob: (N,), log-probability in nats of the location that the context was taken from, 0 where it is the
+            expectation; None for attention that never draws.
         state: Carried to the next step.
-        heads: (N, h, L), the alphas of each of h heads, whose mean ``alphas`` are; None where there are no heads.
+        heads: (N, h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
     """
 
     context: Tensor
@@ -60,8 +60,8 @@ class Score(Component):
     them as further arguments, ``update`` returns those of the next step. Most scores carry nothing.
 
     Attributes:
-        deterministic: Whether equal queries get equal logits in training, too. A subclass that drops units or draws
-            must set it to False.
+        deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
+            drops no units and draws nothing.
     """
 
     deterministic = False
@@ -76,7 +76,7 @@ class Score(Component):
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
-        """Return (B, L, A): everything that does not depend on the query, computed once per image."""
+        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L)."""
 
     @abstractmethod
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
@@ -99,9 +99,9 @@ class Attention(Component):
 
     Attributes:
         inference: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
-            most probable location; "sample", a location that is drawn. It may be set at any time. Deterministic
-            attention knows the expectation alone.
-        needs_estimator: Whether draws pass no gradient to the alphas, so that training needs an estimator of it.
+            most probable location; "sample", a location that is drawn. It may be set at any time. Attention that
+            never draws supports only "expected".
+        needs_estimator: Whether drawing blocks the gradient to the alphas, so that training needs an estimator.
     """
 
     score: Score
@@ -117,7 +117,7 @@ class Attention(Component):
     def inference(self, mode: str) -> None:
         if mode not in self.inference_modes:
             modes = ", ".join(self.inference_modes)
-            raise InputError(f"inference: {type(self).__name__} knows {modes}, got {mode!r}")
+            raise InputError(f"inference: must be one of {modes} for {type(self).__name__}, got {mode!r}")
         self._inference = mode
 
     @property
@@ -129,7 +129,7 @@ class Attention(Component):
     def deterministic(self) -> bool:
         """Whether equal queries of an image get equal contexts in this batch: nothing is drawn or dropped.
 
-        A subclass that draws or drops something must return False.
+        A subclass that returns True must draw and drop nothing.
         """
         return False
 
@@ -137,12 +137,12 @@ class Attention(Component):
         """Start the next training batch. The training step calls it once; schedules count these calls."""
 
     def schedule(self) -> dict[str, float]:
-        """Return the values that follow a schedule, as this training batch has them, by name."""
+        """Return the current values of scheduled quantities, by name."""
         return {}
 
     @contextmanager
     def inferring(self, mode: str) -> Iterator[None]:
-        """Form contexts by the inference mode ``mode`` within the context, also while the model is being trained."""
+        """Use the inference mode ``mode`` within this ``with`` block, also during training."""
         mode_before, training_before = self.inference, self.training
         self.inference = mode
         self.train(False)
@@ -175,7 +175,7 @@ class Attention(Component):
         return self.score.init_state(memory.exists)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
-        """Attend with queries (N, H), N = B * R, and the state of the step before; None at the first step."""
+        """Attend with queries (N, H), N = B * R, and the previous step's state, None at the first step."""
         B = memory.annotations.shape[0]
         if state is None:
             state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
@@ -197,7 +197,7 @@ class Attention(Component):
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        """Form the contexts of alphas (B, R, L); at masked locations they are 0 and their logarithms -inf."""
+        """Form contexts from alphas and log_alphas (B, R, L), which are 0 and -inf at masked locations."""
 
 
 def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
@@ -205,7 +205,7 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
 
     Args:
         logits: (..., L).
-        mask: bool, broadcastable to ``logits``; every row must have one True.
+        mask: bool, broadcastable to ``logits``; every row needs at least one True, otherwise it becomes NaN.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if mask is not None:
@@ -219,7 +219,7 @@ def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
 
 
 def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:
-    """Return the grid, for a score that knows where locations lie.
+    """Return ``grid_size``, or fail if there is none and the score needs it.
 
     Args:
         instead: The score to use where there is no grid.
@@ -235,7 +235,7 @@ def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "
 
 
 def check_locations(annotations: Tensor, grid_size: tuple[int, int]) -> None:
-    """Refuse annotations (B, L, D) of another number of locations than the grid has.
+    """Refuse annotations (B, L, D) whose number of locations differs from the grid's.
 
     Raises:
         ValueError: There are more or fewer.

@@ -84,7 +84,4 @@ class GumbelAttention(StochasticAttention):
         relaxed = torch.softmax((log_alphas + gumbel) / self._batch_temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
         weights = one_hot(locations, alphas.detach()) + (relaxed - relaxed.detach())  # value one-hot, gradient relaxed
-        expected = memory.expected
-        if expected is None:
-            expected = torch.zeros(len(alphas), dtype=torch.bool, device=alphas.device)
-        return mixed(log_alphas, locations, weights, self.dropout(log_alphas.exp()), expected, memory)
+        return mixed(log_alphas, locations, weights, self.dropout(log_alphas.exp()), memory)

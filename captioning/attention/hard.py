@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captioning.attention.base import Attention, Score, Selected, expected_context
 from captioning.attention.memory import Memory
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
 from captioning.trace import EXPECTATION
 
@@ -24,14 +24,14 @@ class StochasticAttention(Attention):
     Args:
         score: Gives the logits, whose softmax are the alphas.
         sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
-            expectation ("with probability 0.5 we set the sampled attention location to its expected value", Sec. 4.1).
+            expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
         ramp: Training batches between which that probability changes. With two, (first, last), it rises linearly from
             0; with four, it also falls back to 0 between the last two. Empty for a constant probability, as in the
-            paper. Draws from alphas that mean nothing yet teach the decoder to ignore its context; the last batches
-            train the decoder on the expected context that it is evaluated with.
+            paper. Early alphas are uninformative, and draws from them teach the decoder to ignore its context. Falling
+            back at the end trains the decoder on the expected context that evaluation uses.
         per_batch: Whether all images of a batch share one decision, as in the authors' code.
         dropout: Probability of dropping a weight of an expected context in training, as in ``SoftAttention``. A drawn
-            location is never dropped: the decoder would see nothing, and ``log_prob`` would be that of another context.
+            location is never dropped: that would leave a zero context, which ``log_prob`` does not describe.
         inference: "expected", "argmax" or "sample"; see ``Attention.inference``.
 
     Raises:
@@ -55,14 +55,15 @@ class StochasticAttention(Attention):
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or min(ramp, default=0) < 0:
-            raise InputError(f"ramp must be none, two or four training batches in rising order, got {list(ramp)}")
+            raise InputError(f"ramp must have 0, 2 or 4 batch numbers in ascending order, got {list(ramp)}")
         self.score = score
         self.largest_sample_probability = sample_probability
         self.ramp = tuple(ramp)
+        check_range(0, 0.99, dropout=dropout)
         self.per_batch = per_batch
         self.dropout = Dropout(dropout)
         self.inference = inference
-        # Batches begun: a buffer, so that a resumed run continues, and an int, so that no step waits for a device.
+        # Batches begun: a buffer, so that a resumed run continues, and an int, to avoid a device synchronisation.
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
         self._batches = 0
         self.register_load_state_dict_post_hook(lambda module, _: setattr(module, "_batches", int(module.batches)))
@@ -100,10 +101,10 @@ class StochasticAttention(Attention):
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
         memory = super().prepare(annotations, mask)
         if not self.training or self.sample_probability == 1:
-            return memory  # no image has an expected context by chance, and hard draws need no sum over locations
+            return memory  # every image is drawn, or we evaluate; hard draws then need no sum over locations
         B = len(annotations)
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
-        return replace(memory, expected=uniform >= self.sample_probability)
+        return replace(memory, use_expectation=uniform >= self.sample_probability)
 
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         if self.training:
@@ -115,27 +116,27 @@ class StochasticAttention(Attention):
 
     @abstractmethod
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        """Form the contexts in training, as ``select`` does in evaluation."""
+        """``select`` in training: the same arguments, the same result."""
 
 
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    The context passes no gradient to the alphas. ``Selected.log_prob`` does.
+    A drawn context passes no gradient to the alphas; ``Selected.log_prob`` does.
     """
 
     needs_estimator = True
 
     def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
         locations = draw(alphas.detach())
-        if memory.expected is None:
+        if memory.use_expectation is None:
             return at_locations(log_alphas, locations, memory)
         expectation = self.dropout(log_alphas.exp())
-        return mixed(log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory.expected, memory)
+        return mixed(log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
-    """Return one location per row of probabilities (.., L), as indices (..); one of probability 0 is never drawn."""
+    """Return one location per row of probabilities (.., L), as indices (..), never one of probability 0."""
     # A race of exponential clocks: location i rings first with probability alpha_i. torch.multinomial draws from the
     # same distribution, but waits for the device to check its input.
     return (alphas / torch.empty_like(alphas).exponential_()).argmax(dim=-1)
@@ -147,25 +148,29 @@ def one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
 
 
 def at_locations(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Selected:
-    """Take each row's context (B, R) from one location; nothing is summed over L."""
+    """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
     return Selected(memory.annotations[images, locations], locations, _log_prob(log_alphas, locations))
 
 
 def mixed(
-    log_alphas: Tensor, locations: Tensor, drawn: Tensor, expectation: Tensor, expected: Tensor, memory: Memory
+    log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
 ) -> Selected:
-    """Weight annotations by ``expectation`` (B, R, L) for images that are ``expected`` (B,), by ``drawn`` for others.
+    """Weight annotations by ``expectation`` for images whose memory says so, by ``sample_weights`` for others.
 
     Args:
+        log_alphas, sample_weights, expectation: (B, R, L).
         locations: (B, R), the locations that were drawn.
     """
-    expected = expected.unsqueeze(1)  # (B, 1)
-    weights = torch.where(expected.unsqueeze(2), expectation, drawn)
+    use_expectation = memory.use_expectation
+    if use_expectation is None:
+        use_expectation = torch.zeros(len(log_alphas), dtype=torch.bool, device=log_alphas.device)
+    use_expectation = use_expectation.unsqueeze(1)  # (B, 1)
+    weights = torch.where(use_expectation.unsqueeze(2), expectation, sample_weights)
     return Selected(
         expected_context(weights, memory.annotations),
-        locations.masked_fill(expected, EXPECTATION),
-        _log_prob(log_alphas, locations).masked_fill(expected, 0.0),
+        locations.masked_fill(use_expectation, EXPECTATION),
+        _log_prob(log_alphas, locations).masked_fill(use_expectation, 0.0),
     )
 
 

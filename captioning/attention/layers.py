@@ -1,4 +1,4 @@
-"""Layers between encoder and decoder that let annotations know of each other."""
+"""Layers over the annotations, between encoder and decoder."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from captioning.kernels.dropout import Dropout
 
 
 class AnnotationLayer(Component):
-    """Makes annotations of annotations, image by image; the decoder attends to what it returns.
+    """Maps the annotations of an image to those that the decoder attends to.
 
-    It belongs to the decoder, so that it trains on cached features of a frozen encoder just as well.
+    It is part of the decoder, so it can be trained on cached features of a frozen encoder.
     """
 
     @abstractmethod
     def build(self, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> int:
-        """Create the parameters for annotations of size D; returns the size of those that come out.
+        """Create the parameters for annotations of size D; returns the size D' of the layer's output.
 
         Args:
-            grid_size: (rows, columns) of the locations; None where they form no grid.
+            grid_size: (height, width) of the grid of locations; None if they form no grid.
         """
 
     @abstractmethod
@@ -34,27 +34,27 @@ class AnnotationLayer(Component):
         """Return annotations (B, L, D') for (B, L, D).
 
         Args:
-            mask: (B, L) bool, True where a location exists. Others influence nothing, and get 0.
+            mask: (B, L) bool, True where a location exists. Other locations influence nothing, and are 0 in the result.
         """
 
 
 class AnnotationAttention(AnnotationLayer):
     """Self-attention over the locations of an image: the encoder of Vaswani et al. 2017, over regions.
 
-    Annotations are projected to d and get the sines and cosines of their row and their column, d / 2 each (as in
-    DETR, Carion et al. 2020); locations that form no grid have no position. Then layers of multi-head self-attention
-    and a perceptron, each normalised at its input, and a normalisation at the end.
+    Annotations are projected to d. Sines and cosines of their row and column are added, d / 2 channels each, as in
+    DETR (Carion et al. 2020), unless the locations form no grid. Layers of multi-head self-attention and a perceptron
+    follow, both with layer normalisation at their input, and a last normalisation.
 
     Args:
-        dim: d, a multiple of 4 and of ``heads``; None for the annotations' size D.
-        heads: of every layer.
-        layers: how many.
-        feedforward_dim: width of the perceptron's hidden layer; None for 2 d.
-        dropout: probability of dropping hidden units and what a layer adds (Vaswani et al. 2017, Sec. 5.4). Weights of
-            the self-attention are not dropped: with them, PyTorch's fused kernel could not be used.
+        dim: Size d, a multiple of 4 and of ``heads``; None for the annotations' size D.
+        heads: Number of heads in every layer.
+        layers: Number of layers.
+        feedforward_dim: Width of the perceptron's hidden layer; None for 2 d.
+        dropout: Probability of dropping a unit of the hidden layer and of both residual branches (Vaswani et al. 2017,
+            Sec. 5.4). Attention weights are not dropped, which would rule out PyTorch's fused kernel.
 
     Raises:
-        InputError: d cannot be divided so.
+        InputError: d is not a multiple of 4 and of ``heads``.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class AnnotationAttention(AnnotationLayer):
         for name in ("dropout", "dropout1", "dropout2"):
             setattr(layer, name, Dropout(self.dropout))
         self.layers = nn.TransformerEncoder(layer, self.layer_count, nn.LayerNorm(dim), enable_nested_tensor=False)
-        for parameter in self.layers.parameters():  # the layers are copies of one, whose weights would begin alike
+        for parameter in self.layers.parameters():  # the layers are copies of one and would start equal
             if parameter.dim() > 1:
                 nn.init.xavier_uniform_(parameter)
         return dim
@@ -112,27 +112,27 @@ class AnnotationAttention(AnnotationLayer):
 
 
 def grid_positions(grid_size: tuple[int, int], dim: int) -> Tensor:
-    """Return (rows * columns, dim): sin and cos of the row, then of the column, each at dim / 4 frequencies.
+    """Return (L, dim): the sines and cosines of the row, then those of the column, at dim / 4 frequencies each.
 
     The wavelengths are a geometric series from 2 pi to 2 pi * 10,000 cells (Vaswani et al. 2017, Sec. 3.5).
     """
-    rows, columns = grid_size
+    height, width = grid_size
     frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 4) / (dim // 4))
-    angles = [torch.arange(side).unsqueeze(1) * frequencies for side in (rows, columns)]
+    angles = [torch.arange(side).unsqueeze(1) * frequencies for side in grid_size]
     of_rows, of_columns = (torch.cat([angle.sin(), angle.cos()], dim=1) for angle in angles)  # (side, dim / 2)
     return torch.cat(
-        [of_rows.unsqueeze(1).expand(-1, columns, -1), of_columns.unsqueeze(0).expand(rows, -1, -1)], dim=2
+        [of_rows.unsqueeze(1).expand(-1, width, -1), of_columns.unsqueeze(0).expand(height, -1, -1)], dim=2
     ).flatten(0, 1)
 
 
 class AnnotationLSTM(AnnotationLayer):
-    """Lets every annotation know of the others: a_i becomes [forward h_i; backward h_i], read in row-major order.
+    """Adds the context of the other locations to each annotation: a_i becomes [forward h_i; backward h_i].
 
-    Bahdanau et al. 2015's bidirectional encoder, over locations instead of words; the authors' code has it as
-    ``lstm_encoder``.
+    This is the bidirectional encoder of Bahdanau et al. 2015, over locations in row-major order instead of words;
+    ``lstm_encoder`` in the authors' code.
 
     Args:
-        hidden_dim: size of each direction, so that the decoder sees annotations of twice that.
+        hidden_dim: Size of each direction; the decoder sees annotations of twice that size.
     """
 
     def __init__(self, hidden_dim: int = 256) -> None:
@@ -145,7 +145,7 @@ class AnnotationLSTM(AnnotationLayer):
         return 2 * self.hidden_dim
 
     def forward(self, annotations: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return annotations (B, L, 2 * hidden_dim); masked ones are passed over, wherever they stand."""
+        """Return annotations (B, L, 2 * hidden_dim). Masked annotations are skipped, and 0 in the result."""
         if mask is None:
             return self.lstm(annotations)[0]
         order = (~mask).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1)  # those that exist come first
@@ -157,9 +157,9 @@ class AnnotationLSTM(AnnotationLayer):
 
 
 class AnnotationDropout(AnnotationLayer):
-    """Drops channels of the annotations in training, each at all locations of an image.
+    """Drops channels of the annotations in training; a channel is dropped at all locations of an image.
 
-    Captions and samples of an image lose the same channels.
+    All captions and samples of an image share the dropped channels.
 
     Args:
         p: Probability of dropping a channel.

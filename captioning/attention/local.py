@@ -1,4 +1,4 @@
-"""Local attention over the image plane: a score that looks into a window around a predicted position."""
+"""Local attention in two dimensions: a score restricted to a window around a predicted position."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from captioning.kernels.unroll import StepLinear
 from captioning.trace import State
 
 _OUTSIDE = -1e3
-"""Added to logits outside the window. Their weight underflows to exactly 0 in float32 and float64, but where the window
-holds no location that exists, the softmax still has something to choose from."""
+"""Added to logits outside the window. Their weights underflow to exactly 0 in float32 and float64. The value is finite,
+so that the softmax stays defined if no location in the window exists."""
 
 
 class LocalScore(Score):
     """Luong et al. 2015's predictive local attention (local-p) in two dimensions, around any score e_ti.
 
-    At every step a position p_t = (rows, columns) * sigmoid(V tanh(W h_{t-1})) is predicted, and
+    At every step a position p_t = (height, width) * sigmoid(V tanh(W h_{t-1})) is predicted, and
 
         alpha_ti ~ exp(e_ti) exp(-(r_i - p_r)^2 / (2 s_r^2) - (c_i - p_c)^2 / (2 s_c^2))
 
-    for the locations i within ``window`` of it, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
-    logits, so that every selection works with it, and a gradient reaches the position through it. Positions are
-    measured in locations from the upper left corner; r_i and c_i are the centres of cells (the first is at 0.5), so
-    that p_t covers the image evenly.
+    for locations i at most ``window`` away, 0 for others; s = window / 2. The Gaussian's logarithm is added to the
+    logits. So every selection works with it, and the position gets a gradient. Positions are measured in locations from
+    the upper left corner; r_i and c_i are the centres of cells, the first of which is at 0.5.
 
-    Differs from the paper, which multiplies the softmax with the Gaussian and leaves the product's sum below 1: here
-    alphas are probabilities, the same product divided by its sum.
+    Differs from the paper, which multiplies the softmax by the Gaussian and leaves a sum below 1: here the product is
+    divided by its sum, so that alphas are probabilities.
 
     Args:
-        score: gives the logits within the window.
-        window: (rows, columns), half the window's height and width in locations; Luong's D.
-        position_dim: size of the hidden layer that predicts the position; None for the query's own, as in the paper.
+        score: The score within the window.
+        window: Half the window's (height, width) in locations; Luong's D.
+        position_dim: Size of the hidden layer that predicts the position; None for the query's size, as in the paper.
 
     Raises:
-        InputError: a window that may lie between all locations.
+        InputError: The window is too small to always contain a location.
     """
 
     centres: Tensor
@@ -52,7 +51,7 @@ class LocalScore(Score):
         super().__init__()
         check_size(position_dim=position_dim)
         if len(window) != 2 or not all(0.5 <= side < math.inf for side in window):
-            raise InputError(f"window must be (rows, columns), each at least 0.5 locations, got {window}")
+            raise InputError(f"window must be (height, width), each at least 0.5 locations, got {window}")
         self.score = score
         self.window = tuple(window)
         self.position_dim = position_dim
@@ -61,7 +60,7 @@ class LocalScore(Score):
         """Create the parameters.
 
         Raises:
-            InputError: the locations form no grid.
+            InputError: The locations form no grid.
         """
         grid_size = check_grid(self, grid_size, "its inner score alone")
         self.score.build(annotation_dim, query_dim, grid_size)
@@ -71,7 +70,7 @@ class LocalScore(Score):
         self._grid_size = grid_size
         rows, columns = torch.meshgrid(*(torch.arange(size) + 0.5 for size in grid_size), indexing="ij")
         centres = torch.stack([rows.flatten(), columns.flatten()])  # (2, L)
-        # In the state, so that a checkpoint of another grid is refused.
+        # Persistent, so that a checkpoint of another grid is refused.
         self.register_buffer("centres", centres)
         self.register_buffer("size", torch.tensor(grid_size, dtype=centres.dtype), persistent=False)
         self.register_buffer("reach", torch.tensor(self.window, dtype=centres.dtype).unsqueeze(-1), persistent=False)
@@ -85,7 +84,7 @@ class LocalScore(Score):
         """Return the inner score's projection.
 
         Raises:
-            ValueError: another number of locations than the grid has.
+            ValueError: The grid has another number of locations.
         """
         check_locations(annotations, self._grid_size)
         return self.score.project(annotations)
@@ -98,7 +97,9 @@ class LocalScore(Score):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         logits = self.score(query, projected, *state)  # (B, R, L)
-        offset = (self.centres - self.position(query).unsqueeze(-1)) / self.reach  # (B, R, 2, L), in windows
-        gaussian = -2 * offset.square().sum(dim=-2)  # its logarithm: s is half a window
+        offset = (
+            self.centres - self.position(query).unsqueeze(-1)
+        ) / self.reach  # (B, R, 2, L), in units of the window
+        gaussian = -2 * offset.square().sum(dim=-2)  # the logarithm; s is half a window
         outside = (offset.abs() > 1).any(dim=-2)
         return logits + gaussian.masked_fill(outside, _OUTSIDE)

@@ -1,4 +1,4 @@
-"""What attention looks at, prepared once per image, and tensors repeated for every row that looks at it."""
+"""The annotations of a batch of images, prepared once for all steps, and a helper that repeats rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from captioning.kernels.unroll import collected
+from captioning.kernels.unroll import collected, matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -23,14 +23,14 @@ class Memory:
         projected: The score's projection of the annotations, usually (B, L, A) or (B, A, L). Attention with h heads
             has (B * h, ..), the heads of an image adjacent.
         mask: (B, L) bool, True where a location exists; None when all do.
-        expected: (B,) bool, True for images whose context is the expectation although attention is stochastic
-            (semi-sampling, Sec. 4.1); None where attention does not decide image by image.
+        use_expectation: (B,) bool, True for images whose context is the expectation in this batch (semi-sampling,
+            Sec. 4.1); None if no such choice was made.
     """
 
     annotations: Tensor
     projected: Tensor
     mask: Tensor | None = None
-    expected: Tensor | None = None
+    use_expectation: Tensor | None = None
 
     @property
     def exists(self) -> Tensor:
@@ -39,8 +39,14 @@ class Memory:
             return self.mask
         return torch.ones(self.annotations.shape[:2], dtype=torch.bool, device=self.annotations.device)
 
+    def mean_annotation(self) -> Tensor:
+        """Return the mean annotation over the locations that exist, (B, D)."""
+        exists = self.exists.to(torch.promote_types(self.annotations.dtype, torch.float32))
+        fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
+        return matmul(fraction.unsqueeze(1).to(self.annotations.dtype), self.annotations).squeeze(1)
+
     def collected(self) -> Self:
-        """Return this memory for many steps whose gradients are collected (``captioning.kernels.unroll``)."""
+        """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""
         return replace(self, annotations=collected(self.annotations), projected=collected(self.projected))
 
     def select(self, images: Tensor) -> Self:

@@ -1,4 +1,4 @@
-"""Multi-head attention (Vaswani et al. 2017): a step looks at several locations at once."""
+"""Multi-head attention (Vaswani et al. 2017): several alphas per step."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class MultiHeadAttention(SoftAttention):
     """z_t = W_o [z_t1 .. z_th]: the soft contexts of h heads, concatenated and projected (Vaswani et al. 2017).
 
     Head k attends with its own projections of the query, the keys and the values, each of size d / h; keys and values
-    are projections of the annotations, computed once per image. All heads are rows of one batch: the score sees B * h
-    images, so that any score serves. The score's own parameters are shared by all heads.
+    are projections of the annotations, computed once per image. The score sees the heads as B * h images, so that any
+    score works. All heads share the score's parameters.
 
-    Alphas are the mean over the heads; ``heads`` has each head's. The doubly stochastic penalty therefore asks that all
-    heads together, not each of them, visit every location.
+    Alphas are the mean over the heads; ``heads`` has the alphas of each. So the doubly stochastic penalty asks the
+    heads together, not each of them, to visit every location.
 
     Args:
         score: Gives each head's logits; with ``ScaledDotScore()`` this is the transformer's attention.
@@ -68,7 +68,7 @@ class MultiHeadAttention(SoftAttention):
         self.output = StepLinear(dim, annotation_dim)
 
     def _split(self, x: Tensor) -> Tensor:
-        """Return (B * h, .., d / h) of (B, .., d), the heads of an image adjacent."""
+        """Return x (B, .., d) as (B * h, .., d / h), the heads of an image adjacent."""
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2).flatten(0, 1)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> MultiHeadMemory:
@@ -78,7 +78,7 @@ class MultiHeadAttention(SoftAttention):
         return MultiHeadMemory(annotations, projected, mask, values=values)
 
     def init_state(self, memory: Memory) -> State:
-        """Return the score's state of every head, (B, h, ..) each."""
+        """Return the score's state for all heads, (B, h, ..) each."""
         state = self.score.init_state(memory.exists.repeat_interleave(self.heads, 0))
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 

@@ -1,4 +1,4 @@
-"""Addressing as in a neural Turing machine: by content, or from where attention was at the step before."""
+"""The addressing of neural Turing machines: by content, or relative to the attention of the previous step."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 from captioning.trace import State
 
-_NEIGHBOURS = 9  # of the 3 x 3 shift
+_NEIGHBOURS = 9  # offsets of the 3 x 3 shift
 
 
 class NTMScore(Score):
-    """The addressing of Graves et al. 2014 (Eq. 5-9), over the image plane; its weights' logarithms are the logits.
+    """The logits are the logs of the weights of Graves et al. 2014, Eq. 5-9, in two dimensions.
 
     From h_{t-1} come a key k_t, its sharpness beta_t, a gate g_t, a shift s_t and an exponent gamma_t:
 
-        w^c_i ~ exp(beta_t cos(k_t, W a_i))        by content, Eq. 5-6
-        w^g   = g_t w^c + (1 - g_t) alpha_{t-1}    or where it was, Eq. 7
-        w~    = s_t * w^g                          moved by up to a cell in each direction, Eq. 8
-        alpha ~ w~^gamma_t                         and sharpened, Eq. 9
+        w^c_i ~ exp(beta_t cos(k_t, W a_i))        addressing by content, Eq. 5-6
+        w^g   = g_t w^c + (1 - g_t) alpha_{t-1}    interpolation with the previous weights, Eq. 7
+        w~    = s_t * w^g                          shift by up to one cell in each direction, Eq. 8
+        alpha ~ w~^gamma_t                         sharpening, Eq. 9
 
-    At the first step alpha_{t-1} is even. Differs from the paper: the shift has two dimensions, and what it moves past
-    the border is lost instead of coming back on the other side; alphas are divided by their sum all the same.
+    At the first step alpha_{t-1} is uniform. Differs from the paper: the shift has two dimensions, and weight that
+    moves past the border is dropped instead of wrapping around. Alphas are divided by their sum as in the paper.
 
     Args:
-        attention_dim: A, the size of keys.
+        attention_dim: Size A of the keys.
     """
 
     def __init__(self, attention_dim: int = 512) -> None:
@@ -40,26 +40,26 @@ class NTMScore(Score):
         """Create the parameters.
 
         Raises:
-            InputError: the locations form no grid.
+            InputError: The locations form no grid.
         """
         self.grid_size = check_grid(self, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = StepLinear(query_dim, self.attention_dim)
         self.controls = StepLinear(query_dim, 3 + _NEIGHBOURS)
-        with torch.no_grad():  # the shift begins at "stay"
+        with torch.no_grad():  # the shift starts as "stay"
             self.controls.bias[3 + _NEIGHBOURS // 2] = 4.0
 
     def project(self, annotations: Tensor) -> Tensor:
         """Return unit vectors (B, A, L).
 
         Raises:
-            ValueError: another number of locations than the grid has.
+            ValueError: The grid has another number of locations.
         """
         check_locations(annotations, self.grid_size)
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT
 
     def init_state(self, exists: Tensor) -> State:
-        """Return even weights, and the mask: what does not exist takes no part in the addressing."""
+        """Return uniform weights, and the mask, which restricts the addressing to locations that exist."""
         return exists / exists.sum(dim=1, keepdim=True), exists
 
     def update(self, alphas: Tensor, *state: Tensor) -> State:
@@ -76,12 +76,12 @@ class NTMScore(Score):
         return (1 + F.softplus(exponent)) * moved.clamp_min(torch.finfo(moved.dtype).tiny).log()
 
     def _shifted(self, weights: Tensor, shift: Tensor) -> Tensor:
-        """Return weights (B, R, L) moved by each of the neighbours' offsets with the probabilities shift (B, R, 9)."""
-        rows, columns = self.grid_size
+        """Return weights (B, R, L) convolved with the shift's probabilities (B, R, 9) of the nine offsets."""
+        height, width = self.grid_size
         padded = F.pad(weights.unflatten(-1, self.grid_size), (1, 1, 1, 1))
         moved = torch.zeros_like(weights)
         for neighbour, probability in enumerate(shift.unbind(-1)):
             down, right = divmod(neighbour, 3)
-            window = padded[..., 2 - down : 2 - down + rows, 2 - right : 2 - right + columns]
+            window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
         return moved

@@ -17,8 +17,8 @@ class AdditiveScore(Score):
     A constant added to all scores does not change the softmax, so the output layer has no bias.
 
     Args:
-        attention_dim: A, the width of the hidden layer.
-        fused: use a kernel where there is one; otherwise PyTorch's operations, one after the other.
+        attention_dim: Width A of the hidden layer.
+        fused: Whether to use a kernel if there is one for the device; otherwise PyTorch's operations.
     """
 
     deterministic = True
@@ -42,7 +42,7 @@ class AdditiveScore(Score):
 
 
 class ConcatScore(AdditiveScore):
-    """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): W's two halves are ``AdditiveScore``'s, without a bias."""
+    """e_ti = v^T tanh(W [h_{t-1}; a_i]) (Luong et al. 2015): ``AdditiveScore`` without a bias, with W = [W_h W_a]."""
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         super().build(annotation_dim, query_dim, grid_size)
@@ -50,7 +50,7 @@ class ConcatScore(AdditiveScore):
 
 
 class DotScore(Score):
-    """e_ti = a_i^T h_{t-1} (Luong et al. 2015): nothing to learn, so annotations and queries must be of one size."""
+    """e_ti = a_i^T h_{t-1} (Luong et al. 2015). It has no parameters: annotations and queries must have one size."""
 
     deterministic = True
 
@@ -65,7 +65,7 @@ class DotScore(Score):
 
 
 class GeneralScore(Score):
-    """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W does not depend on the query: a step is one dot product."""
+    """e_ti = a_i^T W h_{t-1} (Luong et al. 2015). a_i^T W is computed once per image: a step is one dot product."""
 
     deterministic = True
 
@@ -82,11 +82,11 @@ class GeneralScore(Score):
 class ScaledDotScore(Score):
     """e_ti = a_i^T h_{t-1} / sqrt(d) (Vaswani et al. 2017), or of learned projections (W_a a_i)^T (W_h h_{t-1}).
 
-    The root keeps the logits' spread from growing with the size d, which would let the softmax saturate.
+    Without the root, the logits would spread with the size d, and the softmax would saturate.
 
     Args:
-        attention_dim: A, the size d of both projections; None for no projections, where annotations and queries must be
-            of one size.
+        attention_dim: Size d of both projections (A). None for no projections; annotations and queries must then have
+            one size.
     """
 
     deterministic = True
@@ -117,7 +117,7 @@ class ScaledDotScore(Score):
 
 
 class LocationScore(Score):
-    """e_t = W h_{t-1} (Luong et al. 2015): where to look follows from the words alone, whatever the image shows."""
+    """e_t = W h_{t-1} (Luong et al. 2015): where to look depends on the words alone, not on the image."""
 
     deterministic = True
 
@@ -125,16 +125,16 @@ class LocationScore(Score):
         """Create the parameters.
 
         Raises:
-            InputError: the locations form no grid, so that their number is not known.
+            InputError: The locations form no grid, so that their number is not known.
         """
         self._grid_size = check_grid(self, grid_size)
         self.output = StepLinear(query_dim, self._grid_size[0] * self._grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return the annotations as they are; the logits do not depend on them.
+        """Return the annotations unchanged; the logits do not depend on them.
 
         Raises:
-            ValueError: another number of locations than the grid has.
+            ValueError: The grid has another number of locations.
         """
         check_locations(annotations, self._grid_size)
         return annotations

@@ -1,4 +1,4 @@
-"""Deterministic attention: the expectation over locations (Sec. 4.2), and the control that does not look."""
+"""Deterministic attention: the expectation over locations (Sec. 4.2), and a control with uniform alphas."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class SoftAttention(Attention):
 
 
 class UniformAttention(SoftAttention):
-    """The control without attention: every step sees the mean annotation, with the same decoder and features."""
+    """The control without attention: every step sees the mean annotation."""
 
     def __init__(self) -> None:
-        super().__init__(_EvenScore())
+        super().__init__(_UniformScore())
 
 
-class _EvenScore(Score):
+class _UniformScore(Score):
     """e_ti = 0."""
 
     deterministic = True

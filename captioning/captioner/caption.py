@@ -1,4 +1,4 @@
-"""A caption and what came with it: words, attention, the pixels the model saw, the rest of the beam."""
+"""A caption with its attention, the pixels that the model saw, and the rest of the beam."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Photo(NamedTuple):
     """An image before preprocessing, upright, and the model's view of it.
 
     Attributes:
-        image: the whole image; a large one may be reduced.
-        region: (left, top, right, bottom) of the view in shares of the image's width and height.
+        image: The whole image; a large one may be reduced.
+        region: (left, top, right, bottom) of the view as fractions of the image's width and height.
     """
 
     image: Image.Image
@@ -43,15 +43,15 @@ class Photo(NamedTuple):
 
 @dataclass(frozen=True)
 class Alternative:
-    """A caption that the search ended with, and where the model looked at each word.
+    """A caption that the search ended with, and the attention at each word.
 
     Attributes:
-        text: the words as people write them, in English with spaces between them.
+        text: The words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
-        log_probs: nats per word, and one more for <end> when the caption is finished.
-        score: what captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        trace: where the model looked at each word, as arrays (T, ..).
+        log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
+        score: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        finished: False if the maximum length cut the caption off.
+        trace: The attention at each word, as arrays (T, ..).
     """
 
     text: str
@@ -63,30 +63,30 @@ class Alternative:
 
     @property
     def alphas(self) -> Float32:
-        """(T, L), the probabilities of the locations, row ``t`` belongs to ``words[t]``."""
+        """(T, L), the probabilities of the locations at each word."""
         return self.trace.alphas
 
     @property
     def betas(self) -> Float32 | None:
-        """(T,), the gate in [0, 1]; None if the decoder has no gate."""
+        """(T,), beta at each word in [0, 1]; None if the decoder has no such gate."""
         return self.trace.betas
 
     @property
     def posteriors(self) -> Float32 | None:
-        """(T, L), as ``alphas`` once the word is known; None where words do not come from single locations."""
+        """(T, L), the probabilities of the locations given the word; None unless the output sums over locations."""
         return self.trace.posterior
 
 
 @dataclass(frozen=True)
 class Caption(Alternative):
-    """The caption of an image: the best that the search found, with its attention and the rest of the beam.
+    """The caption of an image: the best of the search, with its attention and the rest of the beam.
 
     Attributes:
-        cells: where the L locations lie on the view.
-        view: the pixels the model saw, after resizing and cropping.
-        path: of the image file; None for an image given as pixels.
-        photo: returns the whole image, which is read again; None where there is only the view.
-        alternatives: the other captions of the beam, best first.
+        cells: Where the L locations lie on the view.
+        view: The pixels that the model saw, after resizing and cropping.
+        path: Path of the image file; None for an image given as pixels.
+        photo: Reads the whole image again and returns it; None where there is only the view.
+        alternatives: The other captions of the beam, best first.
     """
 
     cells: CellGrid
@@ -97,18 +97,20 @@ class Caption(Alternative):
 
     @property
     def grid_size(self) -> tuple[int, int]:
-        """(rows, columns) with rows x columns = L, row by row."""
+        """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
     def figure(self, style: Style = "color", *, heads: bool = False) -> Figure:
-        """Return the paper's figure: the image, then the attention at each word, before and after where both are known.
+        """Return the paper's figure: the image, then the attention at each word.
+
+        A caption with posteriors has two panels for each word, the attention before and after the word is known.
 
         Args:
             style: "color", or "paper", the white mask of Fig. 3.
-            heads: also show where each head of multi-head attention looked.
+            heads: Also show each head of multi-head attention.
 
         Raises:
-            InputError: the image's file is gone, attention has no heads, or there is no such style.
+            InputError: The image's file is gone, the attention has no heads, or the style is unknown.
         """
         from captioning.views.overlays import STYLES, WHOLE, attention_figure  # imports matplotlib
 
@@ -132,12 +134,12 @@ class Caption(Alternative):
     def for_explorer(
         self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
     ) -> RunCaptions:
-        """Return this caption and its alternatives as the explorer shows them, under the name of a run.
+        """Return this caption and its alternatives as the explorer shows them.
 
         Args:
-            run: the name shown.
-            references: what people wrote about the image.
-            numbers: shown beside the name, such as a sentence score.
+            run: The name of the run.
+            references: Captions that people wrote for the image.
+            numbers: Numbers shown beside the name, such as a sentence score.
         """
         from captioning.views.explorer import RunCaptions
 
@@ -153,7 +155,7 @@ class Caption(Alternative):
         """Write ``figure`` to a .png, .pdf or .svg file.
 
         Raises:
-            InputError: another suffix, a place that cannot be written to, or heads where there are none.
+            InputError: The suffix is another one, the file cannot be written, or ``figure`` refuses.
         """
         from matplotlib import rc_context
 
@@ -162,11 +164,11 @@ class Caption(Alternative):
             self.figure(style, heads=heads).savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the pixels as plain data for JSON; numbers of attention rounded to 6 digits.
+        """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
         "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
-        view. "posteriors" has the alphas once the word is known, null where words do not come from single locations.
-        "chosen" has the location that hard attention chose at each word, null where the context is an expectation.
+        view. "posteriors" is null unless the output sums over locations. "chosen" has the location that hard attention
+        chose at each word, null where the context is an expectation.
         """
         return {
             "image": self.path,
@@ -178,15 +180,15 @@ class Caption(Alternative):
             "grid_size": list(self.grid_size),
             "cells": {"offset": list(self.cells.offset), "stride": list(self.cells.stride)},
             "view_size": [self.view.height, self.view.width],
-            "alphas": [_rounded(row) for row in self.alphas],
+            "alphas": [_rounded(alpha) for alpha in self.alphas],
             "betas": None if self.betas is None else _rounded(self.betas),
-            "posteriors": None if self.posteriors is None else [_rounded(row) for row in self.posteriors],
+            "posteriors": None if self.posteriors is None else [_rounded(alpha) for alpha in self.posteriors],
             "chosen": self.trace.chosen(),
-            "alternatives": [{"caption": other.text, "score": other.score} for other in self.alternatives],
+            "alternatives": [{"caption": caption.text, "score": caption.score} for caption in self.alternatives],
         }
 
     def _repr_png_(self) -> bytes:
-        """What a notebook shows."""
+        """Return the figure as a notebook shows it."""
         buffer = io.BytesIO()
         self.figure().savefig(buffer, format="png", dpi=80)
         return buffer.getvalue()
@@ -196,7 +198,7 @@ def figure_suffix(path: str | Path) -> str:
     """Return the suffix of a figure's file, such as ".png".
 
     Raises:
-        InputError: no figure can be written in that format.
+        InputError: No figure can be written in that format.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in FIGURE_SUFFIXES:

@@ -1,28 +1,48 @@
-"""What the models see of an image that a user gives, and the photograph that a picture shows."""
+"""Images as callers have them, and how the models see them: paths, PIL images, arrays, tensors, bytes, addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
 from PIL import Image
+from torch import Tensor
 
 from captioning.captioner.caption import Photo
-from captioning.data.images import ImageSource, load_image, opened, rgb, upright
+from captioning.data.images import load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 
+ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
+"""A path or https address, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height,
+width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8, or floating-point in 0 .. 1."""
+
+_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array, a tensor or an https address"
 _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
 def views_of(
     source: ImageSource, preprocessings: Sequence[Preprocessing], *, download: bool = False
 ) -> list[Image.Image]:
-    """Return the pixels of an image for each way of preprocessing."""
-    found = opened(source, download=download)
+    """Return the pixels that the models see of an image, for each preprocessing.
+
+    A photograph that its camera marked as rotated is turned upright. So is one of a folder in training; COCO's are
+    trained on as they are stored, because their masks are stored so, but hardly any of them are marked.
+
+    Raises:
+        InputError: The source is not an image.
+    """
+    image = open_image(source, download=download)
     try:
         return [
-            way.view(upright(rgb(found) if isinstance(found, Image.Image) else way.load(found)))
-            for way in preprocessings
+            preprocessing.view(upright(rgb(image) if isinstance(image, Image.Image) else preprocessing.load(image)))
+            for preprocessing in preprocessings
         ]
     except ValueError as error:
         if isinstance(error, InputError):
@@ -34,8 +54,94 @@ def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
     """Return a whole image with the region that the model sees.
 
     Raises:
-        InputError: the file is no longer an image.
+        InputError: The file is no longer an image.
     """
-    found = opened(source, download=True)  # what is drawn was captioned, so that its address was to be followed
-    turned = upright(rgb(found) if isinstance(found, Image.Image) else load_image(found, minimum_side=_PHOTO_SIDE))
-    return Photo(turned, preprocessing.region(turned.size))
+    image = open_image(source, download=True)  # it was captioned, so following its address was allowed
+    photo = upright(rgb(image) if isinstance(image, Image.Image) else load_image(image, minimum_side=_PHOTO_SIDE))
+    return Photo(photo, preprocessing.region(photo.size))
+
+
+def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
+    """Return whether this is a single image. An array or a tensor with four dimensions is a batch of images.
+
+    Raises:
+        InputError: This is neither one image nor several.
+    """
+    if isinstance(images, (np.ndarray, Tensor)):
+        return images.ndim != 4
+    if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)):
+        return True
+    if isinstance(images, dict) or not isinstance(images, Iterable):
+        raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {_shown(images)}")
+    return False
+
+
+def name_of(source: ImageSource) -> str | None:
+    """Return the path or address of an image; None for one that is given as pixels."""
+    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
+
+
+def open_image(source: ImageSource, *, download: bool = False) -> Path | Image.Image:
+    """Return the path of a file, or the pixels of anything else.
+
+    Args:
+        source: The image.
+        download: Fetch an https address. By default it is refused, so that a list of names makes no connections.
+
+    Raises:
+        InputError: The source is not an image.
+    """
+    if isinstance(source, Image.Image):
+        return source
+    if isinstance(source, (np.ndarray, Tensor)):
+        return _from_numbers(source)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        return _from_bytes(bytes(source), "bytes")
+    if not isinstance(source, (str, os.PathLike)):
+        raise InputError(f"image: must be {_ACCEPTED}, got {_shown(source)}")
+    if isinstance(source, str) and source.startswith(("https://", "http://")):
+        if not download:
+            raise InputError(f"{source}: is an address; save the image as a file, or in Python give download=True")
+        from captioning.data.download import fetch_image
+
+        return _from_bytes(fetch_image(source), source)
+    return Path(source)
+
+
+def _from_bytes(content: bytes, name: str) -> Image.Image:
+    try:
+        image = Image.open(io.BytesIO(content))
+        image.load()
+    except Exception as error:  # Pillow raises errors of many types for damaged bytes
+        raise InputError(f"{name}: {len(content):,} bytes that are no image file ({one_line(error, 120)})") from error
+    return image
+
+
+def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
+    """Return an array (.., channels) or a tensor (channels, ..) as RGB."""
+    kind = "tensor" if isinstance(source, Tensor) else "array"
+    if isinstance(source, Tensor):
+        pixels = source.detach().cpu()
+        pixels = pixels.float() if pixels.dtype in (torch.bfloat16, torch.float16) else pixels
+        values: NDArray[Any] = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
+    else:
+        values = source
+    shape = tuple(source.shape)
+    if values.ndim not in (2, 3) or 0 in shape or (values.ndim == 3 and values.shape[-1] not in (1, 3, 4)):
+        expected = "(1, 3 or 4, height, width)" if kind == "tensor" else "(height, width, 1, 3 or 4)"
+        raise InputError(f"image: {kind} must be {expected} or (height, width), got {shape}")
+    if np.issubdtype(values.dtype, np.floating):
+        low, high = float(values.min()), float(values.max())
+        if not 0 <= low <= high <= 1:  # false for NaN, too
+            raise InputError(f"image: {kind} of {values.dtype} must lie in 0 .. 1, got {low:g} .. {high:g}")
+        values = np.rint(values * 255).astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise InputError(f"image: {kind} must be uint8, or floating-point in 0 .. 1, got {values.dtype}")
+    squeezed = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
+    return rgb(Image.fromarray(np.ascontiguousarray(squeezed)))
+
+
+def _shown(value: object) -> str:
+    kind, text = type(value).__name__, repr(value)
+    count = f" of {len(value)}" if isinstance(value, Sequence) else ""
+    return f"{kind}{count}" if len(text) > 60 else f"{kind} {text}"

@@ -1,4 +1,4 @@
-"""How captions are made from a model: the search, and how hard attention forms its contexts."""
+"""Decoding options: the search, and how hard attention forms its contexts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from captioning.errors import InputError, check_range, check_whole
 
 @dataclass(frozen=True)
 class DecodingOptions(BeamOptions):
-    """How captions are made; ``captioning.decoding`` says what each option does.
+    """How captions are decoded; ``captioning.decoding`` explains the search.
 
     Attributes:
-        method: beam search, greedy decoding, or sampling of words.
-        inference: what hard attention forms its contexts with, "expected", "argmax" or "sample"; see
-            ``Attention.inference``. None takes the mode the model was configured with.
-        temperature, top_k, top_p: of method "sample".
-        seed: of method or inference "sample"; the same images in batches of the same size get the same captions. None
-            draws from torch's global generator.
+        method: Beam search, greedy decoding, or sampling of words.
+        inference: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
+            ``Attention.inference``. None takes the mode that the model was configured with.
+        temperature: Divides the logits before a word is sampled.
+        top_k: Number of most probable words that are sampled from; None for all.
+        top_p: Probability of the most probable words that are sampled from; None for 1.
+        seed: Seed of method or inference "sample": the same images in batches of the same size get the same captions.
+            None draws from torch's global generator.
 
     Raises:
-        InputError: an unknown method, an option out of its range, or one of "sample" with another method.
+        InputError: The method is unknown, an option is out of its range, or an option of sampling is set for another
+            method.
     """
 
     method: Literal["beam", "greedy", "sample"] = "beam"
@@ -41,16 +44,16 @@ class DecodingOptions(BeamOptions):
         check_whole(0, 2**63 - 1, seed=self.seed)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        only_sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
-        for name in only_sampling:
-            if self.method != "sample" and getattr(self, name) != getattr(DecodingOptions, name):
+        sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
+        for name in sampling if self.method != "sample" else []:
+            if getattr(self, name) != getattr(DecodingOptions, name):
                 raise InputError(
                     f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
                 )
 
 
 def configured_options(settings: dict[str, Any]) -> DecodingOptions:
-    """The search that ``val/*`` was measured with, as far as the settings name it."""
+    """Return the search that ``val/*`` was measured with, as far as the settings have it."""
     model = settings.get("model")
     search = model.get("search") if isinstance(model, dict) else None
     if not isinstance(search, dict):

@@ -1,1 +1,1 @@
-"""Files that hold a model: their format, their checksums, and the folder to pass on. Nothing that runs code."""
+"""Files that hold a model: reading, writing, exporting and averaging them. Opening one runs none of its code."""

@@ -1,30 +1,22 @@
-"""What the command line refuses before work starts, where Lightning would fail late, at length, or not at all."""
+"""Refusals before work starts, of what Lightning would notice late, explain at length, or not notice at all."""
 
 from __future__ import annotations
 
-import difflib
 import inspect
-import sys
 import traceback
-from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
 
-from captioning.checkpoint.format import damage_of, refuse_other_files, sound_beside
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
-from captioning.evaluation.evaluator import score_names
-from captioning.training.preemption import process_rank
 
 
 def refuse_impossible(config: Any) -> None:
-    """Refuse what Lightning would find out late or never: numbers out of range, and too many processes.
+    """Refuse numbers out of range, too many processes, and options that contradict each other.
 
     Raises:
-        InputError: names the option.
+        InputError: Names the option.
     """
     trainer = config.trainer
     for name, low in (
@@ -65,7 +57,7 @@ def refuse_impossible(config: Any) -> None:
 
 
 def _refuse_other_schedules(scheduler: Any) -> None:
-    """The number of steps of the run stands behind the optimizer, where some of PyTorch's take another number."""
+    """Refuse PyTorch's schedules whose second argument is not the number of steps of the run."""
     package, _, name = str(getattr(scheduler, "class_path", None)).rpartition(".")
     if package != "torch.optim.lr_scheduler":
         return
@@ -75,49 +67,6 @@ def _refuse_other_schedules(scheduler: Any) -> None:
             f"model.scheduler: {name} does not follow the length of a run; give captioning.training.WarmupCosine, or "
             "CosineAnnealingLR or PolynomialLR of PyTorch"
         )
-
-
-def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
-    """Refuse to watch a score that no validation gives, which would show after the first epoch, or its worst value."""
-    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
-    if any(
-        type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
-    ):
-        return  # one of the user's may log more
-    known = [f"val/{name}" for name in sorted(score_names())]
-    for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
-        if monitor is not None and monitor not in known and not monitor.startswith("train/"):
-            near = difflib.get_close_matches(monitor, known, 3, 0.3)
-            raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
-        if monitor in ("val/nll", "train/loss") and getattr(callback, "mode", None) == "max":
-            raise InputError(f"--{option}.monitor {monitor}: the lowest is best; add --{option}.mode min")
-
-
-def refuse_missing(checkpoint: str) -> None:
-    """Refuse what is no checkpoint at the first look.
-
-    Raises:
-        InputError: says what it is.
-    """
-    if not Path(checkpoint).exists():
-        raise InputError(f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first")
-    refuse_other_files(Path(checkpoint))
-
-
-def sound_or_earlier(checkpoint: Path) -> Path:
-    """Return a checkpoint that a run goes on from, or, with one line, the newest sound one beside it if it is damaged.
-
-    Of one that is missing, or has none beside it, the caller finds out.
-    """
-    if not checkpoint.is_file() or (damage := damage_of(checkpoint)) is None:
-        return checkpoint
-    if (found := sound_beside(checkpoint)) is None:
-        return checkpoint
-    if not process_rank():
-        print(f"{checkpoint}: damaged ({damage}); going on from {found}, which is sound", file=sys.stderr, flush=True)
-    return found
 
 
 def while_restoring(error: BaseException) -> bool:
@@ -134,7 +83,7 @@ def _is_of_jsonargparse(error: BaseException) -> bool:
 
 
 def refusal(error: Exception) -> InputError:
-    """Return in one line what a class of the configuration says of its arguments; jsonargparse tells it at length."""
+    """Return in one line what a class of the configuration says of its arguments; jsonargparse needs many."""
     first: BaseException = error
     while first.__cause__ is not None and not isinstance(first, InputError) and _is_of_jsonargparse(first):
         first = first.__cause__
@@ -143,7 +92,7 @@ def refusal(error: Exception) -> InputError:
     constructed: list[str] = []
     for frame, _ in traceback.walk_tb(first.__traceback__):
         if _PARSER in frame.f_code.co_filename:
-            constructed = []  # it constructs what stands inside first
+            constructed = []  # it constructs inner classes first
         elif frame.f_code.co_name == "__init__" and "self" in frame.f_locals:
             constructed.append(type(frame.f_locals["self"]).__name__)
     return InputError(": ".join([*constructed[:1], one_line(first)]))

@@ -1,4 +1,4 @@
-"""What a command line says before its options are parsed: modules to import, and the run whose config it leaves out."""
+"""What a command line says before its options are parsed: modules to import, and the run whose config applies."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ import os
 from pathlib import Path
 from typing import Any
 
-from captioning.cli.checks import refuse_missing
+from captioning.checkpoint.io import refuse_other_files
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from captioning.cli.usage import values_of
-from captioning.configs import read_config
+from captioning.errors import InputError
 from captioning.run_folder import RunFolder
+from captioning.settings import read_config
 
 
 def split_imports(args: list[str]) -> tuple[list[str], list[str]]:
-    """Return the other arguments, and the modules of ``--import``."""
+    """Return the arguments without ``--import``, and the modules that it names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", action="append", default=[])
-    known, others = parser.parse_known_args(args)
-    return others, known.imports
+    options, remaining = parser.parse_known_args(args)
+    return remaining, options.imports
 
 
 def with_run_config(args: list[str]) -> list[str]:
-    """Add the config of the run that ``--ckpt_path`` lies in where the command line names no config.
+    """Add the config of the run that ``--ckpt_path`` lies in if the command line names no config.
 
-    Only data are taken of it: ``foreign_settings`` says which.
+    ``foreign_settings`` says which of its settings are used.
 
     Raises:
-        InputError: it is damaged, or chooses what only a config that the user names may choose.
+        InputError: It is damaged, or chooses what only a config that the user names may choose.
     """
     if values_of(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
@@ -44,14 +45,25 @@ def with_run_config(args: list[str]) -> list[str]:
     return args
 
 
+def refuse_missing(checkpoint: str) -> None:
+    """Refuse a checkpoint that is not there, or that is another kind of file at first sight.
+
+    Raises:
+        InputError: Says what it is.
+    """
+    if not Path(checkpoint).exists():
+        raise InputError(f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first")
+    refuse_other_files(Path(checkpoint))
+
+
 _SWEEP = "WANDB_SWEEP_ID"
 """Environment variable of a run that an agent of a wandb sweep started."""
 
 
 def configs_first(args: list[str]) -> list[str]:
-    """Return the arguments of a sweep's agent with ``--config=FILE`` first, which would undo options before it.
+    """Return the arguments of a sweep's agent with ``--config=FILE`` first, because it would undo options before it.
 
-    Agents pass parameters in an order that wandb does not promise. Other command lines stay as they are.
+    wandb does not promise the order in which an agent passes parameters. Other command lines stay as they are.
     """
     if _SWEEP not in os.environ or not args:
         return args
@@ -59,7 +71,7 @@ def configs_first(args: list[str]) -> list[str]:
 
 
 def sweep_name(config: Any) -> str | None:
-    """Return CONFIG_SEED for a run of a sweep, whose runs would otherwise all have the config's name."""
+    """Return CONFIG_SEED for a run of a sweep; otherwise all runs of the sweep would have the config's name."""
     name = config_name(config.get("config"))
     return f"{name}_{config.seed_everything}" if name is not None and _SWEEP in os.environ else None
 

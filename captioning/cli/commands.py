@@ -1,4 +1,4 @@
-"""Python commands that run side by side, their progress printed line by line with what each is for."""
+"""Python commands that run side by side, with their progress printed line by line behind their names."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Result = TypeVar("Result")
 
 
 class Commands:
-    """Runs commands of which several may run at once, each with its share of the processor.
+    """Runs several commands at once, with the processor's cores divided among them.
 
     Args:
-        jobs: how many at once. A small model cannot keep many cores busy: two at once take little longer than one.
-        shown: how lines begin that are printed.
+        jobs: Number of commands at once. A small model cannot keep many cores busy: two take little longer than one.
+        shown: Regular expression for the beginning of the lines that are printed.
     """
 
     def __init__(self, jobs: int, shown: str) -> None:
@@ -35,14 +35,14 @@ class Commands:
         self._environment = os.environ | {"OMP_NUM_THREADS": threads}
 
     def run(self, name: str, arguments: Sequence[str]) -> float:
-        """Run ``python`` with these arguments and print its progress behind ``name``; returns the seconds it took.
+        """Run ``python`` with these arguments and print its progress behind ``name``; returns the seconds that it took.
 
         Raises:
-            InputError: it failed, with its reason, or was interrupted.
+            InputError: The command failed, with its reason, or was interrupted.
         """
         _say(f"{name}  $ python {printable(shlex.join(arguments))}")
         started = time.perf_counter()
-        others: deque[str] = deque(maxlen=20)
+        unshown: deque[str] = deque(maxlen=20)
         with subprocess.Popen(
             [sys.executable, *arguments],
             env=self._environment,
@@ -55,20 +55,20 @@ class Commands:
                 if self._shown.match(line):
                     _say(f"{name}  {printable(line.rstrip())}")
                 else:
-                    others.append(line)
+                    unshown.append(line)
         if self._stopped:
             raise InputError(f"{name}: interrupted")
         if process.returncode:
-            said = [line.partition("error: ")[2] for line in others if line.startswith("error: ")]
-            raise InputError(f"{name} failed: {' '.join(''.join(said[-1:] or list(others)[-3:]).split())}")
+            errors = [line.partition("error: ")[2] for line in unshown if line.startswith("error: ")]
+            raise InputError(f"{name} failed: {' '.join(''.join(errors[-1:] or list(unshown)[-3:]).split())}")
         seconds = time.perf_counter() - started
         _say(f"{name}  finished after {seconds:.0f} s")
         return seconds
 
     def side_by_side(self, task: Callable[[Item], Result], items: Iterable[Item]) -> list[Result | InputError]:
-        """Return what ``task``, which calls ``run``, gives for every item; its InputError where it failed.
+        """Return the result of ``task``, which calls ``run``, for every item, or the InputError that it raised.
 
-        Ctrl-C reaches the commands, too: it is raised when each has saved where it is, and no other is started.
+        Ctrl-C reaches the commands too: it is raised here when all of them have saved, and no further one is started.
         """
 
         def outcome(item: Item) -> Result | InputError:
@@ -88,4 +88,4 @@ class Commands:
 
 
 def _say(line: str) -> None:
-    print(f"{line}\n", end="", flush=True)  # in one piece: another thread may print at the same time
+    print(f"{line}\n", end="", flush=True)  # one write: another thread may print at the same time

@@ -18,41 +18,38 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.captioner import load
-from captioning.checkpoint.format import refuse_other_files
-from captioning.cli.checks import refusal, refuse_impossible, refuse_unknown_monitors, while_restoring
+from captioning.checkpoint.io import refuse_other_files
+from captioning.checkpoint.load import SavedModel, read_model
+from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
+from captioning.cli.checks import refusal, refuse_impossible, while_restoring
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
-from captioning.cli.parser import CommandLineParser
-from captioning.cli.usage import values_of
-from captioning.component import import_modules
-from captioning.configs import CONFIG_FORMAT, build, read_config, refuse_null_arguments
-from captioning.data import CaptionSource
-from captioning.encoders.base import without_weights
-from captioning.errors import DEBUG, InputError, check_range, one_line
-from captioning.files import write_text
-from captioning.model.ensemble import Ensemble
-from captioning.run_folder import RunFolder
-from captioning.training.batch_norm import BatchNormSync
-from captioning.training.callbacks import BestCheckpoint, LogLines, LogTest, StopEarly, Throughput
-from captioning.training.checkpoint_io import AtomicCheckpointIO
-from captioning.training.datamodule import CaptionDataModule
-from captioning.training.divergence import StopOnDivergence
-from captioning.training.failed_start import removes_what_a_failed_start_wrote
-from captioning.training.interruption import ends_after_the_step
-from captioning.training.loggers import (
+from captioning.cli.loggers import (
     run_labels,
     run_loggers,
     say_how_to_upload,
     variant_name,
     wandb_offline_without_account,
 )
+from captioning.cli.parser import CommandLineParser
+from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
+from captioning.cli.usage import values_of
+from captioning.component import import_modules
+from captioning.data import CaptionSource
+from captioning.encoders.base import without_weights
+from captioning.errors import DEBUG, InputError, check_range, one_line
+from captioning.files import write_text
+from captioning.model.ensemble import Ensemble
+from captioning.run_folder import RunFolder
+from captioning.settings import read_config
+from captioning.training.callbacks import BestCheckpoint, LogTest, StopEarly, refuse_unknown_monitors
+from captioning.training.checkpoint_io import AtomicCheckpointIO
+from captioning.training.datamodule import CaptionDataModule
+from captioning.training.divergence import StopOnDivergence
 from captioning.training.module import CaptioningModule
-from captioning.training.ordered_sums import OrderedSums
-from captioning.training.preemption import Preemption, process_rank
-from captioning.training.progress import with_own_displays
+from captioning.training.processes import BatchNormSync, OrderedSums, process_rank
+from captioning.training.progress import LogFacts, LogLines, Throughput, with_own_displays
 from captioning.training.resumed_settings import ResumedSettings
-from captioning.training.run_facts import LogFacts
-from captioning.training.run_place import RunPlace
-from captioning.training.start import Start
+from captioning.training.stopping import Preemption, ends_after_the_step
 from captioning.training.wandb_run import WandbRun
 
 
@@ -60,7 +57,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     """Run one command line and return the CLI with its trainer, module and data module.
 
     Raises:
-        InputError: something in the command line, a config or the data cannot be used.
+        InputError: Something in the command line, a config or the data cannot be used.
     """
     words = [arg for arg in (sys.argv[1:] if args is None else args) if arg != DEBUG]
     args, modules = split_imports(configs_first(words))
@@ -98,7 +95,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
 
 
 def _quieten() -> None:
-    """Silence what Lightning says about choices that are made here on purpose."""
+    """Silence Lightning's warnings about choices that are made here on purpose."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # Lightning's own calls
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter is intended to run from within Python")
     warnings.filterwarnings("ignore", message=r"Found \d+ module\(s\) in eval mode")  # a frozen encoder
@@ -109,9 +106,9 @@ def _quieten() -> None:
 
 
 class SaveRunConfig(SaveConfigCallback):
-    """Saves the full config in the run's folder when training starts; evaluations leave it as it is.
+    """Saves the full config in the run's folder when training starts.
 
-    So does a resumed run that fails before, because its settings do not fit the checkpoint.
+    Evaluations leave the file as it is, and so does a resumed run that fails before training starts.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -125,8 +122,8 @@ class SaveRunConfig(SaveConfigCallback):
         path = RunFolder(Path(trainer.default_root_dir)).config
         config = self.config.clone()
         if config.ckpt_path is not None and path.is_file():
-            config.init_from = read_config(path).get("init_from")  # a resumed second stage stays one
-        config.ckpt_path = None  # a run that begins with this file is a new one
+            config.init_from = read_config(path).get("init_from")  # a resumed second stage keeps its first stage
+        config.ckpt_path = None  # a run that is started with this file is a new one
         write_text(path, self.parser.dump(config, skip_none=False))
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
@@ -138,9 +135,9 @@ class CaptioningCLI(LightningCLI):
 
     run_dir: Path
     wandb_run: WandbRun | None = None
-    """What a test is logged to."""
-    start: Start | None = None
-    """What training begins with."""
+    """The wandb run that a test is logged to."""
+    start: SavedModel | None = None
+    """The weights that training begins with."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         with contextlib.ExitStack() as self._held:  # the claim on the run's folder
@@ -190,10 +187,9 @@ class CaptioningCLI(LightningCLI):
                 "early_stopping.patience": 5,
             }
         )
-        parser.link_arguments("seed_everything", "data.seed", compute_fn=_seed)
 
     def _parse_ckpt_path(self) -> None:
-        """Leave the config alone: what the command line and the YAML say wins over what a checkpoint was made with."""
+        """Do nothing: command line and YAML win over the settings inside a checkpoint."""
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
@@ -208,13 +204,13 @@ class CaptioningCLI(LightningCLI):
         if fitting:
             refuse_impossible(config)
             if config.trainer.check_val_every_n_epoch not in (None, 1) and config.last.save_on_train_epoch_end is None:
-                config.last.save_on_train_epoch_end = True  # the last epoch's, too, if no validation follows it
+                config.last.save_on_train_epoch_end = True  # also in a last epoch without validation
             if not process_rank():
                 place, claim = place.claimed()
                 self._held.enter_context(claim)
         self.run_dir, config.ckpt_path = place
         if config.get("weights_only") is None:
-            config.weights_only = True  # a checkpoint that came from elsewhere runs nothing
+            config.weights_only = True  # a checkpoint from elsewhere runs no code
         config.name = self.run_dir.name
         config.runs = str(self.run_dir.parent)
         config.trainer.default_root_dir = str(self.run_dir)
@@ -229,15 +225,15 @@ class CaptioningCLI(LightningCLI):
             if not Path(config.init_from).exists():
                 raise InputError(f"--init_from {config.init_from}: no such checkpoint")
             refuse_other_files(Path(config.init_from))
-            self.start = Start.read(config.init_from)
+            self.start = read_model(config.init_from)
         if not process_rank() and not resumed:
-            RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # of a run that ended before its first epoch
+            RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # left by a run that ended before its first epoch
         group = variant_name(config, self._words)
         config.trainer.logger = run_loggers(config.trainer.get("logger"), self.run_dir, group)
 
     def _prepare_evaluation(self, config: Any) -> None:
         if config.ensemble and not config.results:
-            config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this run alone
+            config.results = str(self.run_dir / "ensemble")  # the folder itself has the scores of this model alone
         if config.results:
             config.trainer.default_root_dir = config.results
         elif self.subcommand == "test" and config.trainer.logger is not False:
@@ -258,7 +254,7 @@ class CaptioningCLI(LightningCLI):
                 raise refusal(error) from error
 
     def _prepare_data(self) -> None:
-        """Look for the data of a training before weights are downloaded and a W&B run begins."""
+        """Check that the training data are there before weights are downloaded and a wandb run begins."""
         if self.subcommand == "fit" and not process_rank():
             described = {"data": {"source": self.config["fit"].data.source.as_dict()}}
             (source,) = build({"data.source": CaptionSource}, [described])
@@ -266,12 +262,12 @@ class CaptioningCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         with warnings.catch_warnings(), self._starting():
-            if subcommand != "fit":  # what trained a checkpoint is not needed to evaluate it
+            if subcommand != "fit":  # evaluation needs no training callbacks
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
             super()._run_subcommand(subcommand)
 
     def _starting(self) -> contextlib.AbstractContextManager[None]:
-        """Let a run that fails before its first step leave no folder behind."""
+        """Return a context in which a run that fails before its first step leaves no folder behind."""
         if self.subcommand != "fit" or process_rank():
             return contextlib.nullcontext()
         return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
@@ -286,30 +282,31 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        own = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), OrderedSums(), Preemption()]
-        self.trainer_defaults = {"callbacks": [*own, *log_test]}
+        callbacks = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), OrderedSums(), Preemption()]
+        self.trainer_defaults = {"callbacks": [*callbacks, *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:
             trainer = super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
         except InputError:
             raise
-        except (ValueError, TypeError) as error:  # a strategy, precision .. that there is not
+        except (ValueError, TypeError) as error:  # an unknown strategy, precision ..
             raise InputError(f"trainer: {one_line(error)}") from error
-        callbacks: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
-        has_speed = any(isinstance(callback, Throughput) for callback in callbacks)
-        trainer.callbacks = callbacks if has_speed else [Throughput(), *callbacks]  # type: ignore[attr-defined]
+        displayed: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
+        has_speed = any(isinstance(callback, Throughput) for callback in displayed)
+        trainer.callbacks = displayed if has_speed else [Throughput(), *displayed]  # type: ignore[attr-defined]
         return trainer
 
     def after_instantiate_classes(self) -> None:
         self.model.connect(self.datamodule)
+        self.datamodule.seed = self._seed()
         self._dump_config()  # config_dump: the full configuration as plain data
 
     def before_validate(self) -> None:
         config = self.config[self.subcommand]
         if config.ensemble:
-            found = load([config.ckpt_path, *config.ensemble]).captioner
-            assert isinstance(found, Ensemble)
-            self.model.join(found.captioners[1:])
+            ensemble = load([config.ckpt_path, *config.ensemble]).captioner
+            assert isinstance(ensemble, Ensemble)
+            self.model.join(ensemble.captioners[1:])
 
     def before_test(self) -> None:
         self.before_validate()
@@ -322,7 +319,7 @@ class CaptioningCLI(LightningCLI):
         refuse_unknown_monitors(self.trainer)
         self.model.settings = self.config_dump
         for logger in self.trainer.loggers:
-            logger.log_hyperparams(self.config_dump | run_labels(self.config_dump))
+            logger.log_hyperparams(self.config_dump | run_labels(self.config_dump, self._seed()))
 
     def after_fit(self) -> None:
         best = next((c for c in self.trainer.checkpoint_callbacks if getattr(c, "monitor", None)), None)
@@ -337,6 +334,6 @@ class CaptioningCLI(LightningCLI):
         if self.wandb_run is not None:
             say_how_to_upload(self.run_dir)
 
-
-def _seed(seed: int | bool) -> int:
-    return 1 if seed is True else int(seed or 0)
+    def _seed(self) -> int:
+        seed = self.config[self.subcommand].seed_everything if self.subcommand else self.config.seed_everything
+        return 1 if seed is True else int(seed or 0)

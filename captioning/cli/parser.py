@@ -1,4 +1,4 @@
-"""The parser of the command line: an error is one line, and ``--PLACE.help`` lists what can stand at a place."""
+"""The parser of the command line: errors are one line, and ``--PLACE.help`` lists the classes that a place takes."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _SHOWN = 12  # names in a message
 
 
 class CommandLineParser(LightningArgumentParser):
-    """Lightning's parser, which prints its whole usage at any error, lists no classes and takes abbreviated options."""
+    """Lightning's parser with errors of one line, lists of classes, and no abbreviated options."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.allow_abbrev = False  # what looks for an option among the words knows its whole name
+        self.allow_abbrev = False  # usage.values_of looks for whole names
 
     def parse_args(self, args: Sequence[str] | None = None, *others: Any, **options: Any) -> Any:  # type: ignore[override]
         if args is not None:
@@ -36,36 +36,30 @@ class CommandLineParser(LightningArgumentParser):
         try:
             return super().parse_args(args, *others, **options)
         except UnicodeDecodeError as error:
-            raise InputError("a file that settings are read from is no text; give a YAML file") from error
+            raise InputError("a file of settings is not text; give a YAML file") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong in one line.
-
-        Raises:
-            InputError: always.
-        """
-        if getattr(self, "_inner_parser", False):  # of one class's arguments; the outer parser adds the place
+        """Raise an InputError that says what is wrong in one line."""
+        if getattr(self, "_inner_parser", False):  # parses one class's arguments; the outer parser adds the place
             super().error(message, ex)
         parser = getattr(ex, "subcommand_parser", None) or self
-        known = [option for option in parser._option_string_actions if option.startswith("--")]
-        raise InputError(explain(message, known)) from ex
+        options = [option for option in parser._option_string_actions if option.startswith("--")]
+        raise InputError(explain(message, options)) from ex
 
 
 def _refuse_checkpoints_as_settings(words: list[str]) -> None:
-    """Raises:
-    InputError: a checkpoint is given by an option that reads settings, such as --checkpoint, a group of them.
-    """
+    """Refuse a checkpoint after an option that takes settings, such as --checkpoint, which is a group of options."""
     for option in ("--checkpoint", "--config", "--data", "--last", "--model"):
         for value in values_of(words, option):
             if value.endswith(".ckpt"):
                 raise InputError(f"{option} {value}: takes settings; a checkpoint is given by --ckpt_path {value}")
 
 
-# What can stand at a place
+# The classes that a place takes
 
 
 def kinds_at(place: str) -> list[type[Any]]:
-    """Return the types that an argument takes, by its place such as "model.decoder.attention"; [] if there is none."""
+    """Return the types that the argument at a place such as "model.decoder.attention" takes; [] for no such place."""
     names = [name for name in place.split(".") if name != "init_args"]
     kinds = [_ROOTS[names[0]]] if names[0] in _ROOTS else []
     for name in names[1:]:
@@ -77,25 +71,25 @@ def kinds_at(place: str) -> list[type[Any]]:
 def classes_at(place: str) -> dict[str, type[Any]]:
     """Return the classes that can stand at a place, by their names, those of this package first.
 
-    What others derive from is left out, and so are classes of this package that no folder's ``__init__`` exports.
+    Base classes are left out, and so are classes of this package that no folder's ``__init__`` exports.
     """
     kinds = kinds_at(place)
-    found = {cls for kind in kinds for cls in subclasses(kind) if cls not in kinds or not kind.__subclasses__()}
-    usable = [cls for cls in found if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
-    own = {cls: public_path(cls).split(".") for cls in usable if cls.__module__.startswith("captioning.")}
-    usable = [cls for cls in usable if len(own.get(cls, ())) <= 3]
-    return {cls.__name__: cls for cls in sorted(usable, key=lambda cls: (cls not in own, cls.__name__))}
+    candidates = {cls for kind in kinds for cls in subclasses(kind) if cls not in kinds or not kind.__subclasses__()}
+    usable = [cls for cls in candidates if not inspect.isabstract(cls) and not cls.__name__.startswith("_")]
+    ours = {cls: public_path(cls).split(".") for cls in usable if cls.__module__.startswith("captioning.")}
+    usable = [cls for cls in usable if len(ours.get(cls, ())) <= 3]
+    return {cls.__name__: cls for cls in sorted(usable, key=lambda cls: (cls not in ours, cls.__name__))}
 
 
 def _hints(cls: type) -> dict[str, Any]:
     try:
         return get_type_hints(cls.__init__)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):  # of a name that only a type checker imports
+    except (NameError, TypeError, AttributeError):  # a name that only a type checker imports
         return {}
 
 
 def _classes(hint: Any) -> Iterator[type[Any]]:
-    """Yield the classes whose objects a type admits, or that a function of this type returns, but plain ones."""
+    """Yield the classes that a type admits, or that a function of this type returns, without builtin ones."""
     if get_origin(hint) is collections.abc.Callable:
         yield from _classes(get_args(hint)[-1])
     elif get_args(hint):
@@ -106,34 +100,34 @@ def _classes(hint: Any) -> Iterator[type[Any]]:
 
 
 def _print_help_of_a_place(args: list[str]) -> None:
-    """Answer ``--PLACE.help [CLASS]``: every class that can stand there, or the options of one; then end."""
+    """Answer ``--PLACE.help [CLASS]`` with every class that can stand there, or with the options of one, and exit."""
     for number, arg in enumerate(args):
         option, _, name = arg.partition("=")
         if not (option.startswith("--") and option.endswith(".help")):
             continue
         place = option[2:].removesuffix(".help")
-        known = classes_at(place)
-        if not known:
+        classes = classes_at(place)
+        if not classes:
             raise InputError(f"{option}: no class stands there; such as --data.source.help, --model.encoder.help")
         following = args[number + 1] if number + 1 < len(args) else ""
         name = name or ("" if following.startswith("-") else following)
-        if not name and len(known) == 1:
-            (name,) = known
-        print(_options_text(place, name, known) if name else _classes_text(place, known))
+        if not name and len(classes) == 1:
+            (name,) = classes
+        print(_options_text(place, name, classes) if name else _classes_text(place, classes))
         sys.exit(0)
 
 
-def _classes_text(place: str, known: dict[str, type]) -> str:
-    width = max(map(len, known))
-    lines = [f"  {name:<{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in known.items()]
-    example = f"the options of one: --{place}.help {next(iter(known))}"
+def _classes_text(place: str, classes: dict[str, type]) -> str:
+    width = max(map(len, classes))
+    lines = [f"  {name:<{width}}  {(inspect.getdoc(cls) or '').partition(chr(10))[0]}" for name, cls in classes.items()]
+    example = f"the options of one: --{place}.help {next(iter(classes))}"
     return "\n".join([f"--{place} CLASS, one of:", *lines, "", example])
 
 
-def _options_text(place: str, name: str, known: dict[str, type]) -> str:
-    cls = known.get(name.rpartition(".")[2])
+def _options_text(place: str, name: str, classes: dict[str, type]) -> str:
+    cls = classes.get(name.rpartition(".")[2])
     if cls is None:
-        raise InputError(f"--{place}.help {name}: no such class{_near(name, list(known))}")
+        raise InputError(f"--{place}.help {name}: no such class{_near(name, list(classes))}")
     parser = LightningArgumentParser(prog="captioning", usage=f"--{place} {name}", description="", add_help=False)
     supplied = {"optimizer", "params", "total_steps"}  # what training hands to an optimizer or a schedule
     parser.add_class_arguments(cls, place, skip=supplied, fail_untyped=False)
@@ -147,33 +141,33 @@ def explain(message: str, options: Sequence[str]) -> str:
     """Return jsonargparse's message in one line, with what was probably meant.
 
     Args:
-        options: of the command, ``--data.batch_size`` and so on.
+        options: Options of the command, ``--data.batch_size`` and so on.
     """
-    if found := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
-        words = found[1].split()
+    if match := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
+        words = match[1].split()
         option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
         return f"{option}: no such option{did_you_mean(option, options)}"
-    if found := re.search(r"does not accept option '(.+?)'", message):
-        return _no_such_setting(found[1], [option[2:] for option in options])
-    if found := re.match(r"the following arguments are required: (.*)", message):
-        missing = ", ".join(name.partition(".")[2] or name for name in found[1].split(", "))
+    if match := re.search(r"does not accept option '(.+?)'", message):
+        return _no_such_setting(match[1], [option[2:] for option in options])
+    if match := re.match(r"the following arguments are required: (.*)", message):
+        missing = ", ".join(name.partition(".")[2] or name for name in match[1].split(", "))
         return f"no {missing} given; give a configuration, such as --config configs/shapes_soft.yaml"
-    if found := re.match(r"argument (\S+): expected (?:one|at least one) argument", message):
-        return f"{found[1]}: needs a value"
+    if match := re.match(r"argument (\S+): expected (?:one|at least one) argument", message):
+        return f"{match[1]}: needs a value"
     if message.startswith('Parser key "'):
         return _wrong_value(message)
     return _one_line(message)
 
 
-def _no_such_setting(place: str, known: list[str]) -> str:
-    sections = sorted({name.partition(".")[0] for name in known})
+def _no_such_setting(place: str, settings: list[str]) -> str:
+    sections = sorted({name.partition(".")[0] for name in settings})
     head = place.partition(".")[0]
     if head not in sections:
         return f"{head}: no such section of a configuration{_near(head, sections)}"
-    return f"{place}: no such setting{did_you_mean(place, known)}"
+    return f"{place}: no such setting{did_you_mean(place, settings)}"
 
 
-# Where a message of nested parsers arrives at the cause; the earliest is that of the first of several alternatives.
+# The cause in a message of nested parsers. Of several alternatives, the first one is reported.
 _CAUSE = re.compile(
     r"Option '(?P<option>\w+)' is not accepted"
     r"|the following arguments are required: (?P<required>.+)"
@@ -201,8 +195,9 @@ def _wrong_value(message: str) -> str:
         return f"{place}: {name or 'its class'} takes no {cause['option']}{_near(cause['option'], taken, 'it takes')}"
     if cause["missing"] or cause["unknown"]:
         name = cause["missing"] or cause["unknown"]
-        known = [name for name, cls in classes_at(place).items() if public_path(cls).startswith("captioning.")]
-        wanted = did_you_mean(name, list(classes_at(place))) or _near(name, known)
+        classes = classes_at(place)
+        ours = [name for name, cls in classes.items() if public_path(cls).startswith("captioning.")]
+        wanted = did_you_mean(name, list(classes)) or _near(name, ours)
         return f"{place}: {name} is no class that can stand there{wanted or f'; see --{place}.help'}"
     return _of_another_type(place, message, cause)
 
@@ -219,11 +214,11 @@ def _of_another_type(place: str, message: str, cause: re.Match[str]) -> str:
     return f"{place}: must be {wanted}, got {value.strip()}{did_you_mean(value.strip(), choices)}"
 
 
-def _near(word: str, known: Sequence[str], otherwise: str = "one of") -> str:
-    """Return what may have been meant by a word, or, where they are few, all that are known."""
-    if hint := did_you_mean(word, known):
+def _near(word: str, words: Sequence[str], otherwise: str = "one of") -> str:
+    """Return which of ``words`` may have been meant by ``word``, or all of them if they are few."""
+    if hint := did_you_mean(word, words):
         return hint
-    return f"; {otherwise} {', '.join(known)}" if 0 < len(known) <= _SHOWN else ""
+    return f"; {otherwise} {', '.join(words)}" if 0 < len(words) <= _SHOWN else ""
 
 
 def _one_line(text: str) -> str:

@@ -1,9 +1,9 @@
-"""What ``captioning`` says before anything slow is imported: help, misspelt commands, files that are not there."""
+"""What ``captioning`` says before anything slow is imported: help, misspelt commands, missing files."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from captioning.errors import InputError
@@ -36,12 +36,12 @@ most used:
   --ckpt_path FILE.ckpt         {checkpoint}; best and last name the run's own
   --name NAME                   the run's name, by default the first config's; its folder is RUNS/NAME
   --runs RUNS                   folder of all runs (default: runs)
-  --seed_everything N           of all randomness (default: 1)
+  --seed_everything N           seed of all randomness (default: 1)
 """
 
 _TRAINING = """
 training:
-  --trainer.max_epochs N        how long, at most
+  --trainer.max_epochs N        largest number of epochs
   --early_stopping.patience N   validations without a better val/bleu4 before training stops (default: 5)
   --trainer.accelerator auto|cpu|gpu
   --trainer.devices N           processes, one per GPU
@@ -62,7 +62,8 @@ _PARTS = """
 data and model; a class is given by its name, its options as --PLACE.OPTION:
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
   --data.batch_size N           captions in a training batch
-  --data.limit_images N         only the first images of every split, to try something out
+  --data.limit_images N         use only the first images of every split, to try something out
+  --data.vocabulary.min_count N words with fewer occurrences become <unk>
   --model.encoder CLASS         ConvEncoder, TorchvisionEncoder, TimmEncoder
   --model.decoder CLASS         AttentionDecoder, TransformerDecoder
   --model.decoder.attention CLASS
@@ -70,6 +71,7 @@ data and model; a class is given by its name, its options as --PLACE.OPTION:
   --model.decoder.attention.score CLASS
                                 AdditiveScore, DotScore, LocalScore, ...
   --model.decoder.hidden_dim N  size of the LSTM
+  --model.objective CLASS       Likelihood, SelfCriticalTraining
   --model.search.beam_size K    captions kept at every step in evaluations
 
 more:
@@ -110,15 +112,15 @@ def command_help(command: str) -> str:
 
 
 def first_line(args: Sequence[str]) -> str:
-    """Return what a command is about to do, said before its libraries are imported, which takes seconds.
+    """Return the line that says what a command does, for display while its libraries are imported, which takes seconds.
 
     Raises:
-        InputError: there is no such command, or a file that the command line names is not there.
+        InputError: There is no such command, or a file that the command line names does not exist.
     """
     command = args[0]
     if command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS)
-        raise InputError(f"captioning {command}: no such command{hint or f'; one of {_listed(COMMANDS)}'}")
+        hint = did_you_mean(command, COMMANDS) or f"; one of {', '.join(COMMANDS)}"
+        raise InputError(f"captioning {command}: no such command{hint}")
     configs = [value for value in values_of(args, "--config", "-c") if not value.startswith("{")]
     for config in configs:
         if not Path(config).exists():
@@ -137,29 +139,23 @@ def _check_checkpoint(name: str, runs: Sequence[str]) -> None:
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
         raise InputError(f"--ckpt_path {name}: is a folder; give " + (str(best) if best.is_file() else "a .ckpt file"))
-    found = [str(file) for folder in runs for file in sorted(Path(folder).glob("*/checkpoints/*.ckpt"))]
+    checkpoints = [str(file) for folder in runs for file in sorted(Path(folder).glob("*/checkpoints/*.ckpt"))]
     beside = [str(file) for file in sorted(path.parent.glob("*.ckpt"))]
-    hint = did_you_mean(name, beside) or did_you_mean(name, found)
+    hint = did_you_mean(name, beside) or did_you_mean(name, checkpoints)
     raise InputError(f"--ckpt_path {name}: no such file{hint or '; `captioning fit` writes RUNS/NAME/checkpoints'}")
 
 
-def did_you_mean(word: str, known: Collection[str]) -> str:
-    """Return ``; did you mean X?`` with the known word that is nearest, "" where none is near."""
-    near = difflib.get_close_matches(word, known, 1)
+def did_you_mean(word: str, words: Collection[str]) -> str:
+    """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near."""
+    near = difflib.get_close_matches(word, words, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
 def values_of(args: Sequence[str], *options: str) -> list[str]:
-    """Return what follows the options, as ``--option VALUE`` or ``--option=VALUE``."""
-    return list(_values(args, options))
-
-
-def _values(args: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """Return the values of the options, given as ``--option VALUE`` or ``--option=VALUE``."""
+    values = []
     for arg, following in zip(args, [*args[1:], ""], strict=False):
         name, equals, value = arg.partition("=")
         if name in options:
-            yield value if equals else following
-
-
-def _listed(words: Collection[str]) -> str:
-    return ", ".join(words)
+            values.append(value if equals else following)
+    return values

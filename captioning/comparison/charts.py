@@ -1,4 +1,4 @@
-"""Where curves and intervals lie in small SVG drawings (chart.html, table.html)."""
+"""The positions of curves and intervals in small SVG drawings (chart.html, table.html)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def line_chart(
 ) -> str:
     """Return an <svg> of curves over steps, each labelled in the margin at the height of its last value.
 
-    Its points stand in ``data-chart`` as JSON, so that a script can show the values under the pointer.
+    Its points are also in ``data-chart`` as JSON, for a script that shows the values under the pointer.
 
     Args:
-        title: for screen readers.
-        curves: by name, (step, value) in the order of the steps, at least one point each.
-        colors: by name, a CSS colour.
-        dashed: names whose line is dashed.
+        title: Read by screen readers.
+        curves: By name, (step, value) in the order of the steps, with at least one point.
+        colors: By name, a CSS colour.
+        dashed: Names whose line is dashed.
 
     Raises:
-        ValueError: no curve, or one without a point.
+        ValueError: There is no curve, or one has no point.
     """
     if not curves or not all(curves.values()):
         raise ValueError("a chart needs curves with at least one point each")
@@ -58,7 +58,7 @@ def line_chart(
         name: [(x_of(step), y_of(value), step, float(f"{value:.5g}")) for step, value in curve]
         for name, curve in thinned.items()
     }
-    heights = _label_heights({name: found[-1][1] + 3.5 for name, found in points.items()})
+    heights = _label_heights({name: line[-1][1] + 3.5 for name, line in points.items()})
     return render(
         "comparison/chart.html",
         title=title,
@@ -70,20 +70,20 @@ def line_chart(
         y_ticks=[(y_of(tick), tick) for tick in y_ticks],
         curves=[
             {"name": name, "label": labels[name], "label_y": heights[name], "color": colors[name]}
-            | {"points": found, "dashed": name in dashed, "dots": len(found) <= _DOTS_UP_TO}
-            for name, found in points.items()
+            | {"points": line, "dashed": name in dashed, "dots": len(line) <= _DOTS_UP_TO}
+            for name, line in points.items()
         ],
     )
 
 
 class Axis(NamedTuple):
-    """The values at both ends of interval bars that are to be compared."""
+    """The values at both ends of a row's interval bars."""
 
     low: float
     high: float
 
     def place(self, value: float) -> str:
-        """Where a value lies between the ends, as CSS."""
+        """Return where a value lies between the ends, as CSS."""
         return f"{100 * (value - self.low) / (self.high - self.low):.1f}%"
 
 
@@ -92,8 +92,8 @@ def axis_of(cells: Sequence[Cell]) -> Axis | None:
     ends = [end for cell in cells for end in cell.between or ()]
     if not ends:
         return None
-    found = ticks(min(ends), max(ends))
-    return Axis(found[0], found[-1])
+    low, *_, high = ticks(min(ends), max(ends))
+    return Axis(low, high)
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
@@ -109,14 +109,14 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def _thinned(curve: Curve) -> list[tuple[int, float]]:
-    """At most ``_POINTS`` points, evenly, with the first and the last."""
+    """Return at most ``_POINTS`` points, evenly spaced, with the first and the last."""
     if len(curve) <= _POINTS:
         return list(curve)
     return [curve[round(i * (len(curve) - 1) / (_POINTS - 1))] for i in range(_POINTS)]
 
 
 def _label_heights(wanted: dict[str, float]) -> dict[str, float]:
-    """Heights near the wanted ones, at least ``_LABEL`` apart, all inside the chart as far as they fit."""
+    """Return heights near the wanted ones, at least ``_LABEL`` apart, and inside the chart if they fit."""
     placed: dict[str, float] = {}
     previous = -math.inf
     for name, y in sorted(wanted.items(), key=lambda item: item[1]):
@@ -126,7 +126,7 @@ def _label_heights(wanted: dict[str, float]) -> dict[str, float]:
 
 
 def _short(name: str) -> str:
-    """Both ends of a long name: runs of one sweep begin alike and differ at the end."""
+    """Return both ends of a long name: the names of a sweep's runs start alike and differ at the end."""
     label, letters = name, len(name)
     while _width(label) > _LABEL_WIDTH:
         letters -= 1
@@ -135,5 +135,5 @@ def _short(name: str) -> str:
 
 
 def _width(text: str) -> int:
-    """Units that a label needs in any of the page's fonts, bold: the wide letters decide."""
+    """Return the units that a bold label needs in any of the page's fonts."""
     return sum(12 if letter in "mMW@%" else 10 if letter.isupper() or letter in "w…" else 7 for letter in text)

@@ -1,20 +1,17 @@
-"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings.
-
-``compare`` takes ``runs.Run`` and returns ``result.Comparison``: rows of text for a terminal, a page or a
-report, and the numbers behind them.
-"""
+"""How runs differ: scores on the same images with their uncertainty, curves, speed, size and settings."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioning.comparison.captions import compare_captions, counts_of, disagreements, names_of
+from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
-from captioning.comparison.grounding import compare_grounding
-from captioning.comparison.groups import compare_groups, group_by_seed
+from captioning.comparison.grounding_table import NOTE, TITLE, grounding_measures
+from captioning.comparison.groups import group_by_seed
+from captioning.comparison.measures import Scored, add_score_table, common_images
 from captioning.comparison.result import Comparison, Group
 from captioning.comparison.runs import Run
-from captioning.comparison.scored import Scored, common_images
+from captioning.comparison.variants_table import add_variants
 from captioning.errors import InputError
 from captioning.evaluation.scores import FAMILIES, TITLES
 
@@ -28,15 +25,15 @@ def compare(
     images: int = 12,
     java: bool = False,
 ) -> Comparison:
-    """Compare runs with the first of them; runs that differ in their seed alone are one variant.
+    """Compare runs with the first of them. Runs that differ in their seed alone are one variant.
 
     Args:
-        runs: two or more, with different names.
-        metric: one of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
-        resamples: of the images, for every interval and every test.
-        seed: of the resampling.
-        images: how many disagreements to list.
-        java: also METEOR and SPICE, where they are available and all runs use the English tokenizer.
+        runs: Runs with different names.
+        metric: One of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
+        resamples: Resamples of the images, for every interval and every test.
+        seed: Seed of the resampling.
+        images: Number of disagreements to list.
+        java: Whether to compute METEOR and SPICE, where they are available and all runs use the English tokenizer.
 
     Raises:
         InputError: ``metric`` is not available.
@@ -52,14 +49,18 @@ def compare(
     scored = Scored(tested, common, compared, resamples, seed)
     java = java and not any(run.search.get("tokenizer") for run in runs)
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
-    if any(metric not in names_of(families) for families in counted.values()):
+    captions, nouns = caption_measures(counted), grounding_measures(scored)
+    if counted and not any(metric in measure.keys for measure in captions):
         missing = next(family.missing for family in FAMILIES if metric in family.names)
         reason = missing() if java and missing is not None else None
         raise InputError(f"metric: {TITLES[metric]} cannot be computed here" + (f" ({reason})" if reason else ""))
-    compare_captions(result, scored, counted)
-    compare_grounding(result, scored)
+    if captions:
+        compare_captions(result, scored, counted, captions)
+    if nouns:
+        add_score_table(result, scored, nouns, TITLE, NOTE)
     if any(len(group.runs) > 1 for group in groups):
-        compare_groups(result, scored, counted, groups, {run.name: run for run in runs})
+        measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
+        add_variants(result, scored, measures, groups, {run.name: run for run in runs})
     add_training(result, runs)
     add_conditions(result, runs)
     result.settings = settings_table(runs)
@@ -70,7 +71,7 @@ def compare(
 
 
 def _compared_one_by_one(runs: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Return the runs that images alone are compared on: not those of several seeds, if the first has several too."""
+    """Return the runs that are compared with the first over images alone: unless both have several seeds."""
     seeds = {run: len(group.runs) for group in groups for run in group.runs}
     return [run for run in runs[1:] if run in seeds and min(seeds[run], seeds[runs[0]]) == 1]
 

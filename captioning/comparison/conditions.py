@@ -10,8 +10,15 @@ from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Curve, Run, flat
 
 _LOWER_IS_BETTER = ("nll", "loss")
-# Settings of where a run is stored and read, of what it is tested on, which is compared by itself, and those that its
-# wandb config repeats under short names.
+_SEARCH = {
+    "Split of the test": "split",
+    "Checkpoint of the test": "checkpoint",
+    "Context in the test": "inference",
+    "Tokenizer, if not English": "tokenizer",
+    "Beam size in the test": "beam_size",
+}
+# Settings that make no variant: where a run is stored, what it is tested on (a row of its own), and the settings that
+# its wandb config repeats under short names.
 _ELSEWHERE = (
     "data.test_split data.feature_shares "
     "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
@@ -35,7 +42,7 @@ def add_training(result: Comparison, runs: Sequence[Run]) -> None:
             ]
             rows.append(Row(f"{key} {which}", with_best(cells, choose)))
     if rows:
-        result.tables.append(Table("Validation", rows, "In training, after the optimizer step that is named."))
+        result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
 
 
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
@@ -44,18 +51,11 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         Row("Training, captions per second", with_best(speeds, max)),
         Row("Training, time", [duration(run.seconds) for run in runs]),
         *(
-            Row(f"Parameters, {part}", [plain_cell(_part(run, part), "{:,.0f}") for run in runs])
-            for part in ("decoder", "encoder")
+            Row(f"Parameters, {name}", [plain_cell((run.parameters or {}).get(name), "{:,.0f}") for run in runs])
+            for name in ("decoder", "encoder")
         ),
         Row("Attention", [_attention(run) for run in runs]),
-        Row("Split of the test", [plain_cell(run.search.get("split"), "{}") for run in runs]),
-        Row("Checkpoint of the test", [plain_cell(run.search.get("checkpoint"), "{}") for run in runs]),
-        Row("Context in the test", [plain_cell(run.search.get("inference"), "{}") for run in runs]),
-        Row(
-            "Tokenizer, if not English",
-            [plain_cell(run.search.get("tokenizer"), "{}") for run in runs],
-        ),
-        Row("Beam size in the test", [plain_cell(run.search.get("beam_size"), "{}") for run in runs]),
+        *(Row(title, [plain_cell(run.search.get(key), "{}") for run in runs]) for title, key in _SEARCH.items()),
     ]
     rows = [row for row in rows if any(cell.text for cell in row.cells)]
     if rows:
@@ -66,35 +66,30 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
         result.tables.append(Table("Speed, size and decoding", rows, note))
 
 
-def _part(run: Run, part: str) -> int | None:
-    return run.parameters.get(part) if run.parameters else None
-
-
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
-    attention, *parts = (settings.get(f"model.decoder.{part}") for part in ("attention", "attention.score", "output"))
-    return Cell(str(attention or ""), detail=", ".join(str(part) for part in parts if part))
+    names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
+    return Cell(str(names[0] or ""), detail=", ".join(str(name) for name in names[1:] if name))
 
 
 def settings_of(run: Run) -> dict[str, Any]:
-    """Return a run's settings, flat, without those of where it is stored."""
+    """Return a run's settings, flat, without those that make no variant."""
     return {
         key: value
         for key, value in flat(run.settings).items()
-        if not any(key == other or key.startswith(f"{other}.") for other in _ELSEWHERE)
+        if not any(key == name or key.startswith(f"{name}.") for name in _ELSEWHERE)
     }
 
 
 def settings_table(runs: Sequence[Run]) -> Table:
-    """The settings that differ among the runs whose settings are known."""
-    known = {run.name: settings_of(run) for run in runs if run.settings}
+    """Return the settings that differ among the runs whose settings are known."""
+    settings = {run.name: settings_of(run) for run in runs if run.settings}
     rows = []
-    for key in sorted({key for settings in known.values() for key in settings}):
-        values = [settings.get(key) for settings in known.values()]
+    for key in sorted({key for of_run in settings.values() for key in of_run}):
+        values = [of_run.get(key) for of_run in settings.values()]
         if any(value != values[0] for value in values):
-            cells = [Cell(_shown(known.get(run.name, {}).get(key, ""))) for run in runs]
-            rows.append(Row(key, cells))
-    missing = [run.name for run in runs if run.name not in known]
+            rows.append(Row(key, [Cell(_shown(settings.get(run.name, {}).get(key, ""))) for run in runs]))
+    missing = [run.name for run in runs if run.name not in settings]
     note = f"The settings of {', '.join(missing)} are not known." if missing else ""
     return Table("Settings that differ", rows, note)
 
@@ -104,9 +99,9 @@ def _shown(value: Any) -> str:
 
 
 def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curve]]:
-    """By log key, the validation metrics first."""
+    """Return the curves of the runs by log key, the validation metrics first."""
     leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
     ordered = [key for key in leading if key in keys] + [key for key in keys if key not in leading]
-    found = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
-    return {key: curves for key, curves in found.items() if curves}
+    curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
+    return {key: of_runs for key, of_runs in curves.items() if of_runs}

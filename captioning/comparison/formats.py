@@ -16,12 +16,16 @@ def measured_cell(interval: Interval | None, test: Difference | None, *, of: str
         return Cell("")
     change, clear = "", False
     if test is not None:
-        change = f"{test.interval.value:+.2f} ({range_text(test.interval, signed=True)}), {p_text(test.corrected)}"
+        change = change_text(test)
         clear = test.clear
     detail = range_text(interval) + (f", {of}" if of else "")
     return Cell(
         f"{interval.value:.2f}", detail, change, clear, value=interval.value, between=(interval.low, interval.high)
     )
+
+
+def change_text(test: Difference) -> str:
+    return f"{test.interval.value:+.2f} ({range_text(test.interval, signed=True)}), {p_text(test.corrected)}"
 
 
 def plain_cell(value: Any, shape: str) -> Cell:
@@ -56,7 +60,3 @@ def range_text(interval: Interval, *, signed: bool = False) -> str:
 
 def p_text(value: float) -> str:
     return f"p = {value:.3f}" if value >= 0.0015 else "p ≤ 0.001"
-
-
-def key_of(title: str) -> str:
-    return title.lower().replace(",", "").replace(" ", "_")

@@ -15,18 +15,18 @@ _NO_RUN = "#767676"
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
-    """Return a complete HTML document that opens from disk and asks nothing of a network.
+    """Return a complete HTML document that opens from disk and needs no network.
 
     Args:
-        comparison: what to show.
-        explorer: ``explorer_fragment`` of the images where the runs disagree; each image's name is its id. Without it
-            the page has their captions as text.
-        footer: lines about where the page comes from.
+        comparison: The comparison.
+        explorer: ``explorer_fragment`` of the images where the runs disagree, named by their ids. Without it the page
+            has their captions as text.
+        footer: Lines about where the page comes from.
     """
     colors = {run: color_of(number) for number, run in enumerate(comparison.runs)}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
-    others = (name for table in comparison.tables for name in comparison.columns(table) if name not in colors)
-    colors |= dict.fromkeys(others, _NO_RUN)  # the paper
+    no_runs = (name for table in comparison.tables for name in comparison.columns(table) if name not in colors)
+    colors |= dict.fromkeys(no_runs, _NO_RUN)  # the paper
     dashed = comparison.runs[len(COLORS) :]
     return render(
         "comparison/page.html",

@@ -28,15 +28,15 @@ def compare_with_paper(result: Comparison, runs: Sequence[Run], data: str) -> No
         cells = [Cell(f"{value:.2f}", value=value) for value in reported]
         for run in runs:
             value = run.scores.get(name if name == "meteor" else f"{name}_no_penalty")
-            changes = [] if value is None else [f"{value - other:+.2f}" for other in reported]
+            changes = [] if value is None else [f"{value - score:+.2f}" for score in reported]
             cells.append(Cell("") if value is None else Cell(f"{value:.2f}", change=" and ".join(changes), value=value))
         rows.append(Row(TITLES[name], cells))
     note = (
-        "Percent, BLEU without brevity penalty as in the paper, whose tokens and test images may be others. "
+        "Percent, BLEU without brevity penalty as in the paper, whose tokens and test images may differ. "
         "Below: the difference from its soft and from its hard attention."
     )
-    if other := [
+    if elsewhere := [
         f"{run.name} ({split})" for run in runs if (split := run.search.get("split", "split unknown")) != "test"
     ]:
-        note = f"Not scored on the test split: {', '.join(other)}. {note}"
+        note = f"Not scored on the test split: {', '.join(elsewhere)}. {note}"
     result.tables.insert(0, Table(f"The paper's Table 1, {data}", rows, note, columns))

@@ -1,4 +1,4 @@
-"""What a comparison of runs has found: rows of text for a terminal, a page or a report, and the numbers behind them."""
+"""The result of a comparison: tables for a terminal, a page or a report, and the numbers behind them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Cell:
     """A number as it is shown.
 
     Attributes:
-        text: the number; "" if it is missing.
-        detail: its interval, its step and the like.
-        change: how it differs from the first run's.
-        clear: interval and test of the change agree that there is one.
-        best: no other run's is better.
-        value: the number itself; None for a text.
-        between: the ends of its 95 % interval.
+        text: The number; "" if it is missing.
+        detail: Its interval, its step and the like.
+        change: The difference from the first run.
+        clear: Interval and test agree that there is a difference.
+        best: No run is better.
+        value: The number itself; None for a text.
+        between: The ends of its 95 % interval.
     """
 
     text: str
@@ -36,7 +36,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of all runs. A baseline belongs to the row before it."""
+    """One line of a table. A baseline belongs to the row before it."""
 
     name: str
     cells: list[Cell]
@@ -45,10 +45,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Measures, a row each.
+    """Rows of cells.
 
     Attributes:
-        columns: what a row has a cell of each; None: the runs.
+        title: The title.
+        rows: The rows, with one cell for every column.
+        note: How to read the table.
+        columns: The names of the columns; None for the runs.
     """
 
     title: str
@@ -62,10 +65,10 @@ class Group:
     """Runs that differ in their seed alone: one variant.
 
     Attributes:
-        name: unlike any run's, unless it is the group's only one.
-        runs: their names, in the order of the seeds.
-        seeds: as text; "" where a run's is not known.
-        scores: by measure, the values of the runs.
+        name: Not the name of a run, unless it is the only run of the group.
+        runs: The names of the runs.
+        seeds: Their seeds as text; "" for an unknown seed.
+        scores: By measure, the values of the runs.
     """
 
     name: str
@@ -77,14 +80,14 @@ class Group:
         return statistics.fmean(self.scores[measure])
 
     def deviation(self, measure: str) -> float | None:
-        """The standard deviation over seeds (n - 1); None of one seed."""
+        """Return the standard deviation over seeds (n - 1); None for one seed."""
         values = self.scores[measure]
         return statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass(frozen=True)
 class Disagreement:
-    """An image that the runs caption differently: by run its caption and the caption's own score in percent."""
+    """An image that the runs caption differently: by run, the caption and its own score in percent."""
 
     image_id: int
     captions: dict[str, str]
@@ -98,22 +101,22 @@ class Disagreement:
 
 @dataclass
 class Comparison:
-    """What ``captioning.comparison.compare.compare`` found.
+    """The result of ``captioning.comparison.compare.compare``.
 
     Attributes:
-        runs: their names; the first is what the others are compared with.
-        metric: one of ``evaluation.scores.NAMES``, of verdicts and the scores of single images.
-        verdicts: by run but the first, or by group of several, how its metric differs from the first one's.
-        notices: sentences on what limits the comparison.
-        tables: in the order of interest.
-        settings: the settings that differ.
-        scores: by run and name, the intervals of its captions' scores.
-        tests: by run that is compared with the first, and by measure, the difference; corrected within each table.
-        groups: the variants, first that of the first tested run; empty where every run is a variant of its own.
-        group_tests: as ``tests``, by group: the difference of the means over seeds, tested over images and seeds.
-        curves: by log key, the curves of the runs that have it.
-        disagreements: the images where the runs differ most, first the largest difference of sentence scores.
-        images: the number of images that all runs are scored on; 0 if they have none in common.
+        runs: Names of the runs. All are compared with the first.
+        metric: One of ``evaluation.scores.NAMES``, for verdicts and scores of single images.
+        verdicts: By run or by group of several seeds, a sentence on how its metric differs from the first.
+        notices: Sentences on what limits the comparison.
+        tables: The tables, the most important first.
+        settings: The settings that differ.
+        scores: By run and measure, the score with its interval.
+        tests: By run and measure, the difference from the first run, corrected for the tests of its table.
+        groups: The variants; empty if every run is a variant of its own.
+        group_tests: As ``tests``, by group: the difference of the means over seeds, tested over images and seeds.
+        curves: By log key and run, the curves.
+        disagreements: The images where the runs' scores differ most.
+        images: The number of images that all runs captioned.
     """
 
     runs: list[str]
@@ -134,7 +137,7 @@ class Comparison:
         return self.runs if table.columns is None else table.columns
 
     def clear(self, name: str) -> bool:
-        """Whether the metric of a run or a group clearly differs from the first one's."""
+        """Return whether the metric of a run or a group clearly differs from the first."""
         return (self.group_tests.get(name) or self.tests[name])[self.metric].clear
 
     def to_dict(self) -> dict[str, Any]:
@@ -146,7 +149,7 @@ class Comparison:
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
             "intervals": {
-                run: {name: vars(interval) for name, interval in found.items()} for run, found in self.scores.items()
+                run: {name: vars(interval) for name, interval in scores.items()} for run, scores in self.scores.items()
             },
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
             "groups": {

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captioning.configs import read_config
 from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
 from captioning.run_folder import RunFolder
+from captioning.settings import read_config
 
 Curve = list[tuple[int, float]]
 
@@ -22,7 +22,7 @@ _SIGNS = ("config.yaml", "metrics", "checkpoints", "test_metrics.json")  # any o
 
 @dataclass(frozen=True)
 class WandbPlace:
-    """Where wandb keeps a run: the parts of its address, and the local files of one that was logged offline."""
+    """The address of a run in wandb, and its local folders if it was logged offline."""
 
     entity: str
     project: str
@@ -32,22 +32,22 @@ class WandbPlace:
 
 @dataclass
 class Run:
-    """One run; what is not known is empty or None.
+    """One run. What is unknown is empty or None.
 
     Attributes:
-        name: shown; unique among the runs that are compared.
-        source: the folder or address that was given.
-        folder: RUNS/NAME, where it is on this machine.
-        settings: the full configuration, nested.
-        curves: by log key, (optimizer step, value) in the order of the steps.
-        scores: of the test split, without their prefix ("bleu4": percent).
-        search: decoding options of the test: beam_size, .., inference (how contexts were formed).
-        captions: by image id; None if the run was not tested.
-        checkpoint: the one that was tested, else the best.
-        parameters: numbers of "encoder" and "decoder".
-        seconds: wall-clock time of training.
-        wandb: where wandb has the run.
-        how_to_test: the command that makes ``captions``.
+        name: Name in tables, unique among the compared runs.
+        source: The folder or address that was given.
+        folder: RUNS/NAME, if it is on this machine.
+        settings: The full configuration, nested.
+        curves: By log key, (optimizer step, value) in the order of the steps.
+        scores: Scores of the test split, without their prefix ("bleu4": percent).
+        search: Decoding options of the test, such as beam_size and inference.
+        captions: By image id; None if the run was not tested.
+        checkpoint: The checkpoint that was tested, else the best.
+        parameters: Numbers of parameters of "encoder" and "decoder".
+        seconds: Wall-clock time of training.
+        wandb: Where wandb has the run.
+        how_to_test: The command that makes ``captions``.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Run:
 
     @property
     def captions_per_second(self) -> float | None:
-        """The median of what was logged in training, per process."""
+        """The median of the logged speeds of training, per process."""
         values = sorted(value for _, value in self.curves.get("train/captions_per_second", []))
         return values[len(values) // 2] if values else None
 
@@ -79,7 +79,7 @@ def read_run(folder: Path) -> Run:
     """Read RUNS/NAME: config.yaml, metrics/, the results of `captioning test` and the best checkpoint's settings.
 
     Raises:
-        InputError: the folder is no run's, or a file in it is damaged.
+        InputError: The folder is not a run, or a file in it is damaged.
     """
     if not is_run_folder(folder):
         raise InputError(f"{folder}: not a run; it has none of {', '.join(_SIGNS)}")
@@ -165,10 +165,10 @@ def _read_csv(path: Path) -> dict[str, Curve]:
 def number(value: Any) -> float | None:
     """Return a finite number, None for anything else."""
     try:
-        found = float(value)
+        converted = float(value)
     except (TypeError, ValueError):
         return None
-    return found if math.isfinite(found) and not isinstance(value, bool) else None
+    return converted if math.isfinite(converted) and not isinstance(value, bool) else None
 
 
 def _version(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The comparison of runs as a W&B report. Its specification is built without a login; saving it needs one."""
+"""The comparison of runs as a W&B report. Building its specification needs no login, saving it does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from captioning.comparison.markdown import markdown
 from captioning.comparison.page import color_of
-from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.errors import InputError
 
@@ -24,7 +25,7 @@ def publish(runs: Sequence[Run], comparison: Comparison, page: Path) -> str:
     """Log the page to wandb, save the report beside it and return the report's address.
 
     Raises:
-        InputError: no run was logged to wandb, or W&B refuses.
+        InputError: No run was logged to wandb, or W&B refuses the report.
     """
     places = {run.name: run.wandb for run in runs if run.wandb}
     if not places:
@@ -46,7 +47,7 @@ def publish(runs: Sequence[Run], comparison: Comparison, page: Path) -> str:
 
 
 class Address(NamedTuple):
-    """Where a run is online."""
+    """The address of a run online."""
 
     entity: str
     project: str
@@ -54,12 +55,12 @@ class Address(NamedTuple):
 
 
 def build_report(comparison: Comparison, addresses: Mapping[str, Address], page: Address) -> Any:
-    """Return the report's specification, to belong to the page's project.
+    """Return the report's specification, in the project of the page.
 
     Args:
-        comparison: what to show.
-        addresses: by name, of the runs that are online; only these have curves.
-        page: of the run that logged the comparison's page, with both attentions, under ``PAGE_KEY``.
+        comparison: The comparison.
+        addresses: By name, the addresses of the runs that are online; only these have curves.
+        page: The address of the run that logged the comparison's page under ``PAGE_KEY``.
     """
     blocks: list[Any] = [wr.P(line) for line in [*comparison.verdicts.values(), *comparison.notices]]
     for table in [*comparison.tables, comparison.settings]:
@@ -83,23 +84,6 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
     )
 
 
-def markdown(table: Table, columns: Sequence[str]) -> str:
-    """Return the table as Markdown."""
-
-    def content(cell: Cell) -> str:
-        text = f"**{cell.text}**" if cell.best else cell.text or "-"
-        return ", ".join(_plain(part) for part in (text, cell.detail, cell.change) if part)
-
-    lines = [f"| | {' | '.join(_plain(name) for name in columns)} |", "|---" * (len(columns) + 1) + "|"]
-    lines += [f"| {_plain(row.name)} | {' | '.join(content(cell) for cell in row.cells)} |" for row in table.rows]
-    return "\n".join([*lines, "", table.note])
-
-
-def _plain(text: str) -> str:
-    """Text that does not end the cell of a table."""
-    return text.replace("|", "\\|").replace("\n", " ")
-
-
 def _by_project(addresses: Any) -> list[list[Address]]:
     groups: dict[tuple[str, str], list[Address]] = {}
     for address in addresses:
@@ -108,7 +92,7 @@ def _by_project(addresses: Any) -> list[list[Address]]:
 
 
 def _runset(addresses: Sequence[Address], colors: Mapping[str, str]) -> Any:
-    """The runs at addresses in one project."""
+    """Return the runs at addresses in one project."""
     ids = [address.run_id for address in addresses]
     return wr.Runset(
         entity=addresses[0].entity,

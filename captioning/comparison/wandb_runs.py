@@ -20,16 +20,14 @@ from captioning.files import read_json
 from captioning.run_folder import RunFolder
 
 _ADDRESS = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/(?:runs/)?([\w.-]+)/?")
-
-
 _SWEEP = re.compile(r"(?:https://[^/]+/)?([\w.-]+)/([\w.-]+)/sweeps/([\w.-]+)/?")
 
 
 def find_runs(name: str) -> list[Run]:
-    """Read what a name stands for: a run as ``find_run``, all runs in a folder, or those of a sweep online.
+    """Read one run as ``find_run`` does, all runs in a folder, or the runs of a sweep online.
 
     Raises:
-        InputError: there is none, or one cannot be read.
+        InputError: There is no run, or one cannot be read.
     """
     path = Path(name)
     if path.is_dir() and not is_run_folder(path):
@@ -54,10 +52,10 @@ def _sweep_runs(entity: str, project: str, sweep: str) -> list[str]:
 
 
 def find_run(name: str) -> Run:
-    """Read a run, given as its folder, as what wandb wrote offline, or as its address online.
+    """Read a run from its folder, from what wandb wrote offline, or from its address online.
 
     Raises:
-        InputError: there is no such run, or it cannot be read.
+        InputError: There is no such run, or it cannot be read.
     """
     path = Path(name)
     if path.is_file() and path.suffix == ".wandb":
@@ -78,40 +76,40 @@ def find_run(name: str) -> Run:
 
 
 def _add_wandb(run: Run, folder: Path) -> None:
-    """Add to a run read from its folder its place in wandb, and its duration, which only wandb recorded."""
-    known = _note(folder)
-    files = sorted(folder.glob(f"wandb/*run-*/run-{known.get('id', '*')}.wandb"))
-    if not known and len({file.stem for file in files}) != 1:
-        return  # none, or several of which any may be this run
-    parts = []
+    """Add to a run its place in wandb, and its duration, which only wandb records."""
+    note = _note(folder)
+    files = sorted(folder.glob(f"wandb/*run-*/run-{note.get('id', '*')}.wandb"))
+    if not note and len({file.stem for file in files}) != 1:
+        return  # There is no log, or any of several may belong to this run.
+    logs = []
     for file in files:
-        with contextlib.suppress(InputError):  # of a process that was killed as it began
-            parts.append(_read_log(file))
-    if not known and not parts:
+        with contextlib.suppress(InputError):  # of a process that was killed as it started
+            logs.append(_read_log(file))
+    if not note and not logs:
         return
-    place = known or parts[-1].place
+    place = note or logs[-1].place
     offline = tuple(file.parent for file in files if file.parent.name.startswith("offline-run-"))
     run.wandb = WandbPlace(place.get("entity") or "", place["project"], place["id"], offline)
-    run.seconds = sum(part.seconds for part in parts) or None
+    run.seconds = sum(log.seconds for log in logs) or None
 
 
 def _read_offline(files: list[Path], source: str) -> Run:
-    """Read what wandb logged into the files of one run; each time it was resumed there is one more."""
+    """Read the files that wandb logged one run into; every resumption adds a file."""
     folder = files[-1].parent.parent.parent  # RUN/wandb/offline-run-x/run-x.wandb
     linked = files[-1].parent.parent.name == "wandb" and is_run_folder(folder)
-    parts = [_read_log(file) for file in files]
-    place = parts[-1].place
+    logs = [_read_log(file) for file in files]
+    place = logs[-1].place
     run = read_run(folder) if linked else Run("", source)
     run.name, run.source = place["name"] or place["id"], source
-    run.settings = run.settings or {name: value for part in parts for name, value in part.settings.items()}
-    run.curves = _curves([entry for part in parts for entry in part.history])
-    run.seconds = sum(part.seconds for part in parts) or None
+    run.settings = run.settings or {name: value for log in logs for name, value in log.settings.items()}
+    run.curves = _curves([entry for log in logs for entry in log.history])
+    run.seconds = sum(log.seconds for log in logs) or None
     run.wandb = WandbPlace(place["entity"], place["project"], place["id"], tuple(file.parent for file in files))
     return run
 
 
 class _Log(NamedTuple):
-    """The content of one .wandb file: the run's place, its settings, what was logged, and the duration in seconds."""
+    """The content of one .wandb file: the run's address, its settings, its logged entries and its seconds."""
 
     place: dict[str, str]
     settings: dict[str, Any]
@@ -123,7 +121,7 @@ def _read_log(file: Path) -> _Log:
     """Read a .wandb file with wandb's own reader.
 
     Raises:
-        InputError: it is damaged.
+        InputError: The file is damaged.
     """
     command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -145,7 +143,7 @@ def _read_log(file: Path) -> _Log:
 
 
 def _read_online(address: str, source: str) -> Run:
-    """Read a run from the W&B server; its captions, from the run's folder if that is on this machine."""
+    """Read a run from the W&B server, and its captions from its folder if that is on this machine."""
     import wandb
 
     try:
@@ -167,17 +165,17 @@ def _read_online(address: str, source: str) -> Run:
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
-    """Return whether the folder belongs to this run, not to one of the same name on another machine."""
-    if known := _note(folder):
-        return bool(known.get("id") == run_id)
+    """Return whether the folder belongs to this run, not to a run of the same name on another machine."""
+    if note := _note(folder):
+        return bool(note.get("id") == run_id)
     return any(folder.glob(f"wandb/*run-*/run-{run_id}.wandb"))
 
 
 def _note(folder: Path) -> dict[str, Any]:
-    """Return what training left about the wandb run of a folder, {} if nothing.
+    """Return what training noted about the wandb run of a folder, {} if nothing.
 
     Raises:
-        InputError: it is damaged.
+        InputError: The note is damaged.
     """
     path = RunFolder(folder).wandb_run
     content = read_json(path) if path.is_file() else {}
@@ -188,19 +186,19 @@ def _note(folder: Path) -> dict[str, Any]:
 
 def _curves(entries: Iterable[dict[str, Any]]) -> dict[str, Curve]:
     """Return the logged numbers by key: (optimizer step, value)."""
-    found: dict[str, Curve] = {}
+    curves: dict[str, Curve] = {}
     for entry in entries:
         step = number(entry.get("trainer/global_step"))
         if step is None:
-            continue  # no training step, such as the table of a finished run
+            continue  # not of a training step
         for key, value in entry.items():
-            if key != "trainer/global_step" and not key.startswith("_") and (known := number(value)) is not None:
-                found.setdefault(key, []).append((int(step), known))
-    return {key: merged(points) for key, points in found.items()}
+            if key != "trainer/global_step" and not key.startswith("_") and (finite := number(value)) is not None:
+                curves.setdefault(key, []).append((int(step), finite))
+    return {key: merged(points) for key, points in curves.items()}
 
 
 def report_command(runs: Sequence[Run], command: str) -> str:
-    """Return the command that uploads the runs and makes their report; "" if one was not logged to wandb."""
+    """Return the command that uploads the runs and makes their report; "" if a run was not logged to wandb."""
     if not all(run.wandb for run in runs):
         return ""
     folders = [os.path.relpath(folder) for run in runs if run.wandb for folder in run.wandb.offline]

@@ -22,7 +22,7 @@ from typing import IO
 
 from captioning.errors import InputError
 from captioning.files import complete, part_of, replacing
-from captioning.terminal import Progress, size_text
+from captioning.progress import Progress, size_text
 
 CHUNK = 1 << 20  # bytes
 ATTEMPTS = 5  # in a row without a byte of progress

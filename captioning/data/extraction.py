@@ -16,7 +16,7 @@ from captioning.data.loading import obey_the_main_process
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
 
 class ImageEncoder(Protocol):

@@ -1,29 +1,17 @@
-"""Images as callers have them and as 8-bit RGB, within limits of size; and which way up a camera meant them."""
+"""An image file as 8-bit RGB, within limits of size; and which way up a camera meant it."""
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
 from captioning.errors import InputError, one_line
-
-ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
-"""A path or https address, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height,
-width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8, or floating-point in 0 .. 1."""
-
-_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array, a tensor or an https address"
 
 MAX_PIXELS = 100_000_000
 """The largest image that is decoded or made by resizing: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if
@@ -104,95 +92,6 @@ def upright(image: Image.Image) -> Image.Image:
     turned.info.pop("exif", None)  # or it would be turned again
     turned.getexif().pop(_ORIENTATION, None)
     return turned
-
-
-def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
-    """Return whether this is one image; an array or a tensor with four dimensions is a batch.
-
-    Raises:
-        InputError: It is neither an image nor several.
-    """
-    if isinstance(images, (np.ndarray, Tensor)):
-        return images.ndim != 4
-    if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)):
-        return True
-    if isinstance(images, dict) or not isinstance(images, Iterable):
-        raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {_shown(images)}")
-    return False
-
-
-def name_of(source: ImageSource) -> str | None:
-    """Return the path or address of an image; None for one that is given as pixels."""
-    return os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
-
-
-def opened(source: ImageSource, *, download: bool = False) -> Path | Image.Image:
-    """Return the path of a file, or the pixels of anything else.
-
-    Args:
-        source: The image.
-        download: Whether to follow an https address. By default it is refused, so that a list of names makes no
-            connections.
-
-    Raises:
-        InputError: It is no image; says what it is.
-    """
-    if isinstance(source, Image.Image):
-        return source
-    if isinstance(source, (np.ndarray, Tensor)):
-        return _from_numbers(source)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _from_bytes(bytes(source), "bytes")
-    if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"image: must be {_ACCEPTED}, got {_shown(source)}")
-    if isinstance(source, str) and source.startswith(("https://", "http://")):
-        if not download:
-            raise InputError(f"{source}: is an address; save the image as a file, or in Python give download=True")
-        from captioning.data.download import fetch_image
-
-        return _from_bytes(fetch_image(source), source)
-    return Path(source)
-
-
-def _from_bytes(content: bytes, name: str) -> Image.Image:
-    try:
-        image = Image.open(io.BytesIO(content))
-        image.load()
-    except Exception as error:  # Pillow's exceptions depend on the format
-        reason = one_line(error, 120)
-        raise InputError(f"{name}: {len(content):,} bytes that are no image file ({reason})") from error
-    return image
-
-
-def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
-    """Return an array (.., channels) or a tensor (channels, ..) as RGB."""
-    kind, wanted = "array", "(height, width, 1, 3 or 4)"
-    shape = tuple(source.shape)
-    if isinstance(source, Tensor):
-        kind, wanted = "tensor", "(1, 3 or 4, height, width)"
-        pixels = source.detach().cpu()
-        pixels = pixels.float() if pixels.dtype in (torch.bfloat16, torch.float16) else pixels
-        source = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
-    if source.ndim not in (2, 3) or 0 in shape or (source.ndim == 3 and source.shape[-1] not in (1, 3, 4)):
-        raise InputError(f"image: {kind} must be {wanted} or (height, width), got {shape}")
-    if np.issubdtype(source.dtype, np.floating):
-        low, high = float(source.min()), float(source.max())
-        if not 0 <= low <= high <= 1:  # false for NaN, too
-            raise InputError(f"image: {kind} of {source.dtype} must lie in 0 .. 1, got {low:g} .. {high:g}")
-        source = np.rint(source * 255).astype(np.uint8)
-    if source.dtype != np.uint8:
-        raise InputError(f"image: {kind} must be uint8, or floating-point in 0 .. 1, got {source.dtype}")
-    if source.ndim == 3 and source.shape[-1] == 1:
-        source = source[..., 0]
-    return rgb(Image.fromarray(np.ascontiguousarray(source)))
-
-
-def _shown(value: object) -> str:
-    """Return a value for a message, without its content if that is long."""
-    text = repr(value)
-    if len(text) <= 60:
-        return f"{type(value).__name__} {text}"
-    return type(value).__name__ + (f" of {len(value)}" if isinstance(value, Sequence) else "")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import NDArray
 from torch import Tensor
 
 from captioning.errors import InputError, one_line
@@ -76,10 +76,10 @@ class PackedStrings:
         for start in range(0, len(strings), _TOGETHER):
             chunk = strings[start : start + _TOGETHER]
             text = "".join(chunk)
-            if not text.isascii():  # then a character may take several bytes
-                chunk = [string.encode("utf-8") for string in chunk]
+            # An ASCII character is one byte.
+            encoded = chunk if text.isascii() else [string.encode("utf-8") for string in chunk]
             blob += text.encode("utf-8")
-            sizes[start + 1 : start + 1 + len(chunk)] = np.fromiter(map(len, chunk), np.int64, len(chunk))
+            sizes[start + 1 : start + 1 + len(chunk)] = np.fromiter(map(len, encoded), np.int64, len(chunk))
         packed = torch.frombuffer(blob, dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
         return cls(packed, torch.from_numpy(sizes.cumsum()))
 
@@ -169,7 +169,7 @@ class CaptionIndex:
         root: str | Path,
         image_ids: Sequence[int],
         paths: Sequence[str],
-        counts: ArrayLike,
+        counts: Sequence[int] | NDArray[np.int64],
         captions: Sequence[str],
         *,
         origin: str | Path = "",

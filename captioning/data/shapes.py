@@ -26,7 +26,7 @@ from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
 from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError, one_line
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
 FORMAT = 2  # changes whenever the same parameters give other files
 SMALLEST_CANVAS = 48  # pixels; on smaller ones textures and small shapes cannot be told apart

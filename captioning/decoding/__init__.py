@@ -1,4 +1,4 @@
-"""Captions from a step function: greedy, sampling, beam search. Nothing here knows a model."""
+"""Captions from a step function: greedy decoding, sampling and beam search. Nothing here knows a model."""
 
 from captioning.decoding.beam import beam_search
 from captioning.decoding.sampling import greedy, sample

@@ -26,15 +26,15 @@ def beam_search(
     have finished, or at ``max_length``, where those still alive are returned as unfinished, after the finished ones.
 
     Args:
-        state: of B rows, one per image; after the first step it has K rows per image.
-        beam_size: K.
-        length_normalization: a; the score is the log-probability divided by (steps ** a), <end> counted as a step.
-            0 ranks by log-probability, 1 by its mean per step.
-        max_length: steps. A caption that has not ended by then is cut off after this many words.
-        min_length: words before <end> may come.
+        state: State of B rows, one per image; after the first step it has K rows per image.
+        beam_size: The width K of the beam.
+        length_normalization: The exponent a. The score is the log-probability divided by (steps ** a), <end> counted
+            as a step: 0 ranks by log-probability, 1 by its mean per step.
+        max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
+        min_length: Smallest number of words before <end>.
 
     Raises:
-        InputError: an option out of its range, or no word of an image has a finite probability.
+        InputError: An option is out of its range, or no word of an image has a finite probability.
     """
     check_lengths(min_length, max_length)
     if beam_size < 1:
@@ -52,15 +52,15 @@ def beam_search(
         log_probs = rules.apply(out.log_probs, words)  # (B * width, V)
         # The K best of each row hold the K best of the image.
         log_prob, word = log_probs.topk(min(K, log_probs.shape[1]), dim=1)
-        each = log_prob.shape[1]
+        choices = log_prob.shape[1]  # per beam
         log_prob, word = log_prob.view(B, -1), word.view(B, -1)  # (B, width * K)
-        candidates = (log_prob.view(B, width, each) + total.unsqueeze(2)).view(B, -1)
+        candidates = (log_prob.view(B, width, choices) + total.unsqueeze(2)).view(B, -1)
         if candidates.shape[1] < K:  # a beam wider than the vocabulary
             candidates = torch.nn.functional.pad(candidates, (0, K - candidates.shape[1]), value=float("-inf"))
         total, best = candidates.topk(K, dim=1)
-        best = best.clamp(max=width * each - 1)  # only meets padding
-        parent, word, log_prob = best // each, word.gather(1, best), log_prob.gather(1, best)  # (B, K)
-        alive = (slots < K - count) & total.isfinite()  # as wide as there is left to finish
+        best = best.clamp(max=width * choices - 1)  # changes padding only
+        parent, word, log_prob = best // choices, word.gather(1, best), log_prob.gather(1, best)  # (B, K)
+        alive = (slots < K - count) & total.isfinite()  # the beam narrows by the hypotheses that have finished
         last = words == max_length - 1
         leaves = alive if last else alive & (word == END)
         search.history.append(Beams(word, log_prob, parent, leaves, out.trace))
@@ -78,8 +78,8 @@ def beam_search(
                 break
             count, total, tokens, rows = count[remaining], total[remaining], tokens[remaining], rows[remaining]
         rows, tokens = rows.flatten(), tokens.flatten()
-        state = tuple(part.index_select(0, rows) for part in out.state)
-    found = search.results()
-    if not all(found):
+        state = tuple(tensor.index_select(0, rows) for tensor in out.state)
+    hypotheses = search.results()
+    if not all(hypotheses):
         raise InputError("the model gives no word a finite probability; use another checkpoint")
-    return [sorted(image, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for image in found]
+    return [sorted(image, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)) for image in hypotheses]

@@ -18,12 +18,12 @@ def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length
     """Return the caption that takes the most probable word at every step, one per row of ``state``.
 
     Args:
-        max_length: steps. A caption that has not ended by then is cut off after this many words.
-        min_length: words before <end> may come.
+        max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
+        min_length: Smallest number of words before <end>.
     """
 
     def best(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, word = log_probs.topk(1, dim=1)  # of equal words, the one that a beam of one takes
+        log_prob, word = log_probs.topk(1, dim=1)  # breaks ties as a beam of one does
         return word, log_prob
 
     return _roll_out(step, state, best, max_length, min_length)
@@ -45,12 +45,13 @@ def sample(
     number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
 
     Args:
-        temperature: log-probabilities are divided by it; must be positive.
-        top_k: draw from the k most probable words alone.
-        top_p: draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+        temperature: Positive divisor of the log-probabilities.
+        top_k: Number of the most probable words to draw from; None for all.
+        top_p: Draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
+        max_length, min_length: As in ``greedy``.
 
     Raises:
-        InputError: an option out of its range.
+        InputError: An option is out of its range.
     """
     if temperature <= 0:
         raise InputError(f"temperature must be positive, got {temperature}; use greedy decoding for the limit 0")
@@ -62,7 +63,7 @@ def sample(
     N = state[0].shape[0]
 
     def draw(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        own = log_probs
+        model_log_probs = log_probs
         log_probs = log_probs / temperature
         if top_k is not None:
             least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
@@ -73,23 +74,23 @@ def sample(
             outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
             log_probs = log_probs.masked_fill(outside, float("-inf"))
         word = draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows]).unsqueeze(1)
-        return word, own.gather(1, word)
+        return word, model_log_probs.gather(1, word)
 
     return _roll_out(step, state, draw, max_length, min_length)
 
 
 def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return one word (N,) of each distribution, of log_probs (N, V) that need not be normalised.
+    """Return one word (N,) drawn from each of N distributions, with log_probs (N, V) that need not be normalised.
 
     Args:
-        uniform: (N, 1) float64, drawn evenly from [0, 1).
+        uniform: (N, 1) float64, drawn uniformly from [0, 1).
     """
     reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first to lie beyond
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond
 
 
 def _rows(images: Tensor, rows: int) -> Tensor:
-    """Return the rows (B * rows,) of some images, each of which has ``rows`` of them."""
+    """Return the row indices (B * rows,) of the given images, ``rows`` per image."""
     return (images.unsqueeze(1) * rows + torch.arange(rows, device=images.device)).flatten()
 
 
@@ -100,10 +101,11 @@ def _roll_out(
     max_length: int,
     min_length: int,
 ) -> list[Hypothesis]:
-    """Follow every row with the word that ``choose`` takes.
+    """Decode one caption per row with the words that ``choose`` picks.
 
     Args:
-        choose: of log_probs (N', V) and rows (N',), of the N at first, the word and its log-probability, (N', 1).
+        choose: Called with log_probs (N', V) and the indices (N',) of the rows among the N at the start; returns the
+            words and their log-probabilities, (N', 1) each.
     """
     check_lengths(min_length, max_length)
     N, device = state[0].shape[0], state[0].device
@@ -117,7 +119,7 @@ def _roll_out(
     for words in range(max_length):
         out = search.step(tokens, state)
         state = out.state
-        word, log_prob = (part.view_as(ended) for part in choose(rules.apply(out.log_probs, words), rows))
+        word, log_prob = (x.view_as(ended) for x in choose(rules.apply(out.log_probs, words), rows))
         last = words == max_length - 1
         leaves = ~ended if last else (word == END) & ~ended
         search.history.append(Beams(word, log_prob, slots[: len(word)], leaves, out.trace))
@@ -131,6 +133,6 @@ def _roll_out(
             if not len(remaining):
                 break
             places = _rows(remaining, R)
-            state = tuple(part.index_select(0, places) for part in state)
+            state = tuple(tensor.index_select(0, places) for tensor in state)
             tokens, rows, ended = tokens[places], rows[places], ended[remaining]
     return [hypothesis for image in search.results() for hypothesis in image]

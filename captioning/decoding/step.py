@@ -1,8 +1,8 @@
-"""What decoding works with: a step function, the captions it leads to, and the options of a search.
+"""Step functions, hypotheses, and the options of a search.
 
 A step function takes ``(tokens (N,), state)`` and returns a ``Step``. The state is a tuple of tensors whose first axis
-is N = images * rows, the rows of an image adjacent; between steps it is reordered with ``index_select`` alone. Images
-whose captions have all ended leave the batch where the step function can do without them (``ImageStepFunction``).
+is N = images * rows, the rows of an image adjacent; between steps it is only reordered, with ``index_select``. Images
+whose captions have all ended leave the batch if the step function is an ``ImageStepFunction``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from captioning.trace import AttentionTrace, State
 
 
 class Step(NamedTuple):
-    """One step of N rows: log_probs (N, V) in nats, the new state, and where the step looked, (N, ..)."""
+    """One step of N rows: log_probs (N, V) in nats, the new state, and the attention trace, (N, ..)."""
 
     log_probs: Tensor
     state: State
@@ -30,14 +30,14 @@ StepFunction = Callable[[Tensor, State], Step]
 
 @runtime_checkable
 class ImageStepFunction(Protocol):
-    """A step function over ``images`` images that can go on with some of them alone."""
+    """A step function over ``images`` images that can continue with a selection of them."""
 
     images: int
 
     def __call__(self, tokens: Tensor, state: State) -> Step: ...
 
     def select(self, images: Tensor) -> ImageStepFunction:
-        """Return the step function of the given images, (B',) indices. Called when at most half of them are left."""
+        """Return the step function of the given images, (B',) indices. Called when at most half are left."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,11 @@ class Hypothesis:
     """One decoded caption.
 
     Attributes:
-        ids: word ids, without <start> and <end>.
-        log_probs: nats per word; one more for <end> when the caption is finished.
-        score: what hypotheses are ranked by: the sum of ``log_probs``, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        trace: of the steps that chose the words, (len(ids), ..); float32 on the CPU.
+        ids: Word ids, without <start> and <end>.
+        log_probs: Log-probability of every word in nats; one more for <end> if the caption is finished.
+        score: The sum of ``log_probs`` divided by the length normalisation; hypotheses are ranked by it.
+        finished: False if the maximum length cut the caption off.
+        trace: Trace of the steps that chose the words, (len(ids), ..); float32, on the CPU.
     """
 
     ids: list[int]
@@ -61,10 +61,10 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class BeamOptions:
-    """How captions are searched for in evaluation; see ``beam_search``. A beam of 1 is greedy decoding.
+    """Options of the search in evaluation; see ``beam_search``. A beam of 1 is greedy decoding.
 
     Raises:
-        InputError: an option out of its range.
+        InputError: An option is out of its range.
     """
 
     beam_size: int = 3
@@ -81,7 +81,7 @@ class BeamOptions:
 
 def check_lengths(min_length: int, max_length: int) -> None:
     """Raises:
-    InputError: captions cannot have this many words.
+    InputError: Captions cannot have this many words.
     """
     check_whole(1, max_length=max_length)
     if not 0 <= min_length < max_length:

@@ -1,4 +1,4 @@
-"""What every encoder does: arrange feature maps as annotations, freeze, thaw a named part, tell what it is."""
+"""What all encoders have in common: arranging feature maps as annotations, freezing, fine-tuning, identity."""
 
 from __future__ import annotations
 
@@ -7,37 +7,39 @@ import contextvars
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
+from captioning.cells.measure import kept_cells, measure_cells
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.cells import measure_cells
-from captioning.encoders.cells_cache import kept_cells
 from captioning.errors import InputError
 
+T = TypeVar("T")
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
 
-# Arguments that say where weights came from or how they train, not what the annotations are.
-_NOT_IDENTITY = frozenset({"weights", "trainable_from", "learning_rate"})
-# ... and those that the preprocessing, compared by itself, already covers.
-_IN_PREPROCESSING = frozenset({"image_size", "resize", "crop", "mean", "std"})
+_NOT_IDENTITY = frozenset(
+    {
+        *("weights", "trainable_from", "learning_rate"),  # do not change what is computed
+        *("image_size", "crop", "mean", "std"),  # compared as preprocessing
+    }
+)
 
 _weights_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
 
 
 def weights_wanted() -> bool:
-    """False while ``Encoder.rebuild`` runs: a checkpoint brings the weights, so none are read or downloaded."""
+    """Return False within ``without_weights``."""
     return _weights_wanted.get()
 
 
 @contextlib.contextmanager
 def without_weights() -> Iterator[None]:
-    """Build encoders without reading or downloading weights."""
+    """Within this, encoders are built without reading or downloading weights: a checkpoint has them."""
     token = _weights_wanted.set(False)
     try:
         yield
@@ -46,26 +48,25 @@ def without_weights() -> Iterator[None]:
 
 
 class Encoder(Component):
-    """Images (B, 3, H, W) to annotations (B, L, D), L = rows x cols locations in row-major order.
+    """Images (B, 3, H, W) to annotations (B, L, D) at the L locations of a grid, row by row.
 
     A frozen encoder stays in eval mode whatever ``train()`` says, runs under ``no_grad`` and has no parameter that
-    requires a gradient. With ``trainable_from`` the network is fine-tuned from that stage to its end: the part before
-    stays frozen, the part after trains, except that **batch-norm statistics keep the published values** (the affine
-    weights do train): batches of captions are too small and too alike to estimate them.
+    requires a gradient. With ``trainable_from`` the network is fine-tuned from that stage to its end, and the part
+    before stays frozen. **Batch-norm statistics keep the published values** also where the affine weights train:
+    batches of captions are too small and too similar to estimate them.
 
     Args:
-        network: its parameters must be registered in the order in which they are applied.
-        preprocessing: the input size and normalisation the network expects.
-        trainable_from: name of the first stage that is fine-tuned; None freezes everything.
-        learning_rate: of the fine-tuned part; None uses the decoder's.
+        network: The network. Its parameters must be registered in the order in which they are applied.
+        preprocessing: The input size and normalisation that the network expects.
+        trainable_from: Name of the first stage that is fine-tuned; None freezes everything.
+        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
     Attributes:
-        grid_size: (rows, cols).
+        grid_size: (height, width) of the grid; their product is L.
         annotation_dim: D.
-        cells: where these rows and columns lie on the pixels.
 
     Raises:
-        InputError: no stage has that name, or the network's output is not a grid of vectors.
+        InputError: No stage has that name, or the network's output is not a grid of vectors.
     """
 
     keeps_batch_norm_statistics = True
@@ -79,7 +80,7 @@ class Encoder(Component):
         learning_rate: float | None = None,
     ) -> None:
         super().__init__()
-        # Channels last: 5 to 20 % quicker on a CPU, and the maps then *are* annotations, without a copy.
+        # Channels last is 5 to 20 % faster on a CPU, and the maps then *are* annotations, without a copy.
         self.network = network.to(memory_format=torch.channels_last)
         self.trainable_from = trainable_from
         self.learning_rate = learning_rate
@@ -91,27 +92,27 @@ class Encoder(Component):
 
     @classmethod
     def rebuild(cls, config: dict[str, Any]) -> Encoder:
-        """Build what ``to_config`` described without reading or downloading weights: a checkpoint brings them.
+        """Build what ``to_config`` described, without reading or downloading weights.
 
-        The weights are undefined and the preprocessing is the library's until the caller restores both.
+        The weights are undefined, and the preprocessing is the library's, until the caller sets both.
         """
         with without_weights():
             return cls.from_config(config)
 
     @abstractmethod
     def _maps(self, images: Tensor) -> Tensor:
-        """Run the network; the result is (B, D, rows, cols), (B, rows, cols, D) or (B, [1 +] L, D)."""
+        """Run the network, which returns (B, D, height, width), (B, height, width, D) or (B, [1 +] L, D)."""
 
     # Arranging
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return annotations (B, L, D) float32; location ``row * cols + col``.
+        """Return annotations (B, L, D) float32.
 
         Args:
             images: (B, 3, H, W) float, as ``preprocessing`` makes them.
 
         Raises:
-            ValueError: the images have another shape.
+            ValueError: The images have another shape.
         """
         if images.ndim != 4 or images.shape[1:] != (3, *self.preprocessing.size):
             expected = ", ".join(str(side) for side in (3, *self.preprocessing.size))
@@ -129,14 +130,14 @@ class Encoder(Component):
         return maps.float().contiguous()  # (B, L, D)
 
     def _measure(self) -> tuple[Layout, tuple[int, int], int]:
-        """(layout, grid size, D), from one run on zeros (free on the meta device)."""
+        """Return (layout, grid size, D) from one run on zeros, which is free on the meta device."""
         tensor = next(self.network.parameters())
         self.network.eval()
         with torch.no_grad():
             maps = self._maps(torch.zeros(1, 3, *self._preprocessing.size, device=tensor.device))
         shape = tuple(maps.shape[1:])
         if len(shape) == 3:
-            # Inputs are square and so are grids: the two equal sides are the rows and columns.
+            # Inputs are square and so are grids: the two equal sides are the height and the width.
             if shape[0] == shape[1] != shape[2]:
                 return "channels_last", (shape[0], shape[1]), shape[2]
             return "channels_first", (shape[1], shape[2]), shape[0]
@@ -151,15 +152,15 @@ class Encoder(Component):
 
     @property
     def cells(self) -> CellGrid:
-        """Where the locations lie on the pixels: the centres of what they see (see ``measure_cells``).
+        """Where the locations lie on the pixels (see ``measure_cells``).
 
-        Measured when first asked for, and again when the weights have changed: in a second for a small network, and in
-        some for a large one, whose cells are kept in the user's cache folder while it is frozen.
+        They are measured at the first use, and again when the weights have changed. That takes about a second; the
+        cells of a large frozen network are kept in the user's cache folder.
         """
         version = self._weights_version()
         if self._cells is None or self._cells[0] != version:
-            found = kept_cells(self.identity, self._measured_cells) if self.frozen else self._measured_cells()
-            self._cells = version, found
+            cells = kept_cells(self.identity, self._measured_cells) if self.frozen else self._measured_cells()
+            self._cells = version, cells
         return self._cells[1]
 
     def _measured_cells(self, measure: Callable[..., CellGrid] = measure_cells) -> CellGrid:
@@ -176,7 +177,7 @@ class Encoder(Component):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """What turns an image into this encoder's input. A checkpoint sets it; the input size cannot change."""
+        """Turns an image into this encoder's input. A checkpoint sets it; the input size cannot change."""
         return self._preprocessing
 
     @preprocessing.setter
@@ -191,14 +192,14 @@ class Encoder(Component):
 
     @property
     def frozen(self) -> bool:
-        """True if nothing of the encoder trains at the moment."""
+        """Whether no part of the encoder trains at the moment."""
         return not self._trainable
 
     def set_trainable(self, trainable: bool) -> None:
-        """Freeze everything, or thaw what ``trainable_from`` names. Keeps the optimizer's parameter groups valid.
+        """Freeze everything, or thaw the part that ``trainable_from`` names. The optimizer's groups stay valid.
 
         Raises:
-            InputError: asked to thaw an encoder that has no ``trainable_from``, or an unknown one.
+            InputError: The encoder is to be thawed, but ``trainable_from`` is None or no stage.
         """
         if trainable and self.trainable_from is None:
             raise InputError(
@@ -212,7 +213,7 @@ class Encoder(Component):
         self.train(self.training)
 
     def train(self, mode: bool = True) -> Encoder:
-        """Set the mode of the fine-tuned part alone; the frozen part stays in eval mode."""
+        """Set the mode of the fine-tuned part. The frozen part stays in eval mode."""
         super().train(False)
         self.training = mode
         if mode and self._trainable:
@@ -222,10 +223,10 @@ class Encoder(Component):
         return self
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Return the optimizer group of the part that ``trainable_from`` names, [] if there is none.
+        """Return the optimizer's group of the part that ``trainable_from`` names, [] if that is None.
 
-        It has a rate ``"lr"`` where the encoder has one of its own. The group is there while the part is still frozen,
-        too, so that it can be thawed later in the same optimizer.
+        The group has a rate ``"lr"`` if the encoder has one. It also exists while the part is frozen, so that the part
+        can be thawed later in the same optimizer.
         """
         if self.trainable_from is None:
             return []
@@ -233,7 +234,7 @@ class Encoder(Component):
         return [{"params": self._tuned_parameters(), **rate}]
 
     def stages(self) -> list[str]:
-        """Names of coarse parts of the network, in order: useful values of ``trainable_from``."""
+        """Return the names of coarse parts of the network, in order: useful values of ``trainable_from``."""
         children = [name for name, child in self.network.named_children() if any(True for _ in child.parameters())]
         if len(children) > 3:
             return children
@@ -246,20 +247,17 @@ class Encoder(Component):
         return names
 
     def _tuned_parameters(self) -> list[nn.Parameter]:
-        names = [name for name, _ in self.network.named_parameters()]
-        start = self._first(names)
-        return [parameter for _, parameter in self.network.named_parameters()][start:]
+        return self._from_stage(self.network.named_parameters())
 
     def _tuned_modules(self) -> list[nn.Module]:
-        names = [name for name, _ in self.network.named_modules()]
-        start = self._first(names)
-        return [module for _, module in self.network.named_modules()][start:]
+        return self._from_stage(self.network.named_modules())
 
-    def _first(self, names: list[str]) -> int:
-        stage = self.trainable_from
-        for i, name in enumerate(names):
-            if stage is not None and (name == stage or name.startswith(stage + ".")):
-                return i
+    def _from_stage(self, named: Iterable[tuple[str, T]]) -> list[T]:
+        """Return the values from the first one of the stage ``trainable_from`` on."""
+        stage, items = self.trainable_from, list(named)
+        for i, (name, _) in enumerate(items):
+            if stage is not None and f"{name}.".startswith(f"{stage}."):
+                return [value for _, value in items[i:]]
         raise InputError(
             f"{type(self).__name__}: trainable_from={stage!r} is no stage with weights; stages: "
             + ", ".join(self.stages())
@@ -268,12 +266,10 @@ class Encoder(Component):
     # Identity
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return plain data that identifies what a frozen encoder computes; equal fingerprints, equal annotations.
-
-        What a feature cache was made with decides whether it may stand in for the encoder; see ``identity``.
+        """Return the ``identity`` of a frozen encoder. A feature cache with the same one may replace the encoder.
 
         Raises:
-            InputError: the encoder is fine-tuned, so that its annotations change while it trains.
+            InputError: The encoder is fine-tuned, so its annotations change.
         """
         if self.trainable_from is not None:
             raise InputError(
@@ -283,15 +279,14 @@ class Encoder(Component):
         return self.identity()
 
     def identity(self) -> dict[str, Any]:
-        """Return ``fingerprint`` of the weights as they are now, whether they are going to change or not.
+        """Return plain data that identifies what the encoder computes now: equal identities, equal annotations.
 
-        Holds the class, its arguments, a sha256 of the weights (not where they were read from), the preprocessing and
-        the annotations' shape.
+        It has the class and its arguments, a sha256 of the weights, the preprocessing and the annotations' shape.
         """
         options = self.to_config()["init_args"]
         return {
             "encoder": self.to_config()["class_path"],
-            **{k: v for k, v in options.items() if k not in _NOT_IDENTITY | _IN_PREPROCESSING},
+            **{name: value for name, value in options.items() if name not in _NOT_IDENTITY},
             "weights": self._weights_digest(),
             "preprocessing": self.preprocessing.to_dict(),
             "grid_size": list(self.grid_size),
@@ -299,7 +294,7 @@ class Encoder(Component):
         }
 
     def _weights_version(self) -> Any:
-        """What differs once the weights were changed in this process."""
+        """Return a value that changes when the weights are changed in this process."""
         tensors = (*self.parameters(), *self.buffers())
         return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
@@ -307,7 +302,7 @@ class Encoder(Component):
         version = self._weights_version()
         if self._digest is None or self._digest[0] != version:
             digest = hashlib.sha256()
-            # num_batches_tracked does not take part in the computation, and older files lack it.
+            # num_batches_tracked does not take part in the computation, and many weight files lack it.
             tensors = {k: v for k, v in sorted(self.state_dict().items()) if not k.endswith("num_batches_tracked")}
             for name, tensor in tensors.items():
                 digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -15,24 +15,24 @@ from captioning.errors import InputError, check_range
 
 
 class ConvEncoder(Encoder):
-    """Convolution, batch norm, ReLU, twice per stage; made for synthetic images, seconds to train on.
+    """Two convolutions with batch norm and ReLU per stage, for synthetic images.
 
-    Differs from the paper: there the encoder is pretrained and frozen. Nothing is published for synthetic shapes, so
-    this one learns with the decoder. It is small enough not to be what an epoch waits for.
+    Differs from the paper, where the encoder is pretrained and frozen. No weights are published for synthetic shapes,
+    so this encoder trains with the decoder. It is small enough not to slow an epoch down.
 
     Args:
-        channels: of each stage; the last is D.
-        strides: of each stage's first convolution; their product is the input's side over the grid's.
-        image_size: pixels; the whole image is squashed into this square.
-        positions: add a learned vector of its place to every annotation, starting from sinusoids. Without, a decoder
-            knows a location's content but not where it is, and "left of" must be guessed from the padding's traces.
-        learning_rate: the encoder's own; None uses the decoder's.
+        channels: Number of channels of each stage; the last is D.
+        strides: Stride of each stage's first convolution. Their product is the input's side over the grid's.
+        image_size: Side of the square input in pixels; the whole image is squashed into it.
+        positions: Add a learned vector of its place to every annotation, initialised with sinusoids. Without it a
+            decoder knows a location's content but not its place, and must guess "left of" from traces of the padding.
+        learning_rate: Learning rate of the encoder; None uses the decoder's.
 
     Raises:
-        InputError: channels and strides do not fit together or to the image.
+        InputError: The channels, strides and image size do not fit together.
     """
 
-    keeps_batch_norm_statistics = False  # nothing is published: its own statistics are all there are
+    keeps_batch_norm_statistics = False  # none are published
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class ConvEncoder(Encoder):
         learning_rate: float | None = None,
     ) -> None:
         check_range(1, 4096, image_size=image_size, channels=min(channels, default=0), strides=min(strides, default=0))
-        check_range(1, 4096, channels=max(channels))  # more would take minutes to build, whatever the weights are then
+        check_range(1, 4096, channels=max(channels))  # more would take minutes to build
         if len(channels) != len(strides) or not channels or image_size % math.prod(strides):
             raise InputError(
                 f"ConvEncoder: channels {list(channels)} and strides {list(strides)} must be equally many, "
@@ -52,19 +52,13 @@ class ConvEncoder(Encoder):
             )
         stages: OrderedDict[str, nn.Module] = OrderedDict()
         for i, (before, after, stride) in enumerate(zip((3, *channels), channels, strides, strict=False)):
-            # The first look is wide enough to overlap at its stride, and to hold a texture's period of a few pixels.
+            # The first kernel overlaps at its stride, and holds a texture's period of a few pixels.
             kernel = 7 if i == 0 else 3
             stages[f"stage{i + 1}"] = nn.Sequential(*_block(before, after, kernel, stride), *_block(after, after, 3, 1))
         if positions:
-            side = image_size // math.prod(strides)
-            stages["positions"] = _Positions(channels[-1], side, side)
+            stages["positions"] = _Positions(channels[-1], image_size // math.prod(strides))
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
-        super().__init__(
-            nn.Sequential(stages),
-            preprocessing,
-            trainable_from="stage1",
-            learning_rate=learning_rate,
-        )
+        super().__init__(nn.Sequential(stages), preprocessing, trainable_from="stage1", learning_rate=learning_rate)
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)
@@ -77,20 +71,20 @@ def _block(before: int, after: int, kernel: int, stride: int) -> list[nn.Module]
 
 
 class _Positions(nn.Module):
-    """Adds a learned (D, rows, cols) map, at first sinusoids: half the channels tell the row, half the column."""
+    """Adds a learned map, initialised with sinusoids: half of the channels encode the row, half the column."""
 
-    def __init__(self, dim: int, rows: int, cols: int) -> None:
+    def __init__(self, dim: int, side: int) -> None:
         super().__init__()
-        row = _sinusoids(rows, (dim + 1) // 2)[:, :, None].expand(-1, -1, cols)
-        col = _sinusoids(cols, dim // 2)[:, None, :].expand(-1, rows, -1)
-        self.map = nn.Parameter(torch.cat([row, col]))  # (D, rows, cols)
+        y = _sinusoids(side, (dim + 1) // 2)[:, :, None].expand(-1, -1, side)
+        x = _sinusoids(side, dim // 2)[:, None, :].expand(-1, side, -1)
+        self.map = nn.Parameter(torch.cat([y, x]))  # (D, height, width)
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.map
 
 
 def _sinusoids(length: int, dim: int) -> Tensor:
-    """(dim, length): half a period over the length first, then doubling, sines and cosines in turn."""
+    """Return (dim, length): sines and cosines in turn, at first half a period over the length, then doubling."""
     place = (torch.arange(length) + 0.5) / length  # (length,)
     octave = torch.arange(dim) // 2 % max(1, math.ceil(math.log2(length)))
     phase = torch.arange(dim) % 2 * (math.pi / 2)

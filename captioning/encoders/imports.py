@@ -1,6 +1,6 @@
-"""torchvision and timm without what they import beside the networks: 5 of 8 seconds to caption one image.
+"""Imports torchvision and timm without modules that no encoder uses: 5 of the 8 seconds to caption one image.
 
-torchvision and timm mention ``torch._dynamo``, the compiler behind ``torch.compile``, in a function and a decorator
+torchvision and timm import ``torch._dynamo``, the compiler behind ``torch.compile``, for a function and a decorator
 that no encoder calls; importing it takes longer than torch itself. timm also imports wandb in case it should log.
 """
 
@@ -26,17 +26,17 @@ _COMPILER = ("torch._dynamo", "torch._dynamo.utils")
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
-    """Within this, ``torch._dynamo`` is imported only by who really uses it, and wandb is not there.
+    """Within this, ``torch._dynamo`` is imported only when it is used, and wandb cannot be imported.
 
-    What was imported before stays as it is. Afterwards everything can be imported as usual; only timm goes on without
-    wandb.
+    Modules that were imported before stay as they are. Afterwards everything can be imported as usual, but timm does
+    without wandb.
     """
     with _compiler_when_called(), _without("wandb"):
         yield
 
 
 class LeaveUnfilled(TorchFunctionMode):
-    """Within this, nothing initialises a tensor: drawing random numbers on the meta device needs ``torch._dynamo``."""
+    """Within this, tensors are not initialised: random numbers on the meta device would import ``torch._dynamo``."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -50,7 +50,7 @@ def _without(name: str) -> Iterator[None]:
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment] # how Python is told that there is no such module
+    sys.modules[name] = None  # type: ignore[assignment] # makes an import fail
     try:
         yield
     finally:
@@ -74,14 +74,14 @@ def _compiler_when_called() -> Iterator[None]:
 
 
 class _Placeholder(ModuleType):
-    """Stands in ``sys.modules`` for a module of the compiler; whatever it is asked for, but one, it imports."""
+    """Stands in ``sys.modules`` for a module of the compiler, which it imports for any attribute but one."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # the import system asking what kind of module this is
+        if name.startswith("__"):  # the import system asks for the kind of module
             raise AttributeError(name)
         if name == "is_compile_supported":
             return _is_compile_supported
@@ -102,7 +102,7 @@ def _is_compile_supported(device: str) -> bool:
 def _disabled_when_compiling(
     function: Callable[..., Any] | None = None, recursive: bool = True, **options: Any
 ) -> Callable[..., Any]:
-    """``torch.compiler.disable`` for functions that are defined before anything is compiled."""
+    """``torch.compiler.disable``, but put off until the compiler is imported."""
     if function is None:
         return lambda function: _disabled_when_compiling(function, recursive, **options)
 
@@ -110,7 +110,7 @@ def _disabled_when_compiling(
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _COMPILER[0] not in sys.modules:  # then nothing is being compiled either
+        if _COMPILER[0] not in sys.modules:  # so nothing is compiled
             return function(*args, **kwargs)
         if not disabled:
             disabled.append(torch.compiler.disable(function, recursive, **options))

@@ -16,25 +16,25 @@ from captioning.errors import InputError, check_range
 
 
 class TimmEncoder(Encoder):
-    """A timm network up to one of its feature maps (``features_only=True``); later layers are dropped.
+    """A timm network up to one of its feature maps (``features_only=True``). Later layers are dropped.
 
     Args:
-        name: as timm names it, with or without the tag of its published weights.
-        out_index: which feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name of a
-            block in the middle of a stage, such as ``blocks.4.0``, whose output it is; later blocks are dropped.
-        weights: "DEFAULT" downloads the published ones, a path reads a ``.pth`` or ``.safetensors`` file with the state
-            dict of the whole network or of the used part, None leaves them random.
-        image_size: pixels, side of the square input; None takes the published one.
-        resize: pixels, short side before the crop; None takes the published crop's share.
-        crop: False squashes the whole image into the square instead of cutting its border off.
-        mean, std: of RGB in 0..1; None takes the published ones.
-        model_args: further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
-        trainable_from: the first stage that is fine-tuned, such as ``blocks.3``; None freezes all.
-        learning_rate: of the fine-tuned part; None uses the decoder's.
+        name: The network's name in timm, with or without the tag of its published weights.
+        out_index: Index of the feature map; for most networks 3 is at 1/16 of the input's side, 4 at 1/32. Or the name
+            of a block in the middle of a stage, such as ``blocks.4.0``, whose output is taken.
+        weights: "DEFAULT" downloads the published weights. A path reads a ``.pth`` or ``.safetensors`` file with the
+            state dict of the whole network or of the used part. None initialises them at random.
+        image_size: Side of the square input in pixels; None takes the published one.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
+        mean: Mean of RGB in 0..1; None takes the published one.
+        std: Standard deviation of RGB in 0..1; None takes the published one.
+        model_args: Further arguments of ``timm.create_model``, such as ``{"pad_type": "same"}``.
+        trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
+        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
     Raises:
-        InputError: timm is not installed; an unknown name, index, block or stage; a file of another network; a failed
-            download.
+        InputError: timm is not installed; the name, index, block or stage is unknown; the file belongs to another
+            network; or the download failed.
     """
 
     def __init__(
@@ -44,7 +44,6 @@ class TimmEncoder(Encoder):
         *,
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
-        resize: int | None = None,
         crop: bool = True,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
@@ -52,14 +51,14 @@ class TimmEncoder(Encoder):
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
-        check_range(1, image_size=image_size, resize=resize)
+        check_range(1, image_size=image_size)
         timm = _timm()
         args = dict(model_args or {})
         if not weights_wanted():
             args.pop("checkpoint_path", None)  # timm would read that file
         published = weights == "DEFAULT" and weights_wanted()
         network = _create(timm, name, out_index, args, image_size=image_size, pretrained=published)
-        preprocessing = _preprocessing(network, image_size, resize, crop, mean, std)
+        preprocessing = _preprocessing(network, image_size, crop, mean, std)
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
 
         if weights is None or weights == "DEFAULT" or not weights_wanted():
@@ -121,7 +120,7 @@ def _check_tag(timm: Any, name: str) -> None:
 
 
 def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None, *, pretrained: bool) -> Any:
-    """Return the network up to a feature map; None for all that it has."""
+    """Return the network up to a feature map, or with all of its feature maps if the index is None."""
     wanted = {} if index is None else {"out_indices": (index,)}
     try:
         return timm.create_model(name, **args, features_only=True, pretrained=pretrained, **wanted)
@@ -132,7 +131,7 @@ def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None,
     except Exception as error:
         if not pretrained:
             raise
-        # The hub's client raises many kinds of errors for one thing: the file could not be had.
+        # The hub's client raises errors of many types when a file cannot be downloaded.
         where = timm.models.get_pretrained_cfg(name)
         place = where and (where.hf_hub_id or where.url)
         if not place:
@@ -144,7 +143,7 @@ def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None,
 
 
 def _drop_after(network: nn.Module, block: str) -> None:
-    """Drop the blocks that come after one of a sequence."""
+    """Drop the blocks after a block of a sequence."""
     names = {_whole_name(f"{name}.")[:-1]: name for name, _ in network.named_modules()}
     path, _, last = names.get(block, "").rpartition(".")
     sequence = network.get_submodule(path)
@@ -165,7 +164,6 @@ def _fixed_input_size(timm: Any, name: str) -> bool:
 def _preprocessing(
     network: Any,
     image_size: int | None,
-    resize: int | None,
     crop: bool,
     mean: tuple[float, float, float] | None,
     std: tuple[float, float, float] | None,
@@ -173,7 +171,7 @@ def _preprocessing(
     published = network.pretrained_cfg
     side = image_size or published["input_size"][-1]
     return Preprocessing(
-        resize=(resize or max(side, int(side / published["crop_pct"]))) if crop else side,
+        resize=max(side, int(side / published["crop_pct"])) if crop else side,
         crop=side if crop else None,
         mean=mean or published["mean"],
         std=std or published["std"],
@@ -182,6 +180,6 @@ def _preprocessing(
 
 
 def _whole_name(name: str) -> str:
-    """The whole network's name of a tensor: feature extraction wraps some networks and flattens others' stages."""
+    """Return a tensor's name in the whole network: feature extraction wraps some networks and flattens others."""
     name = name.removeprefix("model.")
     return re.sub(r"^([a-z_]*[a-z])_(\d+)\.", r"\1.\2.", name)

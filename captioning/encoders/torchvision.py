@@ -13,7 +13,7 @@ from captioning.data.transforms import Preprocessing
 from captioning.encoders.base import Encoder, weights_wanted
 from captioning.encoders.imports import LeaveUnfilled, lean_imports
 from captioning.encoders.weights import OPTION, load_weights, read_weights
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, one_line
 
 if TYPE_CHECKING:
     from torchvision.models import Weights, WeightsEnum
@@ -22,28 +22,28 @@ _NODE = "annotations"
 
 
 class TorchvisionEncoder(Encoder):
-    """A torchvision network up to ``node``; the layers after it are dropped and never allocated.
+    """A torchvision network up to ``node``. The layers after it are dropped and never allocated.
 
     The default is the paper's encoder: VGG-19, conv5_4 after its ReLU and before the pool, 14 x 14 x 512.
 
     Args:
-        name: as torchvision names it: vgg19, resnet101, mobilenet_v3_large, ...
-        node: a node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
-        weights: a member of the network's weights enum ("DEFAULT", "IMAGENET1K_V1"; downloaded once, checksum
-            verified), the path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of
-            the used part, or None for random ones. A path contains a dot or a slash.
-        image_size: pixels, side of the square input; None takes the published one.
-        resize: pixels, short side before the crop; None takes the published one.
-        crop: False squashes the whole image into the square instead of cutting its border off.
-        mean, std: of RGB in 0..1; None takes the published ones.
-        model_args: further arguments of the network's builder, such as ``replace_stride_with_dilation``.
-        trainable_from: the first stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes all.
-        learning_rate: of the fine-tuned part; None uses the decoder's.
-
-    A file takes the preprocessing of the published weights whose file name it bears, else of the default ones.
+        name: The network's name in torchvision: vgg19, resnet101, mobilenet_v3_large, ...
+        node: A node of ``torchvision.models.feature_extraction.get_graph_node_names``, such as ``layer4``.
+        weights: A member of the network's weights enum, such as "DEFAULT", which is downloaded once and verified; the
+            path of a ``.pth`` or ``.safetensors`` file with the state dict of the whole network or of the used part; or
+            None for random weights. A path contains a dot or a slash. The preprocessing of a file is that of the
+            published weights with the same file name, or else the default one.
+        image_size: Side of the square input in pixels; None takes the published one.
+        crop: True crops the published fraction of the image; False squashes the whole image into the square.
+        mean: Mean of RGB in 0..1; None takes the published one.
+        std: Standard deviation of RGB in 0..1; None takes the published one.
+        model_args: Further arguments of the network's builder, such as ``replace_stride_with_dilation``.
+        trainable_from: First stage that is fine-tuned, such as ``layer3`` or ``features.28``; None freezes everything.
+        learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
     Raises:
-        InputError: an unknown name, node, stage or weights; a file of another network; a failed download.
+        InputError: The name, node, stage or weights are unknown; the file belongs to another network; or the download
+            failed.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class TorchvisionEncoder(Encoder):
         *,
         weights: str | None = "DEFAULT",
         image_size: int | None = None,
-        resize: int | None = None,
         crop: bool = True,
         mean: tuple[float, float, float] | None = None,
         std: tuple[float, float, float] | None = None,
@@ -65,20 +64,20 @@ class TorchvisionEncoder(Encoder):
             from torchvision.models import get_model_weights
 
         _check_name(name)
-        check_range(1, image_size=image_size, resize=resize)
+        check_range(1, image_size=image_size)
         published = get_model_weights(name)
         member, path = _resolve(weights, published, name)
-        preprocessing = _preprocessing(member, image_size, resize, crop, mean, std)
+        preprocessing = _preprocessing(member, image_size, crop, mean, std)
 
         with torch.device("meta"), LeaveUnfilled():
             whole = _build(name, model_args, preprocessing)
         names = set(whole.state_dict())
         network = _cut(whole, name, node)
         allocated = _has_tensors_of_its_own(network)
-        if allocated:  # some set theirs up when built (position indices): no way around building all of it
+        if allocated:  # some networks fill tensors when they are built (position indices), so all of it is built
             network = _cut(_build(name, model_args, preprocessing), name, node)
         else:
-            # Not Module.to_empty, and before the network is run: both would import sympy and more from meta tensors.
+            # Module.to_empty, or running the network on the meta device, would import sympy and more.
             network._apply(lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype))
 
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
@@ -106,7 +105,7 @@ def _check_name(name: str) -> None:
 
 
 def _resolve(weights: str | None, published: type[WeightsEnum], name: str) -> tuple[Weights, Path | None]:
-    """(the published weights whose preprocessing applies, a local file or None)."""
+    """Return the published weights whose preprocessing applies, and a local file or None."""
     if weights is None:
         return published["DEFAULT"].value, None
     if "." in weights or "/" in weights:
@@ -124,7 +123,6 @@ def _resolve(weights: str | None, published: type[WeightsEnum], name: str) -> tu
 def _preprocessing(
     member: Weights,
     image_size: int | None,
-    resize: int | None,
     crop: bool,
     mean: tuple[float, float, float] | None,
     std: tuple[float, float, float] | None,
@@ -132,9 +130,9 @@ def _preprocessing(
     published = member.transforms()
     published_crop, published_resize = published.crop_size[0], published.resize_size[0]
     side = image_size or published_crop
-    scaled = round(published_resize * side / published_crop)  # keep the published share of the image
+    scaled = round(published_resize * side / published_crop)  # keeps the published fraction of the image
     return Preprocessing(
-        resize=(resize or scaled) if crop else side,
+        resize=scaled if crop else side,
         crop=side if crop else None,
         mean=mean or tuple(published.mean),
         std=std or tuple(published.std),
@@ -147,7 +145,7 @@ def _build(name: str, model_args: dict[str, Any] | None, preprocessing: Preproce
 
     args = dict(model_args or {})
     if name in ("googlenet", "inception_v3"):
-        # Their published weights come from TensorFlow and want the input rescaled inside the network.
+        # Their published weights come from TensorFlow and need the input rescaled inside the network.
         args = {"transform_input": True, "init_weights": False, **args}
     if name.startswith("vit_"):
         args = {"image_size": preprocessing.size[0], **args}
@@ -161,7 +159,7 @@ def _cut(whole: nn.Module, name: str, node: str) -> nn.Module:
     from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
     try:
-        # Only the eval graph is ever run, so its differences from the training graph are no news.
+        # Only the eval graph is run, so its differences from the training graph do not matter.
         return create_feature_extractor(whole, {node: _NODE}, suppress_diff_warning=True)
     except ValueError as error:
         nodes = get_graph_node_names(whole, suppress_diff_warning=True)[1]
@@ -174,7 +172,7 @@ def _cut(whole: nn.Module, name: str, node: str) -> nn.Module:
 
 
 def _has_tensors_of_its_own(network: nn.Module) -> bool:
-    """Whether some parameter or buffer belongs to a module that cannot set it up anew."""
+    """Return whether a parameter or buffer belongs to a module that cannot initialise it again."""
     return any(
         not hasattr(module, "reset_parameters")
         for module in network.modules()
@@ -184,7 +182,7 @@ def _has_tensors_of_its_own(network: nn.Module) -> bool:
 
 
 def _initialise(network: nn.Module) -> None:
-    """Random weights as torchvision's convolutional networks start: He et al. 2015, fan-out, zero biases."""
+    """Initialise at random as torchvision's convolutional networks do: He et al. 2015, fan-out, zero biases."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -195,7 +193,7 @@ def _initialise(network: nn.Module) -> None:
 
 
 def _download(member: Weights) -> Path:
-    """Return the published file, downloading it where torchvision keeps its files if it is not there."""
+    """Return the published file, downloaded into torchvision's folder if it is missing."""
     name = member.url.rpartition("/")[2]
     path = Path(torch.hub.get_dir()) / "checkpoints" / name
     if path.exists():
@@ -205,8 +203,8 @@ def _download(member: Weights) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         torch.hub.download_url_to_file(member.url, str(path), digest.group(1) if digest else None)
     except (OSError, RuntimeError) as error:  # URLError is an OSError, a wrong checksum a RuntimeError
-        reason = " ".join(str(error).split())
         raise InputError(
-            f"could not download {member.url} ({reason}); fetch it by hand and give it with --{OPTION} PATH/{name}"
+            f"could not download {member.url} ({one_line(error)}); fetch it by hand and give it with --{OPTION} "
+            f"PATH/{name}"
         ) from error
     return path

@@ -1,4 +1,4 @@
-"""Weights from files, read without running anything that is in them."""
+"""Weights from files, which are read without running code in them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 
 OPTION = "model.encoder.init_args.weights"
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """Read a ``.safetensors`` file, or a ``.pth``/``.pt``/``.bin`` one that holds nothing but tensors.
+    """Read a ``.safetensors`` file, or a ``.pth``, ``.pt`` or ``.bin`` file that holds nothing but tensors.
 
-    Tensors are mapped, not read, where the format allows: the 500 MB of VGG's unused classifier stay on the disk.
+    Tensors are mapped where the format allows: the 500 MB of VGG's unused classifier stay on the disk.
 
     Raises:
-        InputError: the file is missing or damaged, holds code, or is not a state dict.
+        InputError: The file is missing or damaged, holds more than tensors, or is not a state dict.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -37,7 +37,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise InputError(f"{path}: not a safetensors file ({error})") from error
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # of a file that is then refused
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # the file is refused anyway
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         raise InputError(
@@ -45,8 +45,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             "save the network's state_dict() alone"
         ) from error
     except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise InputError(f"{path}: not a PyTorch file ({_line(error)})") from error
-    for key in ("state_dict", "model"):  # as training scripts wrap it
+        raise InputError(f"{path}: not a PyTorch file ({one_line(error)})") from error
+    for key in ("state_dict", "model"):  # training scripts wrap it so
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):
             loaded = loaded[key]
     if not isinstance(loaded, dict) or not all(isinstance(value, Tensor) for value in loaded.values()):
@@ -65,36 +65,32 @@ def load_weights(
     """Copy a file's tensors into the used part of a network.
 
     Args:
-        network: takes the weights; every parameter and buffer must be in the file with its exact shape.
-        tensors: the file's content.
-        source: the file, for messages.
-        unused: gives the names that the whole network has and ``network`` does not; asked for only if needed. Exactly
-            these may be in the file besides.
-        rename: from a name in ``network`` to the name the whole network gives the same tensor.
+        network: The network. Every parameter and buffer must be in the file with its exact shape.
+        tensors: The file's content.
+        source: The file, for messages.
+        unused: Returns the names that the whole network has and ``network`` lacks; called only if needed. The file may
+            have these names besides.
+        rename: From a name in ``network`` to the name of the same tensor in the whole network.
 
     Raises:
-        InputError: a tensor is missing, unknown, or of another shape.
+        InputError: A tensor is missing, unknown, or of another shape.
     """
-    wanted = network.state_dict()
-    found = {name: rename(name) if name not in tensors and rename(name) in tensors else name for name in wanted}
-    missing = [n for n in wanted if found[n] not in tensors and not n.endswith("num_batches_tracked")]
-    unknown = set(tensors) - set(found.values())
+    state = network.state_dict()
+    names = {name: rename(name) if name not in tensors and rename(name) in tensors else name for name in state}
+    missing = [name for name in state if names[name] not in tensors and not name.endswith("num_batches_tracked")]
+    unknown = set(tensors) - set(names.values())
     if unknown and not missing:
         unknown -= set(unused())
-    for what, names in (("has no", missing), ("has an unknown", sorted(unknown))):
-        if names:
+    for problem, wrong in (("has no", missing), ("has an unknown", sorted(unknown))):
+        if wrong:
             raise InputError(
-                f"{source}: {what} {names[0]!r}"
-                + (f" (and {len(names) - 1} more)" if len(names) > 1 else "")
+                f"{source}: {problem} {wrong[0]!r}"
+                + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else "")
                 + "; it is the file of another network, or another name for its layers"
             )
-    for name, tensor in wanted.items():
-        if found[name] in tensors and tensors[found[name]].shape != tensor.shape:
-            shapes = f"{tuple(tensors[found[name]].shape)}, the network needs {tuple(tensor.shape)}"
-            raise InputError(f"{source}: {found[name]!r} is {shapes}; it is the file of another network")
-    network.load_state_dict({name: tensors[found[name]] for name in wanted if found[name] in tensors}, strict=True)
-
-
-def _line(error: BaseException) -> str:
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__
+    weights = {name: tensors[names[name]] for name in state if names[name] in tensors}
+    for name, tensor in weights.items():
+        if tensor.shape != state[name].shape:
+            shapes = f"{tuple(tensor.shape)}, the network needs {tuple(state[name].shape)}"
+            raise InputError(f"{source}: {names[name]!r} is {shapes}; it is the file of another network")
+    network.load_state_dict(weights, strict=True)

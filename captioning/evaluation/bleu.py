@@ -1,7 +1,6 @@
-"""Caption metrics. Strings in, numbers out, so that no special token can leak into a score.
+"""BLEU. As for every score, captions are word lists, so that no special token can leak into it.
 
-Every score is over word lists as ``tokenizers`` makes them (Penn Treebank rules, lower case, no punctuation),
-or over a data set's own tokens where it brings them.
+The words come from ``tokenizers`` (Penn Treebank rules, lower case, no punctuation), or are a data set's own tokens.
 """
 
 from __future__ import annotations
@@ -11,27 +10,22 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-Words = Sequence[str]
-
-ORDERS = 4  # BLEU-1 .. BLEU-4
+from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
 
 
 def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> dict[str, float]:
-    """Return corpus BLEU-1..4 in percent, with and without the brevity penalty, from nltk's n-gram counts.
-
-    The closest reference length counts, the shorter of two equally close ones; a hypothesis shorter than n words has no
-    n-grams (nltk's own ``corpus_bleu`` counts one that cannot match). So the figures are those of the COCO toolkit.
+    """Return corpus BLEU-1..4 in percent, with and without the brevity penalty: the numbers of the COCO toolkit.
 
     Args:
-        hypotheses: one word list per image.
-        references: the word lists of each image's references.
+        hypotheses: One word list per image.
+        references: The word lists of each image's references.
 
     Returns:
         ``bleu1`` .. ``bleu4`` with the penalty, ``bleu1_no_penalty`` .. without it as the paper reports it,
         ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
 
     Raises:
-        ValueError: lists of different length, none at all, or an image without a reference.
+        ValueError: The lists differ in length or are empty, or an image has no reference.
     """
     counts = bleu_counts(hypotheses, references).sum(axis=0)
     penalized, plain = bleu_from_counts(counts), bleu_from_counts(counts, brevity_penalty=False)
@@ -44,29 +38,39 @@ def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words
     return scores
 
 
-def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> NDArray[np.int64]:
-    """Return what corpus BLEU is made of, image by image: the sum of any images' rows gives those images' BLEU.
+def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Ints:
+    """Return the counts that corpus BLEU sums over images.
+
+    The closest reference length counts, the shorter of two equally close ones. A hypothesis shorter than n words has no
+    n-grams (nltk's ``corpus_bleu`` counts one that cannot match).
 
     Returns:
-        (images, 10): n-grams of the hypothesis found in a reference for n = 1..4, n-grams of the hypothesis for
-        n = 1..4, words of the hypothesis, words of the closest reference.
+        (images, 10): n-grams of the hypothesis that a reference has, for n = 1..4; n-grams of the hypothesis, for
+        n = 1..4; words of the hypothesis; words of the closest reference.
 
     Raises:
-        ValueError: lists of different length, none at all, or an image without a reference.
+        ValueError: The lists differ in length or are empty, or an image has no reference.
     """
-    from nltk.translate.bleu_score import closest_ref_length, modified_precision
-
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"BLEU needs as many hypotheses as reference lists, got {len(hypotheses)}, {len(references)}")
+    return bleu_counts_of(ReferenceNGrams(references), hypotheses, np.arange(len(hypotheses)))
+
+
+def bleu_counts_of(index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints) -> Ints:
+    """Return ``bleu_counts`` (hypotheses, 10) against the given sets of an index of references."""
+    sets = np.asarray(sets, dtype=np.int64)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
-    for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
-        if not image_references:
-            raise ValueError(f"image {image} has no reference")
-        for n in range(1, min(ORDERS, len(hypothesis)) + 1):
-            precision = modified_precision(image_references, hypothesis, n)
-            counts[image, n - 1] = precision.numerator
-            counts[image, ORDERS + n - 1] = precision.denominator
-        counts[image, -2:] = len(hypothesis), closest_ref_length(image_references, len(hypothesis))
+    lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
+    for n, matches in enumerate(index.matches(hypotheses, sets)):
+        most = np.zeros(len(matches.hypothesis), dtype=np.int64)
+        np.maximum.at(most, matches.match, matches.reference_times)
+        np.add.at(counts[:, n], matches.hypothesis, np.minimum(matches.times, most))
+        counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
+    references = index.lengths[sets]  # (M, references), -1 where a set has fewer
+    distance = 2 * np.abs(references - lengths[:, None]) + (references > lengths[:, None])  # of two, the shorter
+    distance = np.where(references < 0, np.iinfo(np.int64).max, distance)
+    counts[:, -2] = lengths
+    counts[:, -1] = np.take_along_axis(references, distance.argmin(axis=1, keepdims=True), axis=1)[:, 0]
     return counts
 
 
@@ -83,8 +87,8 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDAr
 def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
     """Return BLEU-n of single images in percent, (...), from their ``bleu_counts`` (..., 10).
 
-    One is added to the counts of n-grams of two words and more (Lin and Och 2004), for most captions have no four words
-    in common with a reference. A mean over images of it is not corpus BLEU.
+    The counts of n-grams with two words and more are increased by one (Lin and Och 2004), since most captions have no
+    four words in a row in common with a reference. Its mean over images is not corpus BLEU.
 
     Raises:
         ValueError: n is not 1 to 4.
@@ -97,8 +101,8 @@ def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
     return bleu_from_counts(smoothed)[..., n - 1]
 
 
-def _brevity_penalty(counts: NDArray[np.floating] | NDArray[np.integer]) -> NDArray[np.float64]:
-    """(...), exp(1 - r / c) for hypotheses of c words, shorter than the references' r; 0 for c = 0 (nltk's choice)."""
+def _brevity_penalty(counts: NDArray[np.float64] | Ints) -> NDArray[np.float64]:
+    """Return exp(1 - r / c), (...), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
     hypothesis, reference = counts[..., -2].astype(np.float64), counts[..., -1].astype(np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         penalty = np.exp(1 - reference / hypothesis)

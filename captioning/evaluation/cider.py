@@ -1,7 +1,7 @@
-"""CIDEr-D (Vedantam et al. 2015): how much a caption has in common with its references, rare words counting more.
+"""CIDEr-D (Vedantam et al. 2015): the similarity of a caption and its references, in which rare words count more.
 
-The COCO toolkit's numbers, which it calls CIDEr: n-grams without stemming, counts clipped to the reference's, a
-Gaussian penalty of the difference in length. Its scale too: 10 for a caption that equals its only reference.
+The numbers are those that the COCO toolkit calls CIDEr: n-grams without stemming, counts clipped to the reference's, a
+Gaussian penalty on the difference in length, and 10 for a caption that equals its only reference.
 """
 
 from __future__ import annotations
@@ -16,24 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from captioning.errors import InputError
-from captioning.evaluation.bleu import ORDERS, Words
-from captioning.evaluation.ngrams import Ints, ReferenceNGrams
+from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
 from captioning.files import write_json
 
 Floats = NDArray[np.float64]
 
-SIGMA = 6.0  # words, of the penalty of another length
+SIGMA = 6.0  # words; width of the length penalty
 SCALE = 10.0
 
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """In how many of a corpus' reference sets n-grams occur: what makes a word rare.
+    """The number of reference sets of a corpus in which each n-gram occurs.
 
     Attributes:
-        documents: how many reference sets there are.
-        counts: n-gram, its words with spaces between them -> how many of the sets have it. Those that one set has are
-            left out: n-grams that no set has weigh the same.
+        documents: Number of reference sets.
+        counts: Number of sets that have an n-gram, by its words with spaces between them. N-grams of a single set are
+            left out, since they weigh as much as those of no set.
     """
 
     documents: int
@@ -44,14 +43,19 @@ class DocumentFrequencies:
         """Count the n-grams of each image's references.
 
         Raises:
-            ValueError: no image at all.
+            ValueError: There is no image.
         """
         if not references:
             raise ValueError("document frequencies need at least one set of references")
         counts: Counter[str] = Counter()
-        for of_image in references:
+        for image_references in references:
             counts.update(
-                {" ".join(w[i : i + n]) for w in of_image for n in range(1, ORDERS + 1) for i in range(len(w) - n + 1)}
+                {
+                    " ".join(words[start : start + n])
+                    for words in image_references
+                    for n in range(1, ORDERS + 1)
+                    for start in range(len(words) - n + 1)
+                }
             )
         return cls(len(references), {ngram: count for ngram, count in counts.items() if count > 1})
 
@@ -64,7 +68,7 @@ class DocumentFrequencies:
         """Read what ``save`` wrote.
 
         Raises:
-            InputError: the file is missing or holds something else.
+            InputError: The file is missing or holds something else.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -82,29 +86,29 @@ class DocumentFrequencies:
 
 
 class CiderD:
-    """CIDEr-D of captions against sets of references, which are prepared once.
+    """CIDEr-D of captions against sets of references, which are indexed once.
 
     Args:
-        references: the word lists of each image's references.
-        frequencies: of another corpus; by default the references' own.
+        references: The word lists of each image's references.
+        frequencies: Document frequencies of another corpus; by default those of the references.
 
     Raises:
-        ValueError: a set without a reference.
+        ValueError: A set has no reference.
     """
 
     def __init__(
         self, references: Sequence[Sequence[Words]], *, frequencies: DocumentFrequencies | None = None
     ) -> None:
         counts: Mapping[str, int] = frequencies.counts if frequencies else {}
-        known = [ngram.split(" ") for ngram in counts]
-        self.index = ReferenceNGrams(references, known=known)
+        ngrams = [ngram.split(" ") for ngram in counts]
+        self.index = ReferenceNGrams(references, extra=ngrams)
         documents = frequencies.documents if frequencies else len(self.index)
         self._log_documents = float(np.log(max(documents, 1)))
         if frequencies:
-            of_orders = _given_counts(self.index, known, list(counts.values()))
+            documents_by_order = _given_counts(self.index, ngrams, list(counts.values()))
         else:
-            of_orders = [order.documents() for order in self.index.orders]
-        self._weights = [self._log_documents - np.log(np.maximum(count, 1)) for count in of_orders]  # idf
+            documents_by_order = [order.documents() for order in self.index.orders]
+        self._weights = [self._log_documents - np.log(np.maximum(count, 1)) for count in documents_by_order]  # idf
         self._norms = []  # (sets * references,) for each n, squared
         for order, weights in zip(self.index.orders, self._weights, strict=True):
             image, ngram = np.divmod(order.places, max(order.size, 1))
@@ -117,27 +121,28 @@ class CiderD:
 
         Args:
             hypotheses: M word lists.
-            sets: which reference set each is compared with; by default the sets in order.
+            sets: Number of each hypothesis' reference set; by default the sets in order.
 
         Raises:
-            ValueError: not one set for each hypothesis.
+            ValueError: There is not one set for each hypothesis.
         """
         sets = np.arange(len(self.index)) if sets is None else np.asarray(sets, dtype=np.int64)
-        rows, width = len(hypotheses), self.index.width
+        M, width = len(hypotheses), self.index.width
         references = sets[:, None] * width + np.arange(width)  # (M, references)
-        similarity = np.zeros((rows, width))
-        for n, match in enumerate(self.index.matches(hypotheses, sets)):
-            weights = np.full(len(match.ngram), self._log_documents)
-            known = match.ngram < len(self._weights[n])
-            weights[known] = self._weights[n][match.ngram[known]]
-            values = match.times * weights
-            norm = np.bincount(match.row, values**2, minlength=rows)  # (M,)
-            theirs = match.reference_times * weights[match.of]
-            pair = match.row[match.of] * width + match.reference
-            product = np.bincount(pair, np.minimum(values[match.of], theirs) * theirs, minlength=rows * width)
+        similarity = np.zeros((M, width))
+        for n, matches in enumerate(self.index.matches(hypotheses, sets)):
+            weights = np.full(len(matches.ngram), self._log_documents)
+            indexed = matches.ngram < len(self._weights[n])
+            weights[indexed] = self._weights[n][matches.ngram[indexed]]
+            values = matches.times * weights
+            norm = np.bincount(matches.hypothesis, values**2, minlength=M)  # (M,)
+            reference_values = matches.reference_times * weights[matches.match]
+            clipped = np.minimum(values[matches.match], reference_values)
+            pair = matches.hypothesis[matches.match] * width + matches.reference
+            product = np.bincount(pair, clipped * reference_values, minlength=M * width)
             norms = np.sqrt(norm[:, None] * self._norms[n][references])
-            similarity += np.divide(product.reshape(rows, width), norms, out=np.zeros_like(norms), where=norms > 0)
-        # The toolkit measures length in bigrams: no word and one word are equally long.
+            similarity += np.divide(product.reshape(M, width), norms, out=np.zeros_like(norms), where=norms > 0)
+        # The toolkit measures length in bigrams, so no word and one word are equally long.
         lengths = np.maximum([len(words) - 1 for words in hypotheses], 0)
         difference = lengths[:, None] - np.maximum(self.index.lengths[sets] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
@@ -153,22 +158,22 @@ def cider_d(
     """Return CIDEr-D in [0, 10] of each image's caption, (images,); the corpus' CIDEr-D is the mean.
 
     Raises:
-        ValueError: lists of different length, or an image without a reference.
+        ValueError: The lists differ in length, or an image has no reference.
     """
     return CiderD(references, frequencies=frequencies).scores(hypotheses)
 
 
-def _given_counts(index: ReferenceNGrams, known: Sequence[Words], counts: Sequence[int]) -> list[Ints]:
-    """(K,) for each n: the count of each n-gram of the index; 0 for those that are not among ``known``."""
-    of_orders = []
-    lengths = np.array([len(words) for words in known], dtype=np.int64)
+def _given_counts(index: ReferenceNGrams, ngrams: Sequence[Words], counts: Sequence[int]) -> list[Ints]:
+    """Return for each n the count of each n-gram of the index, (K,); 0 if it is not among ``ngrams``."""
+    counts_by_order = []
+    lengths = np.array([len(words) for words in ngrams], dtype=np.int64)
     given = np.array(counts, dtype=np.int64)
-    for n, (sentence, ngram) in enumerate(index.numbered(known), start=1):
+    for n, (sentence, number) in enumerate(index.numbered(ngrams), start=1):
         whole = lengths[sentence] == n
-        of_order = np.zeros(index.orders[n - 1].size, dtype=np.int64)
-        of_order[ngram[whole]] = given[sentence[whole]]
-        of_orders.append(of_order)
-    return of_orders
+        order_counts = np.zeros(index.orders[n - 1].size, dtype=np.int64)
+        order_counts[number[whole]] = given[sentence[whole]]
+        counts_by_order.append(order_counts)
+    return counts_by_order
 
 
 def _is_count(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""A split of a data set, evaluated batch by batch: its captions, the NLL of its references, where attention looked."""
+"""Evaluates a split batch by batch: scores of captions, the NLL of references, and where attention looked."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from captioning.vocabulary import Vocabulary
 
 @dataclass
 class Evaluated:
-    """What has been evaluated, by one process or by all of them.
+    """The images that one process, or all of them, have evaluated.
 
     Attributes:
-        images: by their row of the split.
-        sums: of every batch, by the row of its first image: log-probabilities of its references in nats, and the number
-            of their "words". Kept apart, because a sum depends on the order of its terms in the last digits.
+        images: Evaluated images by their row of the split.
+        sums: Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the
+            number of their "words". They are added at the end in the order of the split, since the order of terms
+            changes the last digits of a sum.
     """
 
     images: dict[int, CaptionedImage] = field(default_factory=dict)
@@ -39,15 +40,15 @@ class Evaluated:
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
-        """Return the parts of several processes as one; a batch that several have evaluated counts once."""
-        whole = cls()
+        """Return the results of several processes as one; a batch that several have evaluated counts once."""
+        merged = cls()
         for part in parts:
-            whole.images |= part.images
-            whole.sums |= part.sums
-        return whole
+            merged.images |= part.images
+            merged.sums |= part.sums
+        return merged
 
     def _per_word(self) -> dict[str, float]:
-        """Return the log-probabilities in nats per word."""
+        """Return the sums divided by the number of words."""
         totals: dict[str, float] = {}
         for row in sorted(self.sums):
             for name, value in self.sums[row].items():
@@ -56,13 +57,14 @@ class Evaluated:
         return {name: total / words for name, total in totals.items()}
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the scores and the images in the order of the split; no scores where there is no image.
+        """Return the scores, and the images in the order of the split; without images, there are no scores.
 
-        The scores are ``score_captions``, nats per word of the references, and ``grounding_scores`` of the captions
-        and, as "reference_..", of the references; ``posterior_scores`` where words come from single locations.
+        The scores are ``score_captions``, log-probabilities of the references in nats per word, and
+        ``grounding_scores`` of captions and, as "reference_..", of references; also ``posterior_scores`` where the
+        model has a posterior.
 
         Args:
-            java: also METEOR and SPICE, where they are available.
+            java: Compute METEOR and SPICE where they are available.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
@@ -71,15 +73,15 @@ class Evaluated:
         scores = score_captions(hypotheses, references, java=java)
         scores |= self._per_word()
         scores |= grounding_scores([hit for image in images for hit in image.hits])
-        of_references = grounding_scores([hit for image in images for hit in image.reference_hits])
-        scores |= {f"reference_{name}": value for name, value in of_references.items()}
+        reference_scores = grounding_scores([hit for image in images for hit in image.reference_hits])
+        scores |= {f"reference_{name}": value for name, value in reference_scores.items()}
         scores |= posterior_scores("posterior", [hit for image in images for hit in image.posterior_hits])
-        known = [hit for image in images for hit in image.reference_posterior_hits]
-        return scores | posterior_scores("reference_posterior", known), images
+        reference_hits = [hit for image in images for hit in image.reference_posterior_hits]
+        return scores | posterior_scores("reference_posterior", reference_hits), images
 
 
 def score_names() -> set[str]:
-    """Return the names of all scores that an evaluation in training can give, for any data and attention."""
+    """Return the names of all scores that an evaluation can have, for any data and attention, without Java's."""
     hit = NounHit(0, "a", True, 1.0, 1.0, 1.0, 1.0, 1.0)
     image = CaptionedImage(
         image_id=0,
@@ -94,17 +96,23 @@ def score_names() -> set[str]:
 
 
 class Evaluator:
-    """Evaluates a captioner or an ensemble, in eval mode, on batches of whole images; ``evaluated`` has what was found.
+    """Evaluates a captioner or an ensemble, in eval mode, on batches of images with all their captions.
 
     Args:
-        index: the records of the split.
-        objects: returns the objects of a row of the split, on the encoder's grid.
-        search: how captions are made.
-        bound_samples: draws of every caption that the bounds of stochastic attention are estimated with; 0 leaves
-            them out. An ensemble has none.
-        seed: of what is drawn for a batch, which depends on it and on the batch alone: neither on the batches before
-            nor on which process evaluates it. The global stream of random numbers is left as it was.
-        keep: images at the beginning of the split whose hypotheses ``kept`` has, by row; those of ``update`` alone.
+        captioner: The captioner or ensemble.
+        vocabulary: Vocabulary of the captions' ids.
+        index: Records of the split.
+        objects: Returns the objects of a row of the split, on the encoder's grid.
+        search: Options that captions are decoded with.
+        bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
+            leaves them out, as an ensemble does.
+        seed: Seed of the random numbers. Those of a batch depend on the seed and the batch alone, not on earlier
+            batches or on the process, and the global stream is left unchanged.
+        keep: Number of images at the beginning of the split whose hypotheses are kept.
+
+    Attributes:
+        evaluated: Images and sums of all batches so far.
+        kept: Image and hypothesis by row of the split.
     """
 
     def __init__(
@@ -133,7 +141,7 @@ class Evaluator:
 
     @contextmanager
     def _drawing_for(self, batch: CaptionBatch) -> Iterator[None]:
-        """Draw from a stream of the batch's own."""
+        """Draw from a stream of random numbers that belongs to the batch."""
         device = batch.captions.device
         stream = np.random.SeedSequence((self.seed, int(batch.rows[0]))).generate_state(1, np.uint64)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
@@ -166,11 +174,11 @@ class Evaluator:
             reference_hits = self._reference_hits(batch, output.trace.alphas, cells)
             if output.trace.posterior is not None:
                 reference_posterior_hits = self._reference_hits(batch, output.trace.posterior, cells)
-        images, found = zip(*self._caption(batch, memory), strict=True)
-        forced = [[best] for best in found]
+        images, hypotheses = zip(*self._caption(batch, memory), strict=True)
+        traced = [[best] for best in hypotheses]
         if any(cells.values()) or any(row < self.keep for row in rows):
-            forced = self.captioner.with_posterior(memory, forced)
-        for row, image, (best,) in zip(rows, images, forced, strict=True):
+            traced = self.captioner.with_posterior(memory, traced)
+        for row, image, (best,) in zip(rows, images, traced, strict=True):
             words, trace, objects = self.vocabulary.decode(best.ids), best.trace, cells[row]
             if row < self.keep:
                 self.kept[row] = image, best
@@ -183,16 +191,17 @@ class Evaluator:
             )
 
     def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:
-        """Return the best caption of every image of a batch: its record, without hits, and as the search found it.
+        """Return the record of every image of a batch, without hits, and the hypothesis of its best caption.
 
         Args:
-            memory: of the batch's images, if they are encoded already.
+            batch: A batch of images.
+            memory: The encoded images, if they are encoded already.
         """
         with self._drawing_for(batch), torch.inference_mode():
             return self._caption(batch, self.captioner.encode_batch(batch) if memory is None else memory)
 
     def _caption(self, batch: CaptionBatch, memory: Any) -> list[tuple[CaptionedImage, Hypothesis]]:
-        found = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
+        best_of_images = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
         images = [
             CaptionedImage(
                 image_id=image_id,
@@ -202,9 +211,9 @@ class Evaluator:
                 finished=best.finished,
                 references=self.index.references(row),
             )
-            for image_id, row, best in zip(batch.image_ids.tolist(), batch.rows.tolist(), found, strict=True)
+            for image_id, row, best in zip(batch.image_ids.tolist(), batch.rows.tolist(), best_of_images, strict=True)
         ]
-        return list(zip(images, found, strict=True))
+        return list(zip(images, best_of_images, strict=True))
 
     def _written(self, words: list[str]) -> str | None:
         text = self.vocabulary.tokenizer.join(words)
@@ -213,11 +222,11 @@ class Evaluator:
     def _reference_hits(
         self, batch: CaptionBatch, alphas: Tensor, objects: Mapping[int, Sequence[ObjectCells]]
     ) -> dict[int, list[NounHit]]:
-        """Judge the references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
-        rows, looked = batch.rows.tolist(), alphas.float().cpu().numpy()
+        """Judge the nouns of references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
+        rows, caption_alphas = batch.rows.tolist(), alphas.float().cpu().numpy()
         hits: dict[int, list[NounHit]] = {row: [] for row in rows}
-        left = {row: iter(self.index.references(row)) for row in rows}
-        for image, alpha in zip(batch.image_index.tolist(), looked, strict=True):
+        references = {row: iter(self.index.references(row)) for row in rows}
+        for image, alpha in zip(batch.image_index.tolist(), caption_alphas, strict=True):
             row = rows[image]
-            hits[row] += noun_hits(next(left[row]).split(), alpha, objects[row])
+            hits[row] += noun_hits(next(references[row]).split(), alpha, objects[row])
         return hits

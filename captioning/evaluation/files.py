@@ -1,4 +1,4 @@
-"""Files of captions: what the COCO evaluation server takes, and the references to score such files against."""
+"""Files of captions in the format of the COCO server, and files of references to score them against."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
     """Write captions as the COCO server takes them, ``[{"image_id": 17, "caption": "a dog"}, ..]``.
 
     Args:
-        path: of the file; the server wants ``captions_<split>_<algorithm>_results.json``.
-        captions: an image's number and its caption, each image once.
+        path: The server expects the name ``captions_<split>_<algorithm>_results.json``.
+        captions: Number and caption of each image.
 
     Raises:
-        ValueError: an image appears twice.
+        ValueError: An image appears twice.
     """
     results: dict[int, str] = {}
     for image_id, caption in captions:
@@ -32,10 +32,10 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
 
 
 def read_results(path: Path) -> dict[int, str]:
-    """Return the captions by image number of a results file.
+    """Return the captions of a results file by image number.
 
     Raises:
-        InputError: the file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
+        InputError: The file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
     """
     content = read_json(path)
     if not isinstance(content, list) or not content:
@@ -43,13 +43,13 @@ def read_results(path: Path) -> dict[int, str]:
     captions: dict[int, str] = {}
     for index, (image_id, caption) in _captions(path, "entry", content):
         if image_id in captions:
-            raise InputError(f"{path}: entry {index}: image_id {image_id} has a caption already; one is wanted")
+            raise InputError(f"{path}: entry {index}: image_id {image_id} has a caption already; only one is allowed")
         captions[image_id] = caption
     return captions
 
 
 class References(NamedTuple):
-    """The word lists of each image's references, by image number, and what the words are, in words."""
+    """The word lists of each image's references, by image number, and a description of the words."""
 
     words: dict[int, list[list[str]]]
     tokens: str
@@ -63,18 +63,17 @@ def read_references(
 ) -> References:
     """Read the references of images.
 
-    The captions of an annotation file of COCO (``captions_val2017.json``) are tokenised; a split file of Karpathy
-    (``dataset_coco.json``) brings its own tokens, which the default tokenizer takes, and images are numbered by their
-    ``cocoid``, else their ``imgid``.
-    References without a word are left out.
+    Captions of a COCO annotation file (``captions_val2017.json``) are tokenised. A Karpathy split file
+    (``dataset_coco.json``) has tokens of its own, which the default tokenizer keeps; its images are numbered by
+    ``cocoid``, or by ``imgid`` if they have none. References without a word are left out.
 
     Args:
-        path: the file.
-        split: of a Karpathy file; COCO's are files of one split.
-        tokenizer: what makes words of captions.
+        path: The file.
+        split: Split of a Karpathy file; a COCO file holds one split.
+        tokenizer: Tokenizer of the captions.
 
     Raises:
-        InputError: the file cannot be read, is neither, holds a wrong field, or no reference.
+        InputError: The file cannot be read, is neither of both, has a wrong field, or holds no reference.
     """
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
@@ -107,10 +106,13 @@ def pair(
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Return the words of each caption, and the references of its image in the same order.
 
-    Images that have references and no caption are left out.
+    Images with references and no caption are left out.
+
+    Args:
+        where: File of the captions, for the message.
 
     Raises:
-        InputError: a caption of an image that has no references; ``where`` is the file it comes from.
+        InputError: An image with a caption has no references.
     """
     if unknown := [image_id for image_id in captions if image_id not in references]:
         raise InputError(
@@ -121,7 +123,7 @@ def pair(
 
 
 def _captions(path: Path, kind: str, entries: list[Any]) -> Iterator[tuple[int, tuple[int, str]]]:
-    """Yield the place of each entry, and its image number and caption."""
+    """Yield the position of each entry, and its image number and caption."""
     for index, entry in enumerate(entries):
         where = f"{path}: {kind} {index}"
         if not isinstance(entry, dict):

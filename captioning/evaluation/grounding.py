@@ -1,4 +1,4 @@
-"""Does attention look at what the words name? Alphas and object masks in, numbers out."""
+"""Pointing accuracy and attention correctness: does attention look at the objects that the words name?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captioning.cells import CellGrid
 from captioning.data.objects import GroundedObject
 from captioning.evaluation.records import NounHit
 
-# A noun phrase's adjectives stand between one of these and the noun.
+# The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
     {"this", "that", "these", "those", "its", "his", "her", "their"}
 )
@@ -21,13 +21,13 @@ _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "anot
 
 @dataclass(frozen=True)
 class ObjectCells:
-    """What ``noun_hits`` needs of the objects that share name and attributes, a few hundred bytes in place of masks.
+    """The objects that share name and attributes, as ``noun_hits`` needs them: a few hundred bytes in place of masks.
 
     Attributes:
-        noun, synonyms, attributes, decoys: as of each ``GroundedObject``.
-        covered: (rows, columns), the share in [0, 1] of every cell's area that lies on one of them; all 0 where none is
-            in view.
-        cells: the grid.
+        noun, synonyms, attributes, decoys: As of each ``GroundedObject``.
+        covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
+            none is in view.
+        cells: The grid.
     """
 
     noun: str
@@ -37,17 +37,17 @@ class ObjectCells:
     covered: NDArray[np.float64]
     cells: CellGrid
 
-    def named(self, phrase: str) -> bool:
+    def has_name(self, phrase: str) -> bool:
         return phrase == self.noun or phrase in self.synonyms
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
-    """Lay the encoder's cells over an image's objects, once for all that is ever said about the image.
+    """Lay the encoder's cells over an image's objects, once for all captions of the image.
 
-    Objects that share noun and attributes cannot be told apart by a caption and become one, exactly, pixel by pixel.
+    Objects that share noun and attributes cannot be told apart by a caption, so the union of their masks is one object.
 
     Raises:
-        ValueError: masks that are not of the view's size.
+        ValueError: A mask does not have the view's size.
     """
     if (sizes := {item.mask.shape for item in objects}) - {cells.size}:
         raise ValueError(f"masks must be of one size, the model's view {cells.size}, got {sorted(sizes)}")
@@ -70,37 +70,37 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
 def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:
     """Judge every noun of a caption that names an object, in caption order.
 
-    A location is a hit when its cell touches the object, which is to say that the mask dilated by half a cell
-    contains the cell's centre. Of several objects of one name, the ones that share most adjectives with the noun
-    phrase are meant, all of them together. A noun that names no object with a pixel in view is not counted.
+    A location is a hit if its cell touches the object, that is, if the mask dilated by half a cell contains the cell's
+    centre. If several objects have the name, those that share most adjectives with the noun phrase count, together. A
+    noun that names no object with a pixel in view is not counted.
 
     Correctness is the attention correctness of Liu et al. ("Attention correctness in neural image captioning", AAAI
     2017), the attention's sum over the region that the word names. Differs from the paper: a location's weight is
-    spread evenly over its cell, so a cell on the region's edge counts by the share of it that is covered, where they
-    enlarge the map to the image's size by interpolation and sum over pixels; a phrase is judged at its noun, where
-    they take the largest sum among its words; and the region is what the model saw of it, after the crop.
+    spread evenly over its cell, so a cell on the region's edge counts by the fraction of it that is covered, where they
+    enlarge the map to the image's size by interpolation and sum over pixels. A phrase is judged at its noun, where they
+    take the largest sum among its words. The region is its part in the model's view, after the crop.
 
     Args:
-        words: the caption, generated or a reference.
-        alphas: (T, L) attention weights, row ``t`` belongs to ``words[t]``; further rows (<end>) are ignored. The
-            first of equally strong locations counts.
-        objects: of ``object_cells``, for the grid of L locations.
+        words: The caption, generated or a reference.
+        alphas: (T, L) attention weights; step t belongs to ``words[t]``, further steps (<end>) are ignored. The first
+            of equally strong locations counts.
+        objects: The objects from ``object_cells``, on the grid of L locations.
 
     Raises:
-        ValueError: the shapes contradict each other.
+        ValueError: The shapes contradict each other.
     """
     if not objects:
         return []
     cells = objects[0].cells
-    rows, columns = cells.grid_size
+    height, width = cells.grid_size
     alphas = np.asarray(alphas)
-    if alphas.ndim != 2 or alphas.shape[1] != rows * columns:
-        raise ValueError(f"alphas must be (T, {rows * columns}) for a grid of {rows} x {columns}, got {alphas.shape}")
+    if alphas.ndim != 2 or alphas.shape[1] != height * width:
+        raise ValueError(f"alphas must be (T, {height * width}) for a grid of {height} x {width}, got {alphas.shape}")
     if len(alphas) < len(words):
-        raise ValueError(f"alphas has {len(alphas)} rows for {len(words)} words")
+        raise ValueError(f"alphas has {len(alphas)} steps for {len(words)} words")
     centre, central = centre_attention(cells), _central_cells(cells)
     hits = []
-    previous = 0  # the words up to here belong to another noun phrase
+    previous = 0  # words before this one belong to an earlier noun phrase
     for start, end, candidates in _mentions(words, objects):
         adjectives = _adjectives(words, previous, start)
         previous = end
@@ -108,10 +108,10 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
         if not in_view:
             continue
         shared = [len(adjectives & item.attributes) for item in in_view]
-        meant = [item.covered for item, count in zip(in_view, shared, strict=True) if count == max(shared)]
-        covered = np.minimum(sum(meant), 1.0)  # visible pixels belong to one object alone, so shares add up
+        named = [item.covered for item, count in zip(in_view, shared, strict=True) if count == max(shared)]
+        covered = np.minimum(sum(named), 1.0)  # a visible pixel belongs to one object, so fractions add up
         touched = covered > 0
-        alpha = alphas[end - 1].reshape(rows, columns)
+        alpha = alphas[end - 1].reshape(height, width)
         hits.append(
             NounHit(
                 step=end - 1,
@@ -128,14 +128,14 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
 
 
 def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns, in percent, each measure beside what knows nothing of the caption.
+    """Return the means over nouns, in percent, each measure beside baselines that ignore the caption.
 
     Returns:
         ``pointing_accuracy`` with ``pointing_chance`` (uniformly random locations) and ``pointing_centre`` (always the
         middle); ``attention_correctness`` with ``correctness_uniform`` and ``correctness_centre``. Large objects are
-        easy to hit, and photographers put them in the middle. Empty when no noun was counted.
+        easy to hit, and photographers put them in the middle. Empty if there is no noun.
     """
-    columns = {
+    fields = {
         "pointing_accuracy": "hit",
         "pointing_chance": "chance",
         "pointing_centre": "centre_hit",
@@ -145,68 +145,68 @@ def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
     }
     if not hits:
         return {}
-    return {name: 100 * sum(getattr(hit, column) for hit in hits) / len(hits) for name, column in columns.items()}
+    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in fields.items()}
 
 
 def posterior_scores(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
-    """Return the means over nouns judged by the posterior, in percent; what they are beside is the prior's."""
+    """Return the means over nouns judged by the posterior, in percent; its baselines are those of the prior."""
     measures = ("pointing_accuracy", "attention_correctness")
     return {f"{name}_{key}": value for key, value in grounding_scores(hits).items() if key in measures}
 
 
 @functools.cache
 def centre_attention(cells: CellGrid) -> NDArray[np.float64]:
-    """Return (rows, columns) attention that looks at the middle whatever is said; sums to 1.
+    """Return attention (height, width) on the middle of the view, whatever the words; it sums to 1.
 
     A Gaussian at the centre of the view with standard deviations of a quarter of its height and of its width, read at
     the cells' centres: half of its mass lies in the middle quarter of the view's area.
     """
-    rows, columns = (
+    vertical, horizontal = (
         np.exp(-0.5 * ((centres / side - 0.5) / 0.25) ** 2)
         for centres, side in zip(cells.centres(), cells.size, strict=True)
     )
-    weights = np.outer(rows, columns)
+    weights = np.outer(vertical, horizontal)
     weights /= weights.sum()
     weights.setflags(write=False)  # shared by every caller
     return weights
 
 
 def cell_coverage(mask: NDArray[np.bool_], cells: CellGrid) -> NDArray[np.float64]:
-    """Return (rows, columns), the share of each cell's area in view that ``mask`` (height, width) covers, exactly.
+    """Return the exact fraction of each cell's area in view that a mask of the view covers, for the cells of the grid.
 
-    Where an edge runs through a pixel, each cell has its part of it. A cell out of view has nothing to be covered: 0.
+    A pixel on an edge between cells is divided between them. The fraction of a cell out of view is 0.
     """
-    (rows, heights), (columns, widths) = _overlaps(cells)
+    (vertical, heights), (horizontal, widths) = _overlaps(cells)
     area = np.outer(heights, widths)
-    return np.divide(rows @ mask.astype(np.float64) @ columns.T, area, out=np.zeros_like(area), where=area > 0)
+    return np.divide(vertical @ mask.astype(np.float64) @ horizontal.T, area, out=np.zeros_like(area), where=area > 0)
 
 
 @functools.cache
 def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-    """Return per axis (cells, pixels), how long a piece cell and pixel share, and (cells,), how long the cells are."""
-    found = []
+    """Return for each axis the overlap of cells and pixels, (cells, pixels), and the length of the cells, (cells,)."""
+    overlaps = []
     for edges, pixels, count in zip(cells.edges(), cells.size, cells.grid_size, strict=True):
-        # In 1 / count of a pixel the edges of a regular grid are whole numbers, which floats hold exactly.
+        # In units of 1 / count of a pixel, the edges of a regular grid are whole numbers, which floats hold exactly.
         edges = np.round(edges * count, 6)
         pixel = np.arange(pixels) * count
         shared = np.minimum(edges[1:, None], pixel + count) - np.maximum(edges[:-1, None], pixel)
-        found.append((shared.clip(min=0), np.diff(edges)))
-    return found
+        overlaps.append((shared.clip(min=0), np.diff(edges)))
+    return overlaps
 
 
 @functools.lru_cache(maxsize=1024)
 def _longest(phrases: frozenset[str]) -> int:
-    """Return the words of the longest phrase; asked for the same few sets at every caption."""
+    """Return the number of words of the longest phrase; cached, since every caption asks for the same few sets."""
     return max((len(phrase.split()) for phrase in phrases), default=0)
 
 
 def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
-    """Return the union; the first set itself where it is all, since a table's sets are large and shared."""
-    return sets[0] if all(other <= sets[0] for other in sets[1:]) else sets[0].union(*sets)
+    """Return the union, without a copy if it is the first set: the sets of a table are large and shared."""
+    return sets[0] if all(subset <= sets[0] for subset in sets[1:]) else sets[0].union(*sets)
 
 
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return an index of the cells nearest to the view's middle: one, or several that are as near."""
+    """Return an index of the cells nearest to the view's middle; several may be equally near."""
     nearest = []
     for centres, side, stride in zip(cells.centres(), cells.size, cells.stride, strict=True):
         distance = np.abs(centres - side / 2)
@@ -217,7 +217,7 @@ def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]
 def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[ObjectCells]]]:
     """Return (start, end, objects of that name) for every name in the caption; the longest phrase wins.
 
-    Decoys are found like names, so that they hide what they hold, and are left out.
+    A decoy ("hot dog") is matched like a name, so that it hides the name in it ("dog"), and is left out.
     """
     longest = max(
         _longest(phrases) for item in objects for phrases in (item.synonyms, item.decoys, frozenset({item.noun}))
@@ -227,10 +227,10 @@ def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tupl
     while start < len(words):
         for end in range(min(start + longest, len(words)), start, -1):
             phrase = " ".join(words[start:end])
-            found = [item for item in objects if item.named(phrase)]
-            if found:
-                mentions.append((start, end, found))
-            if found or any(phrase in item.decoys for item in objects):
+            named = [item for item in objects if item.has_name(phrase)]
+            if named:
+                mentions.append((start, end, named))
+            if named or any(phrase in item.decoys for item in objects):
                 start = end
                 break
         else:

@@ -1,10 +1,10 @@
-"""METEOR and SPICE: the COCO toolkit's own Java programs, where Java and pycocoevalcap are installed.
+"""METEOR and SPICE: the COCO toolkit's Java programs, where Java and pycocoevalcap are installed.
 
 ``CAPTIONING_JAVA=off`` in the environment leaves both out.
 
-The programs are started here and not through the toolkit's classes, which leave a process waiting for as long as Python
-runs, lose step with METEOR's answers over a caption with a line break, have no time limit, and write temporary files
-into the installed package. Each call here starts one process, gives it all captions at once, and leaves nothing behind.
+The toolkit's own classes are not used: they keep a process waiting as long as Python runs, mix up METEOR's answers
+after a caption with a line break, have no time limit, and write temporary files into the installed package. Each call
+here starts one process, sends it all captions, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from captioning.evaluation.bleu import Words
+from captioning.evaluation.ngrams import Words
 
 Floats = NDArray[np.float64]
 
 METEOR_COUNTS = 23
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
 _STAGES = np.array([1.0, 0.6, 0.8, 0.6])  # weights of exact matches, stems, synonyms and paraphrases
-# Time limits, far above what is usual: METEOR needs 4 s to start and some milliseconds for each image.
+# Time limits, far above the usual times: METEOR needs 4 s to start and some milliseconds for each image.
 _START_SECONDS = 120.0
 _METEOR_SECONDS, _SPICE_SECONDS = 0.1, 2.0  # for each image
 
@@ -50,8 +50,8 @@ def missing_spice() -> str | None:
         return reason
     version = _java_version()
     if version is None or version > 14:
-        found = "this one does not start" if version is None else f"this is Java {version}"
-        return f"SPICE 1.0 writes its result with the JavaScript engine that Java had up to version 14; {found}"
+        reason = "this one does not start" if version is None else f"this is Java {version}"
+        return f"SPICE 1.0 needs the JavaScript engine of Java up to version 14; {reason}"
     models = ("spice/lib/stanford-corenlp-3.6.0.jar", "spice/lib/stanford-corenlp-3.6.0-models.jar")
     if _missing(*models):
         return "SPICE's parser is not installed: python -m pycocoevalcap.spice.get_stanford_models downloads it"
@@ -59,17 +59,17 @@ def missing_spice() -> str | None:
 
 
 def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
-    """Return what METEOR is made of, image by image: the sum of any images' rows gives those images' METEOR.
+    """Return the counts that corpus METEOR sums over images.
 
-    Words that are METEOR's separator, ``|||``, are left out.
+    METEOR's separator ``|||`` is removed from words.
 
     Returns:
-        (images, 23): words of the caption and of its best reference, function words of both; for the four kinds of
-        matches content words and function words of each; chunks, and matched words of each.
+        (images, 23): words of the caption and of its best reference; function words of both; for the four kinds of
+        matches, the content words and the function words of both; chunks; matched words of both.
 
     Raises:
-        JavaError: it is not available, fails, or takes too long.
-        ValueError: lists of different length, or an image without a reference.
+        JavaError: METEOR is not available, fails, or takes too long.
+        ValueError: The lists differ in length, or an image has no reference.
     """
     _check(hypotheses, references)
     if reason := missing_meteor():
@@ -77,8 +77,8 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     if not hypotheses:
         return np.zeros((0, METEOR_COUNTS))
     lines = [
-        " ||| ".join(["SCORE", *(_one_line(reference) for reference in of_image), _one_line(hypothesis)])
-        for hypothesis, of_image in zip(hypotheses, references, strict=True)
+        " ||| ".join(["SCORE", *(_one_line(reference) for reference in image_references), _one_line(hypothesis)])
+        for hypothesis, image_references in zip(hypotheses, references, strict=True)
     ]
     jar = _toolkit() / "meteor" / "meteor-1.5.jar"
     output = _run(
@@ -91,7 +91,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     if len(answers) != len(lines):
         raise JavaError(f"METEOR gave {len(answers)} answers for {len(lines)} images: {output[:100]!r}")
     counts = np.array([_meteor_answer(answer) for answer in answers])
-    # A caption whose words all match in a row is not fragmented: METEOR leaves its one chunk out of the sum.
+    # METEOR does not count the single chunk of a caption whose words all match in a row.
     matches = counts[:, 4:20].reshape(-1, 8, 2).sum(axis=1)
     counts[(matches == counts[:, 0:2]).all(axis=1) & (counts[:, 20] == 1), 20] = 0
     return counts
@@ -100,11 +100,12 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
 def meteor_from_counts(counts: Floats) -> Floats:
     """Return METEOR 1.5 in [0, 1], (...), of summed ``meteor_counts`` (..., 23) (Denkowski and Lavie 2014, Sec. 2).
 
-    Of one image's row its segment score; of the sum of all the toolkit's corpus METEOR, which is not their mean.
+    The counts of one image give its segment score; their sum gives the corpus' METEOR, which is not the mean.
     """
     counts = np.asarray(counts, dtype=np.float64)
-    words, function_words = counts[..., 0:2], counts[..., 2:4]  # (..., 2): of the caption, of the reference
-    stages = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)  # kind; content or function words; side
+    words, function_words = counts[..., 0:2], counts[..., 2:4]  # (..., 2): caption, reference
+    # (..., 4, 2, 2): kind of match; content or function words; caption or reference
+    stages = counts[..., 4:20].reshape(*counts.shape[:-1], 4, 2, 2)
     chunks, matched = counts[..., 20], counts[..., 21:23]
     weighted = np.einsum("...ijk,i,j->...k", stages, _STAGES, np.array([_DELTA, 1 - _DELTA]))
     length = _DELTA * (words - function_words) + (1 - _DELTA) * function_words
@@ -119,50 +120,50 @@ def meteor_from_counts(counts: Floats) -> Floats:
 def spice(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return SPICE (Anderson et al. 2016) in [0, 1] of each image's caption, (images,); the corpus' SPICE is the mean.
 
-    A caption without words has no propositions, and scores 0 without being parsed.
+    A caption without words scores 0 without being parsed.
 
     Raises:
-        JavaError: it is not available, fails, or takes too long.
-        ValueError: lists of different length, or an image without a reference.
+        JavaError: SPICE is not available, fails, or takes too long.
+        ValueError: The lists differ in length, or an image has no reference.
     """
     _check(hypotheses, references)
     if reason := missing_spice():
         raise JavaError(reason)
     images = []
-    for number, (hypothesis, of_image) in enumerate(zip(hypotheses, references, strict=True)):
-        texts = [text for text in map(_one_line, of_image) if text]
+    for number, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
+        texts = [text for text in map(_one_line, image_references) if text]
         if texts and _one_line(hypothesis):
             images.append({"image_id": number, "test": _one_line(hypothesis), "refs": texts})
     scores = np.zeros(len(hypotheses))
     if not images:
         return scores
     with tempfile.TemporaryDirectory(prefix="spice-") as folder:
-        given, result = Path(folder) / "captions.json", Path(folder) / "scores.json"
-        given.write_text(json.dumps(images), encoding="ascii")
+        captions, result = Path(folder) / "captions.json", Path(folder) / "scores.json"
+        captions.write_text(json.dumps(images), encoding="ascii")
         jar = _toolkit() / "spice" / "spice-1.0.jar"
         _run(
-            ["-Xmx8G", "-jar", str(jar), str(given), "-out", str(result), "-silent"],
+            ["-Xmx8G", "-jar", str(jar), str(captions), "-out", str(result), "-silent"],
             "SPICE",
             _START_SECONDS + _SPICE_SECONDS * len(images),
         )
         try:
-            found = json.loads(result.read_bytes())
-            numbers = [image["image_id"] for image in found]
-            scores[numbers] = [float(image["scores"]["All"]["f"]) for image in found]
+            scored = json.loads(result.read_bytes())
+            numbers = [image["image_id"] for image in scored]
+            scores[numbers] = [float(image["scores"]["All"]["f"]) for image in scored]
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-            raise JavaError(f"SPICE wrote no result that can be read ({error!r})") from error
+            raise JavaError(f"SPICE's result cannot be read ({error!r})") from error
     if len(set(numbers)) != len(images):
         raise JavaError(f"SPICE scored {len(set(numbers))} of {len(images)} images")
     return scores
 
 
 def _run(arguments: list[str], title: str, seconds: float, *, text: str = "") -> str:
-    """Run Java and return what it printed. It is ended at the time limit, and when Python is interrupted."""
-    # Captions go through as UTF-8 whatever the locale; Java would take other letters for two words each.
+    """Run Java and return its output. It is ended at the time limit, and when Python is interrupted."""
+    # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
     command = ["java", "-Dfile.encoding=UTF-8", *arguments]
     try:
-        given = text.encode(errors="replace")  # half a surrogate pair cannot be written
-        done = subprocess.run(command, input=given, capture_output=True, timeout=seconds, check=False)
+        encoded = text.encode(errors="replace")  # half a surrogate pair cannot be encoded
+        done = subprocess.run(command, input=encoded, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise JavaError(f"{title} took longer than {seconds:.0f} s and was ended") from None
     except OSError as error:
@@ -184,15 +185,15 @@ def _meteor_answer(line: str) -> list[float]:
 
 
 def _one_line(words: Words) -> str:
-    """Join words in a way that METEOR's lines can hold: no line break, no separator."""
+    """Join words without line breaks and METEOR's separator."""
     return " ".join(" ".join(words).replace("|||", " ").split())
 
 
 def _check(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> None:
     if len(hypotheses) != len(references):
         raise ValueError(f"as many hypotheses as reference lists are needed: {len(hypotheses)}, {len(references)}")
-    for image, of_image in enumerate(references):
-        if not of_image:
+    for image, image_references in enumerate(references):
+        if not image_references:
             raise ValueError(f"image {image} has no reference")
 
 
@@ -202,18 +203,18 @@ def _missing(*files: str) -> str | None:
     if shutil.which("java") is None:
         return "no Java runtime: no `java` on the PATH"
     try:
-        lacking = [name for name in files if not (_toolkit() / name).is_file()]
+        missing = [name for name in files if not (_toolkit() / name).is_file()]
     except JavaError as error:
         return str(error)
-    return f"pycocoevalcap lacks {lacking[0]}" if lacking else None
+    return f"pycocoevalcap lacks {missing[0]}" if missing else None
 
 
 def _toolkit() -> Path:
     """Return the folder of pycocoevalcap."""
-    found = importlib.util.find_spec("pycocoevalcap")
-    if found is None or not found.submodule_search_locations:
+    spec = importlib.util.find_spec("pycocoevalcap")
+    if spec is None or not spec.submodule_search_locations:
         raise JavaError("pycocoevalcap is not installed: pip install -e '.[metrics]'")
-    return Path(next(iter(found.submodule_search_locations)))
+    return Path(next(iter(spec.submodule_search_locations)))
 
 
 def _java_version() -> int | None:
@@ -222,12 +223,12 @@ def _java_version() -> int | None:
 
 @functools.cache
 def _version_of(java: str | None) -> int | None:
-    """Return 8 of "1.8.0_292" and 17 of "17.0.15"; None if this Java does not say."""
+    """Return 8 for "1.8.0_292" and 17 for "17.0.15"; None if this Java does not start."""
     if java is None:
         return None
     try:
         done = subprocess.run([java, "-version"], capture_output=True, timeout=_START_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = re.search(r'version "(?:1\.)?(\d+)', done.stderr.decode(errors="replace"))
-    return int(found[1]) if found else None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr.decode(errors="replace"))
+    return int(match[1]) if match else None

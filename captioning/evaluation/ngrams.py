@@ -1,6 +1,6 @@
 """The n-grams of reference sets, numbered and counted once, so that thousands of captions are compared with them fast.
 
-What CIDEr-D and BLEU share, in arrays: a training step that rewards 320 sampled captions has milliseconds for it.
+BLEU and CIDEr-D are computed from these arrays. A training step rewards 320 sampled captions within milliseconds.
 """
 
 from __future__ import annotations
@@ -12,44 +12,48 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from captioning.evaluation.bleu import ORDERS, Words
-
+Words = Sequence[str]
 Ints = NDArray[np.int64]
 
+ORDERS = 4  # n-grams of n = 1 .. 4
 _BASE = 1 << 31  # more than there are words or n-grams: two numbers below it make one of 62 bits
 
 
 @dataclass(frozen=True)
 class Matches:
-    """The n-grams of one order in M hypotheses, each distinct one of a hypothesis once, and where references have them.
+    """The N n-grams of one order in M hypotheses, and their E matches in references.
+
+    An n-gram that a hypothesis repeats is listed once.
 
     Attributes:
-        row: (N,), which hypothesis.
-        ngram: (N,), the n-gram's number; numbers from ``Order.size`` up are n-grams that are not in the index.
-        times: (N,), how often the hypothesis has it.
-        of: (E,), for each occurrence in a reference of the hypothesis' set: which of the N.
-        reference: (E,), which reference of the set.
-        reference_times: (E,), how often that reference has it.
+        hypothesis: (N,) number of the hypothesis.
+        ngram: (N,) number of the n-gram; numbers from ``Order.size`` up are not in the index.
+        times: (N,) occurrences in the hypothesis.
+        match: (E,) place among the N of each match.
+        reference: (E,) number of the matching reference within its set.
+        reference_times: (E,) occurrences in that reference.
     """
 
-    row: Ints
+    hypothesis: Ints
     ngram: Ints
     times: Ints
-    of: Ints
+    match: Ints
     reference: Ints
     reference_times: Ints
 
 
 @dataclass(frozen=True)
 class Order:
-    """The n-grams of one n. The arrays of occurrences are parallel and sorted by set, n-gram and reference.
+    """The K n-grams of one n, and their E entries, one per distinct n-gram of a reference.
+
+    The entries are sorted by set, n-gram and reference.
 
     Attributes:
-        keys: (K,) sorted; the number of an n-gram is its place. For n = 1 the word's number, else the number of the
-            first n - 1 words and that of the last word in one.
-        places: (E,), set x K + n-gram of every distinct n-gram of every reference.
-        references: (E,), its reference in the set.
-        times: (E,), how often it occurs there.
+        keys: (K,) sorted; an n-gram's number is its place here. A key is the word's number for n = 1; for larger n it
+            joins the number of the first n - 1 words and that of the last word.
+        places: (E,) set x K + number of the n-gram.
+        references: (E,) number of the reference within its set.
+        times: (E,) occurrences in that reference.
     """
 
     keys: Ints
@@ -62,7 +66,7 @@ class Order:
         return len(self.keys)
 
     def documents(self) -> Ints:
-        """(K,), how many reference sets have each n-gram."""
+        """Return how many reference sets have each n-gram, (K,)."""
         return np.bincount(np.unique(self.places) % max(self.size, 1), minlength=self.size)
 
 
@@ -70,30 +74,30 @@ class ReferenceNGrams:
     """An index of the n-grams of reference sets, n = 1..4.
 
     Args:
-        references: the word lists of each image's references.
-        known: n-grams to number besides those of the references.
+        references: The word lists of each image's references.
+        extra: N-grams to number besides those of the references.
 
     Attributes:
-        orders: one ``Order`` for each n.
-        lengths: (sets, references), words of each reference; -1 where a set has fewer.
-        counts: (sets,), references of each set.
+        orders: One ``Order`` for each n.
+        lengths: (sets, references) words of each reference; -1 where a set has fewer.
+        counts: (sets,) references of each set.
 
     Raises:
-        ValueError: a set without a reference.
+        ValueError: A set has no reference.
     """
 
-    def __init__(self, references: Sequence[Sequence[Words]], *, known: Iterable[Words] = ()) -> None:
-        empty = next((number for number, of_image in enumerate(references) if not of_image), None)
+    def __init__(self, references: Sequence[Sequence[Words]], *, extra: Iterable[Words] = ()) -> None:
+        empty = next((number for number, image_references in enumerate(references) if not image_references), None)
         if empty is not None:
             raise ValueError(f"image {empty} has no reference")
-        self.counts = np.array([len(of_image) for of_image in references], dtype=np.int64)
+        self.counts = np.array([len(image_references) for image_references in references], dtype=np.int64)
         self.width = int(self.counts.max(initial=0))
         sentences: list[Words] = list(chain.from_iterable(references))
         set_of = np.repeat(np.arange(len(references)), self.counts)
         reference_of = np.arange(len(sentences)) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
         self.lengths = np.full((len(references), self.width), -1, dtype=np.int64)
         self.lengths[set_of, reference_of] = [len(words) for words in sentences]
-        everything = [*sentences, *known]
+        everything = [*sentences, *extra]
         distinct = dict.fromkeys(chain.from_iterable(everything))
         self._words = {word: number for number, word in enumerate(distinct)}
         self.orders: list[Order] = []
@@ -110,52 +114,35 @@ class ReferenceNGrams:
         return len(self.counts)
 
     def numbered(self, sentences: Sequence[Words]) -> Iterator[tuple[Ints, Ints]]:
-        """Yield for n = 1..4 the sentence (N,) and the number (N,) of every n-gram, those not in the index included."""
+        """Yield for n = 1..4 the sentence (N,) and the number (N,) of every n-gram, in the index or not."""
         return _numbered(sentences, self._words, [order.keys for order in self.orders], learn=False)
 
     def matches(self, hypotheses: Sequence[Words], sets: Sequence[int] | Ints) -> list[Matches]:
-        """Return what each hypothesis shares with the references of its set, for each n.
+        """Return the n-grams of each hypothesis and their matches in the references of its set, for each n.
 
         Args:
             hypotheses: M word lists.
-            sets: M numbers of reference sets; one may stand there many times.
+            sets: M numbers of reference sets; several hypotheses may have the same set.
+
+        Raises:
+            ValueError: There is not one set for each hypothesis.
         """
         sets = np.asarray(sets, dtype=np.int64)
         if len(hypotheses) != len(sets):
             raise ValueError(f"each hypothesis needs a reference set, got {len(hypotheses)} and {len(sets)}")
-        found = []
-        for order, (row, ngrams) in zip(self.orders, self.numbered(hypotheses), strict=True):
-            keys, times = np.unique(row * _BASE + ngrams, return_counts=True)
-            row, ngrams = keys // _BASE, keys % _BASE
-            at = np.flatnonzero(ngrams < order.size)
-            place = sets[row[at]] * order.size + ngrams[at]
+        matches = []
+        for order, (hypothesis, ngrams) in zip(self.orders, self.numbered(hypotheses), strict=True):
+            keys, times = np.unique(hypothesis * _BASE + ngrams, return_counts=True)
+            hypothesis, ngrams = keys // _BASE, keys % _BASE
+            indexed = np.flatnonzero(ngrams < order.size)
+            place = sets[hypothesis[indexed]] * order.size + ngrams[indexed]
             first = np.searchsorted(order.places, place, side="left")
             occurrences = np.searchsorted(order.places, place, side="right") - first
             before = np.cumsum(occurrences) - occurrences
             entries = np.arange(occurrences.sum()) + np.repeat(first - before, occurrences)
-            of = np.repeat(at, occurrences)
-            found.append(Matches(row, ngrams, times, of, order.references[entries], order.times[entries]))
-        return found
-
-
-def bleu_counts_of(index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints) -> Ints:
-    """Return ``bleu.bleu_counts`` (hypotheses, 10) against reference sets that are indexed already."""
-    sets = np.asarray(sets, dtype=np.int64)
-    counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
-    lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
-    for n, match in enumerate(index.matches(hypotheses, sets)):
-        most = np.zeros(len(match.row), dtype=np.int64)
-        np.maximum.at(most, match.of, match.reference_times)
-        np.add.at(counts[:, n], match.row, np.minimum(match.times, most))
-        counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
-    references = index.lengths[sets]  # (M, references)
-    # The closest length, the shorter of two equally close ones; -1 is no reference.
-    distance = np.where(
-        references < 0, _BASE, 2 * np.abs(references - lengths[:, None]) + (references > lengths[:, None])
-    )
-    counts[:, -2] = lengths
-    counts[:, -1] = np.take_along_axis(references, distance.argmin(axis=1, keepdims=True), axis=1)[:, 0]
-    return counts
+            match = np.repeat(indexed, occurrences)
+            matches.append(Matches(hypothesis, ngrams, times, match, order.references[entries], order.times[entries]))
+        return matches
 
 
 def _numbered(
@@ -164,10 +151,10 @@ def _numbered(
     """Yield for n = 1..4 the sentence (N,) and the number (N,) of every n-gram.
 
     Args:
-        sentences: word lists.
-        words: word -> number; others are numbered on from its size, as they come.
-        tables: sorted keys of the known n-grams, one array for each n; others are numbered on from its size.
-        learn: append to ``tables`` what the sentences have, rather than look it up.
+        sentences: Word lists.
+        words: Number of each word; further words are numbered from its size, in the order of appearance.
+        tables: Sorted keys of the n-grams, one array for each n; further n-grams are numbered from its size.
+        learn: Append the n-grams of the sentences to ``tables`` in place of looking them up.
     """
     lengths = np.array([len(sentence) for sentence in sentences], dtype=np.int64)
     new: dict[str, int] = {}
@@ -179,14 +166,14 @@ def _numbered(
         dtype=np.int64,
     )
     sentence = np.repeat(np.arange(len(sentences)), lengths)
-    left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(numbers))  # words from here to the sentence's end
+    remaining = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(numbers))  # words up to the sentence's end
     if learn:
         tables.append(np.arange(len(words), dtype=np.int64))
     yield sentence, numbers
-    ngrams = numbers.copy()  # of the n-gram that begins at each word, where there is one
+    ngrams = numbers.copy()  # number of the n-gram that begins at each word
     for n in range(2, ORDERS + 1):
-        at = np.flatnonzero(left >= n)
-        keys = ngrams[at] * _BASE + numbers[at + n - 1]
+        starts = np.flatnonzero(remaining >= n)
+        keys = ngrams[starts] * _BASE + numbers[starts + n - 1]
         if learn:
             tables.append(np.unique(keys))
         table = tables[n - 1]
@@ -196,5 +183,5 @@ def _numbered(
             unknown = table[np.minimum(place, len(table) - 1)] != keys
         if unknown.any():
             place[unknown] = len(table) + np.unique(keys[unknown], return_inverse=True)[1]
-        ngrams[at] = place
-        yield sentence[at], place
+        ngrams[starts] = place
+        yield sentence[starts], place

@@ -1,4 +1,4 @@
-"""What an evaluation leaves beside a run, STAGE_metrics.json and STAGE_captions.json: its schema, written and read."""
+"""The files that an evaluation writes beside a run, and their schema: STAGE_metrics.json and STAGE_captions.json."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
 from captioning.files import read_json, write_json, write_text
@@ -16,44 +18,44 @@ from captioning.files import read_json, write_json, write_text
 
 @dataclass(frozen=True)
 class NounHit:
-    """What attention did at a noun that names an object in view. Runs of earlier versions lack the last four, None.
+    """Attention at a noun that names an object in view, judged by where the object is.
 
     Attributes:
-        step: position in the caption of the noun, its last word where it has several.
-        noun: as the caption has it.
-        hit: whether the strongest location touches the object.
-        chance: share of all locations that touch it: the probability that a random location is a hit.
-        centre_hit: share of the central locations (the one in the middle; two or four where rows or columns are even)
-            that touch it: the probability that one who always points at the centre hits.
-        correctness: share of the attention's mass on the object (Liu et al. 2017).
-        uniform: the same for attention that is spread evenly: the object's share of the view.
-        centre: the same for ``grounding.centre_attention``.
+        step: Position of the noun in the caption, that of the last word of several.
+        noun: The noun as the caption has it.
+        hit: Whether the strongest location touches the object.
+        chance: Probability that a random location is a hit: the fraction of locations that touch the object.
+        centre_hit: Probability that a central location is a hit. There are one, two or four of these, as the height
+            and width of the grid are odd or even.
+        correctness: Fraction of the attention on the object (Liu et al. 2017).
+        uniform: The same for even attention: the fraction of the view that the object covers.
+        centre: The same for ``grounding.centre_attention``.
     """
 
     step: int
     noun: str
     hit: bool
     chance: float
-    centre_hit: float | None = None
-    correctness: float | None = None
-    uniform: float | None = None
-    centre: float | None = None
+    centre_hit: float
+    correctness: float
+    uniform: float
+    centre: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionedImage:
-    """One evaluated image; an entry of STAGE_captions.json has its fields. Older files may lack those with defaults.
+    """One evaluated image, an entry of STAGE_captions.json.
 
     Attributes:
-        image_id: the data set's own number.
-        caption: what the model said, words joined by spaces.
-        log_prob: what captions are ranked by: the sum over words in nats, divided by the length normalisation.
-        finished: False when the maximum length cut the caption off.
-        references: what people said, as ``caption``.
-        written: the caption as people write it, where that is not its words with spaces between them.
-        hits, reference_hits: of every noun that names an object, of the caption and of the references.
-        posterior_hits, reference_posterior_hits: the same by the attention that a noun has once it is known; empty
-            where words do not come from single locations.
+        image_id: The data set's number of the image.
+        caption: The model's words, joined by spaces.
+        log_prob: The score that ranks captions: the sum over words in nats, divided by the length normalisation.
+        finished: False if the maximum length cut the caption off.
+        references: The references' words, joined by spaces.
+        written: The caption as the tokenizer writes it, if that differs from ``caption``.
+        hits, reference_hits: Every noun of the caption and of the references that names an object.
+        posterior_hits, reference_posterior_hits: The same with the posterior of the locations given the word; empty
+            if the model has none.
     """
 
     image_id: int
@@ -93,8 +95,8 @@ def write_evaluation(
 
     Args:
         stage: "val" or "test".
-        search: how the captions were made.
-        tokens: what words were compared.
+        search: Options that the captions were made with.
+        tokens: Description of the words that the scores compare.
     """
     content: dict[str, Any] = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     if tokens:
@@ -109,10 +111,10 @@ def write_evaluation(
 
 
 def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[CaptionedImage]) -> tuple[Path, Path]:
-    """Write captions that nothing is compared with, and return the files.
+    """Write captions of images without references, and return the two files.
 
     Returns:
-        predictions.jsonl, a line ``{"image", "image_id", "caption", "log_prob"}`` for each image, and
+        predictions.jsonl, with a line ``{"image", "image_id", "caption", "log_prob"}`` for each image, and
         predict_results.json, the COCO server's file.
     """
     lines, results = folder / "predictions.jsonl", folder / "predict_results.json"
@@ -126,61 +128,33 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
 
 
 def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the scores of STAGE_metrics.json without their prefix, and how the captions were made.
+    """Return the scores of STAGE_metrics.json without their prefix, and the options of the search.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: The file is damaged.
     """
     content = _read_json(path, dict)
     search = content.pop("search", {})
     if not isinstance(search, dict):
-        raise InputError(f"{path}: its search is no mapping, which `captioning test` writes; run it again")
-    return {name.partition("/")[2] or name: value for name, value in content.items() if _is_number(value)}, search
+        raise InputError(f"{path}: search is not a mapping, as `captioning test` writes it; run it again")
+    numbers = {name: value for name, value in content.items() if isinstance(value, (int, float))}
+    return {name.partition("/")[2] or name: value for name, value in numbers.items()}, search
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """Return the images of STAGE_captions.json by their id.
 
     Raises:
-        InputError: the file is damaged.
+        InputError: The file is damaged.
     """
     try:
-        return {entry["image_id"]: _captioned_image(entry) for entry in _read_json(path, list)}
-    except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: not what `captioning test` writes ({error!r}); run it again") from error
-
-
-def _captioned_image(entry: dict[str, Any]) -> CaptionedImage:
-    fields = _known(CaptionedImage, entry)
-    for name in ("hits", "reference_hits", "posterior_hits", "reference_posterior_hits"):
-        if name in fields:
-            fields[name] = [_noun_hit(hit) for hit in fields[name]]
-    image = CaptionedImage(**fields)
-    texts = [image.caption, *image.references] if isinstance(image.references, list) and image.references else [None]
-    if type(image.image_id) is not int or not all(isinstance(text, str) for text in texts):
-        raise TypeError(f"image {image.image_id!r:.40}: its caption or references are no texts, or there is none")
-    if image.log_prob is not None and not _is_number(image.log_prob):
-        raise TypeError(f"image {image.image_id}: its log_prob is no number")
-    return image
-
-
-def _noun_hit(entry: dict[str, Any]) -> NounHit:
-    hit = NounHit(**_known(NounHit, entry))
-    optional = (hit.centre_hit, hit.correctness, hit.uniform, hit.centre)
-    numbers = [hit.hit, hit.chance, *(value for value in optional if value is not None)]
-    if type(hit.step) is not int or not isinstance(hit.noun, str) or not all(map(_is_number, numbers)):
-        raise TypeError(f"a hit is none: {entry!r:.80}")
-    return hit
-
-
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that scores are computed with; NaN is one, in scores of too few images."""
-    return isinstance(value, (int, float))
-
-
-def _known(kind: type, entry: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``kind`` has a field for; a later version may have written more."""
-    return {item.name: entry[item.name] for item in dataclasses.fields(kind) if item.name in entry}
+        images = msgspec.convert(_read_json(path, list), list[CaptionedImage])
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: not what `captioning test` writes ({error}); run it again") from error
+    for image in images:
+        if not image.references:
+            raise InputError(f"{path}: not what `captioning test` writes (image {image.image_id} has no references)")
+    return {image.image_id: image for image in images}
 
 
 def _read_json(path: Path, kind: type) -> Any:

@@ -102,15 +102,15 @@ def randomization(first: ArrayLike, second: ArrayLike, score: Score, *, resample
     Raises:
         ValueError: no image, no sample, or counts of different shape.
     """
-    one, other = _counts(first, resamples, dimensions=(2,)), _counts(second, resamples, dimensions=(2,))
-    if one.shape != other.shape:
-        raise ValueError(f"both systems need counts of the same images, got {one.shape} and {other.shape}")
+    before, after = _counts(first, resamples, dimensions=(2,)), _counts(second, resamples, dimensions=(2,))
+    if before.shape != after.shape:
+        raise ValueError(f"both systems need counts of the same images, got {before.shape} and {after.shape}")
     random = np.random.default_rng(seed)
-    gain, total = other - one, one.sum(axis=0) + other.sum(axis=0)
+    gain, total = after - before, before.sum(axis=0) + after.sum(axis=0)
     differences = []
-    for block in _blocks(resamples, len(one)):
-        exchanged = random.integers(0, 2, size=(block, len(one))).astype(np.float64)
-        new_first = one.sum(axis=0) + exchanged @ gain
+    for block in _blocks(resamples, len(before)):
+        exchanged = random.integers(0, 2, size=(block, len(before))).astype(np.float64)
+        new_first = before.sum(axis=0) + exchanged @ gain
         differences.append(score(total - new_first) - score(new_first))
     return np.concatenate(differences)
 
@@ -135,7 +135,7 @@ def differences(
     Args:
         first, second: (images, C) of the same images.
         score, resamples, seed: as of ``bootstrap``.
-        confidence: share of resampled differences inside the interval.
+        confidence: Fraction of resampled differences inside the interval.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     both = score(_summed(counts))
@@ -162,8 +162,8 @@ def holm(tests: Sequence[Difference]) -> list[Difference]:
     return [replace(test, corrected=corrected[i]) for i, test in enumerate(tests)]
 
 
-def share(counts: Floats) -> Floats:
-    """Return percent (...) of counts (..., 2), parts and wholes; nan for none of none."""
+def percentage(counts: Floats) -> Floats:
+    """Return percent (...) of counts (..., 2), hits and trials; nan for no trial."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(100 * counts[..., 0] / counts[..., 1])
 

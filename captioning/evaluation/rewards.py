@@ -1,4 +1,4 @@
-"""Scores of single captions as rewards of training: many at once, against references that are prepared once."""
+"""Scores of single captions as rewards of training, against references that are indexed once."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from torch import Tensor
 from captioning.data.records import CaptionIndex
 from captioning.decoding import Hypothesis
 from captioning.errors import InputError
-from captioning.evaluation.bleu import sentence_bleu
+from captioning.evaluation.bleu import bleu_counts_of, sentence_bleu
 from captioning.evaluation.cider import CiderD, DocumentFrequencies
-from captioning.evaluation.ngrams import bleu_counts_of
 from captioning.objective import SelfCriticalTraining
 from captioning.vocabulary import END, SPECIALS, Vocabulary
 
@@ -21,23 +20,23 @@ END_WORD = SPECIALS[END]
 
 
 def words_with_end(index: CaptionIndex) -> list[list[list[str]]]:
-    """Return the references of every image of a split as word lists, the end of each as a word."""
+    """Return the references of every image of a split as word lists that end with ``END_WORD``."""
     return [[[*caption.split(), END_WORD] for caption in index.references(row)] for row in range(len(index))]
 
 
 class CaptionReward:
     """The reward of ``SelfCriticalTraining``: a weighted sum of CIDEr-D and sentence BLEU-4.
 
-    The end of a caption counts as a word, in captions and references alike. Otherwise captions learn to break off, "a
-    man riding a wave on a", which costs them nothing and gains n-grams.
+    The end of a caption counts as a word, in captions and references alike. Otherwise captions learn to break off ("a
+    man riding a wave on a"), which costs them nothing and gains n-grams.
 
     Args:
-        options: the weights, and the document frequencies.
-        index: of the training split.
-        vocabulary: of the captions' ids.
+        options: The weights, and the file of document frequencies.
+        index: Records of the training split.
+        vocabulary: Vocabulary of the captions' ids.
 
     Raises:
-        InputError: document frequencies that cannot be read, or were counted without the ends of captions.
+        InputError: The document frequencies cannot be read, or were counted without the ends of captions.
     """
 
     def __init__(self, options: SelfCriticalTraining, index: CaptionIndex, vocabulary: Vocabulary) -> None:
@@ -58,9 +57,9 @@ class CaptionReward:
 
         Args:
             rows: N rows of the training split.
-            captions: of these images.
+            captions: One caption of each of these images.
         """
-        hypotheses = [self.vocabulary.decode(found.ids) + [END_WORD] * found.finished for found in captions]
+        hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
         reward = self.options.cider_d * self._cider.scores(hypotheses, rows)
         if self.options.bleu4:
             reward += self.options.bleu4 * sentence_bleu(bleu_counts_of(self._cider.index, hypotheses, rows)) / 100

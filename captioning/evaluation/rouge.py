@@ -1,4 +1,4 @@
-"""ROUGE-L (Lin 2004) as the COCO toolkit has it: the longest common subsequence of a caption and its references."""
+"""ROUGE-L (Lin 2004) as in the COCO toolkit: the longest common subsequence of a caption and its references."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from captioning.evaluation.bleu import Words
+from captioning.evaluation.ngrams import Words
 
-BETA = 1.2  # how much more recall counts than precision
+BETA = 1.2  # weight of recall relative to precision
 
 
 def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> NDArray[np.float64]:
     """Return ROUGE-L in [0, 1] of each image's caption, (images,); the corpus' ROUGE-L is the mean.
 
-    Precision and recall are each the best over the references, which may be two different ones. A caption without words
+    Precision and recall are each the best over the references, possibly of two different ones. A caption without words
     counts as one empty word, as in the toolkit.
 
     Args:
-        hypotheses: one word list per image.
-        references: the word lists of each image's references.
+        hypotheses: One word list per image.
+        references: The word lists of each image's references.
 
     Raises:
-        ValueError: lists of different length, or an image without a reference.
+        ValueError: The lists differ in length, or an image has no reference.
     """
     if len(hypotheses) != len(references):
         raise ValueError(f"ROUGE-L needs as many hypotheses as reference lists: {len(hypotheses)}, {len(references)}")
     scores = np.zeros(len(hypotheses))
-    for image, (hypothesis, of_image) in enumerate(zip(hypotheses, references, strict=True)):
-        if not of_image:
+    for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
+        if not image_references:
             raise ValueError(f"image {image} has no reference")
         words = hypothesis or [""]
-        common = [longest_common_subsequence(words, reference or [""]) for reference in of_image]
+        common = [longest_common_subsequence(words, reference or [""]) for reference in image_references]
         precision = max(common) / len(words)
-        recall = max(n / max(len(reference), 1) for n, reference in zip(common, of_image, strict=True))
+        recall = max(n / max(len(reference), 1) for n, reference in zip(common, image_references, strict=True))
         if precision and recall:
             scores[image] = (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
     return scores
 
 
 def longest_common_subsequence(first: Words, second: Words) -> int:
-    """Return how many words the longest subsequence of both has.
+    """Return the number of words in the longest common subsequence.
 
     Bit-parallel (Hyyrö 2004): a column of the usual table is one integer, whose bit i is 0 where the table grows by one
     at word i of ``first``.
     """
-    where: dict[str, int] = {}
+    places: dict[str, int] = {}
     for place, word in enumerate(first):
-        where[word] = where.get(word, 0) | 1 << place
+        places[word] = places.get(word, 0) | 1 << place
     everywhere = column = (1 << len(first)) - 1
     for word in second:
-        matched = column & where.get(word, 0)
+        matched = column & places.get(word, 0)
         column = (column + matched | column - matched) & everywhere
     return len(first) - column.bit_count()

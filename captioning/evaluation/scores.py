@@ -1,7 +1,7 @@
-"""The scores of captions, in one table: BLEU-1..4, ROUGE-L, CIDEr-D, METEOR and SPICE, from words to numbers.
+"""The table of all scores of captions: BLEU-1..4, ROUGE-L, CIDEr-D, METEOR and SPICE.
 
-All of them are functions of counts that are summed over images, so that ``resampling`` gives every score an interval
-and a paired test in the same way.
+Every score is a function of counts that are summed over images, so ``resampling`` gives each an interval and a paired
+test in the same way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from captioning.evaluation.bleu import ORDERS, Words, bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.java import (
     JavaError,
@@ -24,7 +24,8 @@ from captioning.evaluation.java import (
     missing_spice,
     spice,
 )
-from captioning.evaluation.resampling import Floats, share
+from captioning.evaluation.ngrams import ORDERS, Words
+from captioning.evaluation.resampling import Floats, percentage
 from captioning.evaluation.rouge import rouge_l
 
 logger = logging.getLogger(__name__)
@@ -34,16 +35,16 @@ UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
 
 @dataclass(frozen=True)
 class Family:
-    """Scores that are functions of the same counts.
+    """S scores that are functions of the same counts.
 
     Attributes:
-        names: of the S scores, the keys in logs and files.
-        titles: as people write them.
-        counts: from hypotheses (a word list per image) and references (word lists per image) to (images, C).
-        scores: from counts that are summed over images, (..., C), to the corpus' scores in ``UNIT``, (..., S).
-        of_images: from (images, C) to the scores of single images, (images, S); smoothed for BLEU, whose mean is not
-            the corpus' score. Nor is METEOR's.
-        missing: of a family that needs Java: why it cannot be computed on this machine, in one line, or None.
+        names: Keys of the scores in logs and files.
+        titles: Their names in print.
+        counts: Maps hypotheses (a word list per image) and references (word lists per image) to counts (images, C).
+        scores: Maps counts that are summed over images, (..., C), to the corpus' scores in ``UNIT``, (..., S).
+        of_images: Maps (images, C) to the scores of single images, (images, S). BLEU is smoothed; the means of BLEU and
+            METEOR are not the corpus' scores.
+        missing: Returns why a family that needs Java cannot be computed here, in one line, or None.
     """
 
     names: tuple[str, ...]
@@ -55,7 +56,7 @@ class Family:
 
 
 def _mean_of(score: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Callable[..., Floats]:
-    """Make counts (images, 2), each image's score and 1, of a score whose corpus value is its mean."""
+    """Return counts (images, 2), the image's score and 1, for a score whose corpus value is the mean over images."""
 
     @functools.wraps(score)
     def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
@@ -66,7 +67,7 @@ def _mean_of(score: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Float
 
 
 def _mean(counts: ArrayLike) -> Floats:
-    return share(np.asarray(counts, dtype=np.float64))[..., None]
+    return percentage(np.asarray(counts, dtype=np.float64))[..., None]
 
 
 def _meteor(counts: ArrayLike) -> Floats:
@@ -86,7 +87,7 @@ FAMILIES = (
         _sentence_bleus,
     ),
     Family(("rouge_l",), ("ROUGE-L",), _mean_of(rouge_l), _mean, _mean),
-    # The document frequencies are those of all references that are given: resampling does not draw them anew.
+    # Document frequencies are those of all given references: resampling does not count them again.
     Family(("cider_d",), ("CIDEr-D",), _mean_of(cider_d), _mean, _mean),
     Family(("meteor",), ("METEOR",), meteor_counts, _meteor, _meteor, missing_meteor),
     Family(("spice",), ("SPICE",), _mean_of(spice), _mean, _mean, missing_spice),
@@ -98,17 +99,17 @@ TITLES = {name: title for family in FAMILIES for name, title in zip(family.names
 def count(
     hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
 ) -> list[tuple[Family, Floats]]:
-    """Return each family of scores that can be computed here with its counts (images, C).
+    """Return each family of scores that is available here with its counts (images, C).
 
-    What cannot is said in one line of the log, once.
+    For a family that is not available, one line is logged once.
 
     Args:
-        hypotheses: one word list per image.
-        references: the word lists of each image's references.
-        java: whether to compute METEOR and SPICE where they are available; METEOR takes 4 s and more.
+        hypotheses: One word list per image.
+        references: The word lists of each image's references.
+        java: Compute METEOR and SPICE where they are available; METEOR takes 4 s and more.
 
     Raises:
-        ValueError: lists of different length, none at all, or an image without a reference.
+        ValueError: The lists differ in length or are empty, or an image has no reference.
     """
     return _count(FAMILIES, hypotheses, references, java=java)
 
@@ -119,16 +120,16 @@ def score_captions(
     """Return the corpus' scores in ``UNIT``.
 
     Args:
-        hypotheses, references, java: as of ``count``.
+        hypotheses, references, java: As for ``count``.
 
     Returns:
-        What ``corpus_bleu`` returns, ``rouge_l`` and ``cider_d``; ``meteor`` and ``spice`` where they are available.
+        The scores of ``corpus_bleu``, ``rouge_l`` and ``cider_d``; ``meteor`` and ``spice`` where they are available.
 
     Raises:
-        ValueError: lists of different length, none at all, or an image without a reference.
+        ValueError: The lists differ in length or are empty, or an image has no reference.
     """
     scores = corpus_bleu(hypotheses, references)
-    for family, counts in _count(FAMILIES[1:], hypotheses, references, java=java):  # BLEU is counted already
+    for family, counts in _count(FAMILIES[1:], hypotheses, references, java=java):  # corpus_bleu has counted BLEU
         values = family.scores(counts.sum(axis=0))
         scores |= {name: float(value) for name, value in zip(family.names, values, strict=True)}
     return scores
@@ -137,17 +138,17 @@ def score_captions(
 def _count(
     families: Sequence[Family], hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool
 ) -> list[tuple[Family, Floats]]:
-    found = []
+    counts = []
     for family in families:
         if family.missing is not None and not java:
             continue
         try:
-            found.append((family, family.counts(hypotheses, references)))
+            counts.append((family, family.counts(hypotheses, references)))
         except JavaError as error:
-            _say(f"no {family.titles[0]}: {error}")
-    return found
+            _warn_once(f"no {family.titles[0]}: {error}")
+    return counts
 
 
 @functools.cache
-def _say(line: str) -> None:
+def _warn_once(line: str) -> None:
     logger.warning(line)

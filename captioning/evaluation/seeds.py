@@ -28,11 +28,9 @@ import math
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import stdtr, stdtrit
 
 from captioning.evaluation.resampling import Difference, Floats, Interval, Score, bootstrap
-
-_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(200)
-
 
 LEAST_PAIRS = 3
 
@@ -114,23 +112,9 @@ def _difference(values: Floats, covariance: Floats, seeds: int, confidence: floa
 
 def t_p_value(t: float, freedom: float) -> float:
     """Return the two-sided probability of so large a |t| under Student's distribution."""
-    if freedom > 1e6:
-        return math.erfc(abs(t) / math.sqrt(2))
-    # With t = sqrt(freedom) tan(angle) the density is a power of the cosine, which has no tail to integrate.
-    end = min(math.pi / 2, 12 / math.sqrt(freedom))
-    inside = min(end, math.atan(abs(t) / math.sqrt(freedom)))
-    return max(0.0, 1 - _integral(inside, freedom) / _integral(end, freedom))
+    return float(2 * stdtr(freedom, -abs(t)))
 
 
 def t_quantile(confidence: float, freedom: float) -> float:
     """Return the t that |t| exceeds with probability 1 - ``confidence``."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-9 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_p_value(middle, freedom) > 1 - confidence else (low, middle)
-    return high
-
-
-def _integral(end: float, freedom: float) -> float:
-    """The integral of cos(x)^(freedom - 1) from 0 to ``end``."""
-    return float(end / 2 * (_WEIGHTS * np.cos(end / 2 * (_NODES + 1)) ** (freedom - 1)).sum())
+    return float(stdtrit(freedom, (1 + confidence) / 2))

@@ -1,1 +1,1 @@
-"""What is computed faster than PyTorch does it, each beside the plain formula it must agree with."""
+"""Fused kernels, each beside the plain formula that it must agree with."""

@@ -1,8 +1,8 @@
-"""The additive score v . tanh(P + q): the plain formula, and the same without its (rows, L, A) hidden layer in memory.
+"""The additive score v . tanh(P + q): the plain formula, and a fused one that never stores the hidden layer.
 
-Of the fused form only e is kept for the backward pass, where tanh is computed again; P's gradient is computed once for
-all steps of a caption. So memory does not grow with steps x locations x A, and neither does the time spent moving it.
-The kernels are in ``additive_cpu`` and ``additive_cuda``, which have the same three functions.
+The fused form computes tanh again in the backward pass, and P's gradient once for all steps of a caption. So memory
+does not grow with steps x locations x A. The kernels are in ``additive_cpu`` and ``additive_cuda``, which have the same
+three functions.
 
 Letters: P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, v (A,) the
 weights of the hidden layer, e (B, R, L) the logits.
@@ -30,7 +30,7 @@ def plain_additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> T
 
 
 def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
-    """Return what ``plain_additive_logits`` does; fused, and float32, where a kernel takes the device and the type."""
+    """Return ``plain_additive_logits``; fused and float32 if a kernel supports the device and the type."""
     kernels = None if torch.compiler.is_compiling() else _kernels(projected)
     if kernels is None:
         return plain_additive_logits(projected, query, weight)
@@ -38,7 +38,7 @@ def additive_logits(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 
 def _kernels(projected: Tensor) -> ModuleType | None:
-    """Return the module whose kernels take this tensor, None where there is none."""
+    """Return the module whose kernels support this tensor's device and type, None if there is none."""
     kernels = additive_cpu if projected.device.type == "cpu" else _cuda_kernels() if projected.is_cuda else None
     return kernels if kernels is not None and kernels.usable(projected) else None
 

@@ -9,7 +9,7 @@ from captioning.kernels import native
 
 
 def usable(projected: Tensor) -> bool:
-    """Return whether the kernels take numbers of this tensor's device and type."""
+    """Return whether the kernels support this tensor's device and type."""
     return native.usable(projected)
 
 
@@ -23,13 +23,10 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of q and v for the gradient of e, of one step."""
+    """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
-    for_query, for_weight = (
-        torch.empty(B, R, A, dtype=torch.float32),
-        torch.zeros(native.threads(), A, dtype=torch.float32),
-    )
-    scratch = _scratch(1, R, A)
+    for_query, scratch = torch.empty(B, R, A, dtype=torch.float32), _scratch(1, R, A)
+    for_weight = torch.zeros(native.threads(), A, dtype=torch.float32)
     arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
     native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return for_query.to(query.dtype), for_weight.sum(dim=0)
@@ -38,7 +35,7 @@ def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor)
 def backward_projected(
     projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the gradient of P for the q and the gradients of e of all steps."""
+    """Return the gradient of P, given q and the gradient of e at all steps."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries = tuple(query.float() for query in queries)
     for_projected, scratch = torch.empty_like(projected), _scratch(T, R, A)
@@ -48,5 +45,5 @@ def backward_projected(
 
 
 def _scratch(T: int, R: int, A: int) -> Tensor:
-    """Return memory for each thread, as ``Scratch`` in ``native/additive.c`` lays it out."""
+    """Return working memory for all threads, laid out as ``Scratch`` in ``native/additive.c``."""
     return torch.empty(native.threads(), (5 + (T + 2) * R) * (-(-A // 64) * 64), dtype=torch.float32)

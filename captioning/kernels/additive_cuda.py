@@ -1,8 +1,8 @@
 """The additive score and its gradients in Triton, for GPUs. Letters as in ``additive``.
 
-A program holds a tile of locations by hidden units in registers; tanh is computed where it is needed and never stored.
-Sums are taken in float32 and in one fixed order, without atomic operations, so that a run can be repeated exactly.
-Imported for tensors on a GPU alone: importing Triton takes a while.
+A program holds a tile of locations by hidden units in registers; tanh is never stored. Sums are taken in float32 and in
+a fixed order, without atomic operations, so that a run can be repeated exactly. The module is only imported for tensors
+on a GPU, because importing Triton is slow.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _backward(P, q, v, g, dq, dv, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr
 
 @triton.jit(do_not_specialize=["T", "B", "R"])
 def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: tl.constexpr, UNITS: tl.constexpr):
-    """Write a tile of dP: q (T, B, R, A) and g (T, B, R, L) of all steps pass by a tile of P that stays."""
+    """Write a tile of dP. The tile of P stays in registers while q (T, B, R, A) and g (T, B, R, L) stream past."""
     program = tl.program_id(0).to(tl.int64)
     across, down = tl.cdiv(A, UNITS), tl.cdiv(L, LOCATIONS)
     image = program // (across * down)
@@ -93,17 +93,17 @@ def _backward_projected(P, q, v, g, dP, T, B, R, L, A: tl.constexpr, LOCATIONS: 
 
 
 def usable(projected: Tensor) -> bool:
-    """Return whether the kernels take numbers of this tensor's device and type."""
+    """Return whether the kernels support this tensor's device and type."""
     return projected.is_cuda and projected.dtype in _TYPES and _works(projected.device)
 
 
 @functools.cache
 def _works(device: torch.device) -> bool:
-    """Return whether Triton compiles for the device; says why where it does not."""
+    """Return whether Triton compiles for the device; if not, log why."""
     try:
         one = torch.ones(1, 1, 1, device=device)
         forward(one, one, one[0, 0])
-    except Exception as error:  # of Triton, the driver, or the C compiler that Triton calls
+    except Exception as error:  # from Triton, the driver, or the C compiler that Triton calls
         reason = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         _log.warning("no Triton kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)
         return False
@@ -121,7 +121,7 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
 
 
 def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of q and v for the gradient of e, of one step."""
+    """Return the gradients of q and v, given the gradient of e at one step."""
     (B, L, A), R = projected.shape, query.shape[1]
     for_query, for_weight = torch.empty_like(query), torch.empty(B * R, A, dtype=torch.float32, device=projected.device)
     locations, units = 32, min(64, triton.next_power_of_2(A))
@@ -133,7 +133,7 @@ def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor)
 def backward_projected(
     projected: Tensor, queries: tuple[Tensor, ...], weight: Tensor, gradients: tuple[Tensor, ...]
 ) -> Tensor:
-    """Return the gradient of P for the q and the gradients of e of all steps: one launch for all of them."""
+    """Return the gradient of P, given q and the gradient of e at all steps, with one launch."""
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     for_projected = torch.empty_like(projected)
     locations, units = 16, min(128, triton.next_power_of_2(A))
@@ -145,4 +145,6 @@ def backward_projected(
 
 def _launch(kernel: Any, programs: int, projected: Tensor, *arguments: Tensor | int) -> None:
     with torch.cuda.device_of(projected):  # Triton launches on the current device
-        kernel[(programs,)](projected, *arguments, enable_fp_fusion=True)  # said, or Triton 3.9 warns
+        kernel[(programs,)](
+            projected, *arguments, enable_fp_fusion=True
+        )  # explicit, because Triton 3.9 warns without it

@@ -1,4 +1,4 @@
-"""Cross entropy of every step: PyTorch's, and one kernel that keeps no float32 copy of bfloat16 logits."""
+"""Cross entropy of every step: the plain formula, and a kernel that makes no float32 copy of bfloat16 logits."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ def plain_step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0
     Args:
         logits: (M, V).
         targets: (M,) int64, word ids below V.
-        label_smoothing: share of the target probability that is spread evenly over the vocabulary.
+        label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
     """
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
 
 
 def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return what ``plain_step_nll`` does."""
+    """Return ``plain_step_nll``, by a kernel if there is one for the device and the type."""
     if torch.compiler.is_compiling() or not len(targets) or not native.usable(logits):
         return plain_step_nll(logits, targets, label_smoothing)
     smallest, largest = (int(bound) for bound in targets.aminmax())

@@ -1,4 +1,4 @@
-"""Dropout whose mask takes two random bytes per unit: on a CPU the generator is what dropout spends its time on."""
+"""Dropout with two random bytes per unit, because the random generator dominates its time on a CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _LEVELS = 1 << 16
 
 
 class Dropout(nn.Module):
-    """Zero each unit with probability ``p`` while training, and divide the others by the probability to be kept.
+    """Zeroes each unit with probability ``p`` in training, and divides the others by 1 - p.
 
     Args:
-        p: rounded to a multiple of 2^-16; the others are divided by what it is rounded to, so the mean stays exact.
+        p: Probability of dropping a unit, on a CPU rounded to a multiple of 2^-16. The divisor is 1 minus the rounded
+            value, so that the mean stays exact.
     """
 
     def __init__(self, p: float) -> None:

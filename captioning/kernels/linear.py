@@ -1,7 +1,7 @@
-"""A linear layer for the few rows of a search: one image has as many as its beam is wide.
+"""A linear layer for the few rows of a search, one per beam.
 
-Such a product takes as long as reading the weights does. Libraries of matrix products arrange them first for work that
-hardly comes; the kernel (``native/linear.c``) reads them once, in their order.
+Such a product takes as long as reading the weights. Libraries first rearrange the weights for large products, which
+costs more than a small product takes; the kernel (``native/linear.c``) reads them once, in order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from captioning.kernels import native
 
 FEW = 16
-"""Rows up to which the kernel is the faster one."""
+"""Largest number of rows for which the kernel is faster."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -27,7 +27,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _is_few(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x has so few rows that the kernel is faster, and it can take them. It knows no gradient."""
+    """Return whether the kernel is faster for x and supports it; the kernel has no gradient."""
     return (
         not torch.is_grad_enabled()
         and x.shape[-1] == weight.shape[1]
@@ -42,7 +42,7 @@ def _is_few(x: Tensor, weight: Tensor) -> bool:
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` by ``linear``."""
+    """``nn.Linear`` computed by ``linear``."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for x (..., in)."""
@@ -52,8 +52,8 @@ class Linear(nn.Linear):
 def precise_linear(layer: nn.Linear, x: Tensor) -> Tensor:
     """Return ``layer`` of x (N, in) as (N, out), in at least float32, also under autocast.
 
-    bfloat16 has 8 significant bits: among thousands of words the best two logits are often equal, and the order of a
-    search would then be arbitrary.
+    bfloat16 has 8 significant bits: the best two of thousands of logits are often equal, and their order in a search
+    would be arbitrary.
     """
     device, wide = x.device.type, torch.promote_types(x.dtype, torch.float32)
     if layer.weight.dtype == x.dtype == wide and not torch.is_autocast_enabled(device):

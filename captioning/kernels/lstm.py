@@ -1,4 +1,4 @@
-"""The LSTM cell, Eq. 1-3: as a formula, and as one kernel where there is one for the device and the type."""
+"""The LSTM cell, Eq. 1-3: the plain formula, and one kernel."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from captioning.kernels import native
 
 
 def plain_lstm_cell(embedded: Tensor, hidden: Tensor, context: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return h_t in the type of the gates' parts, and c_t in the type of c_{t-1}. The reference.
+    """Return h_t in the type of the gates' summands, and c_t in the type of c_{t-1}. The reference.
 
     Args:
-        embedded, hidden, context: (N, 4H), the parts of the gates i, f, o, g that come from the word, from h_{t-1} and
-            from what was looked at: Eq. 1 is linear in them.
+        embedded, hidden, context: (N, 4H), the summands of the gates i, f, o, g that come from the word, from h_{t-1}
+            and from the context z_t; Eq. 1 is linear in them.
         c: (N, H), c_{t-1}.
     """
     i, f, o, g = (embedded + hidden + context).to(c.dtype).chunk(4, dim=-1)
@@ -25,7 +25,7 @@ def plain_lstm_cell(embedded: Tensor, hidden: Tensor, context: Tensor, c: Tensor
 
 
 def lstm_cell(embedded: Tensor, hidden: Tensor, context: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what ``plain_lstm_cell`` does."""
+    """Return ``plain_lstm_cell``, by a kernel if there is one for the device and the type."""
     one_type = embedded.dtype == hidden.dtype == context.dtype and c.dtype == torch.float32
     if torch.compiler.is_compiling() or not one_type or not native.usable(hidden):
         return plain_lstm_cell(embedded, hidden, context, c)

@@ -1,19 +1,19 @@
-"""A word's likelihood summed over locations, exactly: a mixture of one distribution for each place to look at.
+"""A word's likelihood summed over locations, exactly: a mixture with one component per location.
 
-The deep output is linear in the context. So with s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i the word that
-follows a look at location i alone has logits s_t + G_i, and one that follows no look, component 0, has s_t. With the
-weights w_t0 = 1 - beta_t and w_ti = beta_t alpha_ti
+The deep output is linear in the context. With s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i, a word has
+logits s_t + G_i after a look at location i, and s_t after no look (component 0). With the weights w_t0 = 1 - beta_t and
+w_ti = beta_t alpha_ti,
 
     p(y_t) = sum_i w_ti softmax(s_t + G_i)[y_t]        the exact marginal likelihood, Deng et al. 2018
     Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
     P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
 
-with maxima subtracted, which cancel. Callers pass factors of G = A W^T: A (B, L, r), the locations' part of the
+with maxima subtracted, which cancel. Callers pass the factors of G = A W^T: A (B, L, r), the locations' summand of the
 output's hidden layer or a projection of lower rank, and W (V, r). G and its gradient exist for a few images at a time,
-while they are in the cache; of all images exp(G) alone is kept, for the backward pass.
+which fit in the cache; exp(G) alone is kept for the backward pass.
 
-Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. For fewer components
-callers pass other inputs: A averaged over blocks of cells, with the sums of their weights, or A and W of low rank r.
+Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. With fewer components,
+A is averaged over blocks of cells and their weights are summed; with a lower rank, A and W have r columns.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from torch.autograd.function import once_differentiable
 
 from captioning.kernels.mixture_rows import SMALLEST, exponentials, log_probs, logits_gradient, precise, ratios
 
-_CHUNK_BYTES = {"cpu": 8 << 20}  # of G: what stays in a CPU's cache from one operation to the next
+_CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
 _OTHER_CHUNK_BYTES = 256 << 20
-_SUM_ROWS = 2048  # locations whose share of W's gradient is one product: adding shares up costs a pass through memory
+_SUM_ROWS = 2048  # locations per product for W's gradient: adding up more products costs passes through memory
 
 
 def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return log p of every word in nats, (.., V), at least float32. The reference, for logits of any size.
 
     Args:
-        S: (.., V), logits without the image.
-        G: (.., L, V), what each location adds to them.
-        log_w: (.., L + 1), log of the weights, nowhere first; -inf leaves a component out.
+        S: (.., V), the logits without the image.
+        G: (.., L, V), the summand of each location.
+        log_w: (.., L + 1), log of the weights, component 0 first; -inf leaves a component out.
     """
-    return torch.logsumexp(_plain_parts(S, G, log_w), -2)
+    return torch.logsumexp(_joint_log_probs(S, G, log_w), -2)
 
 
-def _plain_parts(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
-    """Return log p of looking at each location and saying each word, (.., L + 1, V)."""
+def _joint_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
+    """Return the joint log p of the component and the word, (.., L + 1, V)."""
     wide = precise(S)
     S, G, log_w = S.to(wide).unsqueeze(-2), G.to(wide), log_w.to(wide).unsqueeze(-1)
     return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
@@ -53,17 +53,17 @@ def _plain_parts(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
 def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
     """Return log p of every word in nats, (M, V), at least float32: ``plain_mixture_log_probs`` with G = A W^T.
 
-    exp(S), exp(G) and the products are of A's and W's type, or autocast's; sums and logarithms at least float32.
+    exp(S), exp(G) and the products have A's and W's type, or autocast's; sums and logarithms are at least float32.
 
     Args:
         S: (M, V).
-        A: (B, L, r), float32 or bfloat16, whose exponents are wide enough.
+        A: (B, L, r), float32 or bfloat16; the exponents of float16 are too narrow.
         W: (V, r).
-        log_w: (M, L + 1), log of the weights, nowhere first; -inf leaves a component out.
+        log_w: (M, L + 1), log of the weights, component 0 first; -inf leaves a component out.
         image_index: (M,) int64, ascending: an image's steps are adjacent.
 
     Raises:
-        ValueError: steps whose images are not adjacent.
+        ValueError: The steps of an image are not adjacent.
     """
     steps = ByImage.of(image_index, len(A))
     S, log_w = steps.padded(S), steps.padded(log_w)
@@ -75,12 +75,12 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
 
 @torch.no_grad()
 def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
-    """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), nowhere first; 0 where the weight is.
+    """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first; 0 where the weight is 0.
 
-    Z alone is computed, not P.
+    Only Z is computed, not P.
 
     Args:
-        S, A, W, log_w, image_index: as of ``mixture_log_probs``.
+        S, A, W, log_w, image_index: As in ``mixture_log_probs``.
         targets: (M,) int64, the words y_t.
     """
     steps = ByImage.of(image_index, len(A))
@@ -92,18 +92,18 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     total = (mixed.mixed + mixed.per_sum[..., 0]).clamp(min=SMALLEST)
     posterior = mixed.per_sum * mixed.at_targets / total.unsqueeze(-1)
     for b, t in mixed.unreliable.nonzero().tolist():
-        parts = _plain_parts(S[b, t], A[b] @ W.t(), log_w[b, t])
-        posterior[b, t] = torch.softmax(parts[:, targets[b, t]], 0)
+        joint = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
+        posterior[b, t] = torch.softmax(joint[:, targets[b, t]], 0)
     return steps.flat(posterior)
 
 
 class Located(NamedTuple):
-    """What B images contribute while words are searched for, computed once by ``locate``.
+    """The factors of B images in a search, computed once by ``locate``.
 
     Attributes:
         A: (B, L, r).
         W: (V, r).
-        exp_G: (B, L, V), each location's divided by its largest.
+        exp_G: (B, L, V), divided by each location's largest value.
     """
 
     A: Tensor
@@ -111,18 +111,18 @@ class Located(NamedTuple):
     exp_G: Tensor
 
     def select(self, images: Tensor) -> Located:
-        """Return what the given images contribute, (B',) indices."""
+        """Return the factors of the given images, (B',) indices."""
         return Located(self.A[images], self.W, self.exp_G[images])
 
 
 @torch.no_grad()
 def locate(A: Tensor, W: Tensor) -> Located:
-    """Return what images with A (B, L, r) contribute, W (V, r)."""
+    """Return the factors of images with A (B, L, r), for W (V, r)."""
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
-        if torch.compiler.is_compiling():  # the number of images is not known then
+        if torch.compiler.is_compiling():  # the number of images is unknown then
             return Located(A, W, _exponentials(A, W))
-        return Located(A, W, torch.cat([_exponentials(A[part], W) for part in _chunks(A, W)]))
+        return Located(A, W, torch.cat([_exponentials(A[chunk], W) for chunk in _chunks(A, W)]))
 
 
 @torch.no_grad()
@@ -131,11 +131,11 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
 
     Args:
         S: (N, V), N = B * R, the rows of an image adjacent.
-        located: of B images.
+        located: The factors of B images.
         log_w: (N, L + 1).
     """
     A, W, exp_G = located
-    if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed a word is as improbable as it gets
+    if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed, its smallest normal number
         G = exp_G.clamp(min=torch.finfo(exp_G.dtype).tiny).log().repeat_interleave(S.shape[0] // A.shape[0], 0)
         return plain_mixture_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
@@ -146,7 +146,7 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
 
 
 class ByImage:
-    """M steps of B images as (B, T, ..), T the largest number of an image, and back."""
+    """Pads M steps of B images to (B, T, ..), T being the most steps of an image, and flattens them again."""
 
     def __init__(self, images: int, steps: int, slots: Tensor | None) -> None:
         self._shape = images, steps
@@ -155,7 +155,7 @@ class ByImage:
     @classmethod
     def of(cls, image_index: Tensor, images: int) -> ByImage:
         """Raises:
-        ValueError: steps whose images are not adjacent.
+        ValueError: The steps of an image are not adjacent.
         """
         if (image_index.diff() < 0).any():
             raise ValueError("image_index must ascend: an image's steps must be adjacent")
@@ -181,13 +181,13 @@ class ByImage:
 def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     device = A.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else A.dtype
-    if dtype == torch.float16:  # its exponents are too narrow
+    if dtype == torch.float16:  # its exponent range is too narrow
         dtype = torch.float32
     return A.to(dtype), W.to(dtype)
 
 
 def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice]:
-    """Yield few images at a time, of all or of ``images``."""
+    """Yield slices of a few images at a time, over all images or over ``images``."""
     room = _CHUNK_BYTES.get(A.device.type, _OTHER_CHUNK_BYTES)
     count = max(1, room // (A.shape[1] * len(W) * A.element_size()))
     whole = images or slice(0, len(A))
@@ -196,7 +196,7 @@ def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice
 
 
 def _exponentials(A: Tensor, W: Tensor) -> Tensor:
-    """Return exp(G), each location's divided by its largest, (b, L, V), for A (b, L, r)."""
+    """Return exp(G) divided by each location's largest value, (b, L, V), for A (b, L, r)."""
     G = A.flatten(0, 1) @ W.t()
     exponentials(G, out=G)
     return G.unflatten(0, A.shape[:2])
@@ -208,17 +208,17 @@ def _at(rows: Tensor, words: Tensor) -> Tensor:
 
 
 class _Mixed(NamedTuple):
-    """The mixture at steps (B, T), and what its gradient needs.
+    """The mixture at steps (B, T), and the factors of its gradient.
 
     Attributes:
-        log_p: (B, T, V); None where it was asked for targets alone.
-        exp_S: (B, T, V), each step's divided by its largest.
-        exp_G: (b, L, V) of every chunk of images, each location's divided by its largest.
+        log_p: (B, T, V); None if only targets were given.
+        exp_S: (B, T, V), divided by each step's largest value.
+        exp_G: (b, L, V) for every chunk of images, divided by each location's largest value.
         sums: (B, T, L + 1), Z.
         per_sum: (B, T, L + 1), w / Z.
-        mixed: sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) of the targets alone.
-        at_targets: (B, T, L + 1), exp(G) of the targets, 1 nowhere; None for all words.
-        unreliable: (B, T) bool, True where terms of a sum may have been lost to underflow.
+        mixed: The sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) if only targets were given.
+        at_targets: (B, T, L + 1), exp(G) of the targets, 1 for component 0; None for all words.
+        unreliable: (B, T) bool, True where a summand may have been lost to underflow.
     """
 
     log_p: Tensor | None
@@ -232,7 +232,7 @@ class _Mixed(NamedTuple):
 
 
 def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None) -> _Mixed:
-    """Mix over locations at steps S (B, T, V), with exp(G) (B, L, V) as given or made here."""
+    """Mix over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W."""
     (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
     S, wide = S.contiguous(), precise(S, A)
     log_w = log_w.to(wide)
@@ -241,30 +241,32 @@ def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None,
     log_p = log_w.new_empty(S.shape) if targets is None else None
     mixed = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
     least = log_w.new_empty(B, T)
-    kept = []
-    for part in _chunks(A, W):
-        G = _exponentials(A[part], W) if exp_G is None else exp_G[part]
-        kept.append(G)
-        e = exp_S[part]
-        shift, sums[part, :, 0] = exponentials(S[part], out=e)
-        sums[part, :, 1:] = torch.bmm(e, G.mT)
-        per_sum[part] = (log_w[part] - sums[part].clamp(min=SMALLEST).log()).exp()
-        nowhere, by_location = per_sum[part, :, 0], per_sum[part, :, 1:]
+    chunks_of_exp_G = []
+    for chunk in _chunks(A, W):
+        G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
+        chunks_of_exp_G.append(G)
+        e = exp_S[chunk]
+        shift, sums[chunk, :, 0] = exponentials(S[chunk], out=e)
+        sums[chunk, :, 1:] = torch.bmm(e, G.mT)
+        per_sum[chunk] = (log_w[chunk] - sums[chunk].clamp(min=SMALLEST).log()).exp()
+        no_look, by_location = per_sum[chunk, :, 0], per_sum[chunk, :, 1:]
         if targets is not None:
-            at_targets[part, :, 1:] = _at(G, targets[part])
-            mixed[part] = (by_location * at_targets[part, :, 1:]).sum(-1)
-            least[part] = mixed[part] + nowhere
+            at_targets[chunk, :, 1:] = _at(G, targets[chunk])
+            mixed[chunk] = (by_location * at_targets[chunk, :, 1:]).sum(-1)
+            least[chunk] = mixed[chunk] + no_look
         elif log_p is not None:
-            torch.bmm(by_location.to(dtype), G, out=mixed[part])
-            least[part] = log_probs(S[part], shift, mixed[part], nowhere, out=log_p[part])
+            torch.bmm(by_location.to(dtype), G, out=mixed[chunk])
+            least[chunk] = log_probs(S[chunk], shift, mixed[chunk], no_look, out=log_p[chunk])
     unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
-    # Where sums are clamped, steps are computed another way; what goes through here must be finite.
+    # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
     sums.clamp_(min=SMALLEST)
-    return _Mixed(log_p, exp_S, kept, sums, per_sum, mixed, None if targets is None else at_targets, unreliable)
+    return _Mixed(
+        log_p, exp_S, chunks_of_exp_G, sums, per_sum, mixed, None if targets is None else at_targets, unreliable
+    )
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
-    """Return ``log_p`` (B, T, V) with its unreliable steps computed by the plain formula, one by one."""
+    """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
     places = unreliable.nonzero()
     steps = [plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in places.tolist()]
     return log_p.index_put(tuple(places.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
@@ -295,22 +297,22 @@ class _Mixture(torch.autograd.Function):
         for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
         for_log_w = torch.empty_like(per_sum)
-        parts = list(_chunks(A, W))
+        chunks = list(_chunks(A, W))
         at_once = max(1, _SUM_ROWS // (len(exp_G[0]) * L))  # chunks
         for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
-        for first in range(0, len(parts), at_once):
-            several = parts[first : first + at_once]
-            begin, end = several[0].start, several[-1].stop
-            for part, G in zip(several, exp_G[first:], strict=False):
-                a, e, q = per_sum[part], exp_S[part], gradient[part]
-                U, by_a = ratios(q, mixed[part], a[..., 0])
+        for first in range(0, len(chunks), at_once):
+            group = chunks[first : first + at_once]
+            begin, end = group[0].start, group[-1].stop
+            for chunk, G in zip(group, exp_G[first:], strict=False):
+                a, e, q = per_sum[chunk], exp_S[chunk], gradient[chunk]
+                U, by_a = ratios(q, mixed[chunk], a[..., 0])
                 r = a * torch.cat([by_a.unsqueeze(-1), torch.bmm(U, G.mT)], -1)
-                for_log_w[part] = r
-                c = r / sums[part]
+                for_log_w[chunk] = r
+                c = r / sums[chunk]
                 by_Z = -c[..., 1:].to(dtype)
-                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[part])
+                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[chunk])
                 left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
-                torch.mul(torch.bmm(left.mT, right), G, out=for_G[part.start - begin : part.stop - begin])
+                torch.mul(torch.bmm(left.mT, right), G, out=for_G[chunk.start - begin : chunk.stop - begin])
             rows = for_G[: end - begin].flatten(0, 1)
             torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
             for_W += rows.t() @ A[begin:end].flatten(0, 1)

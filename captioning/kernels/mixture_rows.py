@@ -1,10 +1,12 @@
-"""What a mixture over locations does with rows of V words one by one: PyTorch's operations, and one kernel for each.
+"""Element-wise operations on logits (.., V) for the mixture over locations: the plain formulas, and a kernel for each.
 
-``captioning.kernels.marginal`` says what the numbers are, and has the products between these. Rows (.., V) are of the
-type of the products; numbers of a row (..,), logarithms and log p are at least float32.
+``captioning.kernels.marginal`` defines the quantities, and computes the matrix products between these operations. Rows
+(.., V) have the type of the products; sums and logarithms are at least float32.
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
@@ -12,22 +14,19 @@ from torch import Tensor
 from captioning.kernels import native
 
 SMALLEST = 1e-15
-"""Totals below this are taken to be this; such steps are computed another way."""
+"""Smaller totals are replaced by this value; such steps are computed by the plain formula."""
 
 
 def precise(*tensors: Tensor) -> torch.dtype:
     """Return the widest of the tensors' types and float32."""
-    found = torch.float32
-    for tensor in tensors:
-        found = torch.promote_types(found, tensor.dtype)
-    return found
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
 def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill ``out`` (.., V), which may be ``x``, with exp(x), each row's divided by its largest.
+    """Fill ``out`` (.., V), which may be ``x``, with exp(x) divided by each row's largest value.
 
     Returns:
-        the logarithm of what each row was divided by, and its sum, (..,).
+        The logarithm of each row's divisor, and each row's sum, (..,).
     """
     if _usable(x, out):
         shift, sums = (torch.empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
@@ -40,48 +39,45 @@ def exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return shift, values.sum(-1)
 
 
-def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, nowhere: Tensor, out: Tensor) -> Tensor:
-    """Fill ``out`` (.., V) with s - shift + log(mixed + nowhere).
+def log_probs(s: Tensor, shift: Tensor, mixed: Tensor, no_look: Tensor, out: Tensor) -> Tensor:
+    """Fill ``out`` (.., V) with s - shift + log(mixed + no_look).
 
     Args:
         s: (.., V).
-        mixed: (.., V), what the locations add up to.
-        nowhere: (..,), what component 0 adds for every word.
+        mixed: (.., V), the sum over the locations.
+        no_look: (..,), the summand of component 0, equal for all words.
 
     Returns:
-        (..,) each row's smallest mixed + nowhere.
+        The smallest mixed + no_look of each row, (..,).
     """
     if _usable(s, mixed) and out.dtype == torch.float32:
         least = torch.empty(shift.shape, dtype=torch.float32)
-        shift, nowhere = shift.contiguous(), nowhere.contiguous()
-        native.call("mixture_log_probs", s.dtype, s, mixed, nowhere, shift, out, least, *_rows(s))
+        shift, no_look = shift.contiguous(), no_look.contiguous()
+        native.call("mixture_log_probs", s.dtype, s, mixed, no_look, shift, out, least, *_rows(s))
         return least
-    total = mixed.to(out.dtype) + nowhere.unsqueeze(-1)
+    total = mixed.to(out.dtype) + no_look.unsqueeze(-1)
     torch.add(s.to(out.dtype) - shift.unsqueeze(-1), total.clamp(min=SMALLEST).log(), out=out)
     return total.amin(-1)
 
 
-def ratios(q: Tensor, mixed: Tensor, nowhere: Tensor) -> tuple[Tensor, Tensor]:
-    """Return q / (mixed + nowhere) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
+def ratios(q: Tensor, mixed: Tensor, no_look: Tensor) -> tuple[Tensor, Tensor]:
+    """Return q / (mixed + no_look) (.., V) in the type of ``mixed``, and the sum of each row (..,)."""
     if _usable(mixed) and q.dtype == torch.float32 and q.is_contiguous():
-        out, sums, nowhere = (
-            torch.empty_like(mixed),
-            torch.empty(mixed.shape[:-1], dtype=torch.float32),
-            nowhere.contiguous(),
-        )
-        native.call("mixture_ratios", mixed.dtype, q, mixed, nowhere, out, sums, *_rows(mixed))
+        out, sums = torch.empty_like(mixed), torch.empty(mixed.shape[:-1], dtype=torch.float32)
+        no_look = no_look.contiguous()
+        native.call("mixture_ratios", mixed.dtype, q, mixed, no_look, out, sums, *_rows(mixed))
         return out, sums
-    found = q / (mixed.to(q.dtype) + nowhere.unsqueeze(-1)).clamp_(min=SMALLEST)
-    return found.to(mixed.dtype), found.sum(-1)
+    quotients = q / (mixed.to(q.dtype) + no_look.unsqueeze(-1)).clamp_(min=SMALLEST)
+    return quotients.to(mixed.dtype), quotients.sum(-1)
 
 
-def logits_gradient(q: Tensor, mixed: Tensor, nowhere: Tensor, e: Tensor, out: Tensor) -> None:
-    """Fill ``out`` (.., V) with q + (mixed - nowhere) e."""
+def logits_gradient(q: Tensor, mixed: Tensor, no_look: Tensor, e: Tensor, out: Tensor) -> None:
+    """Fill ``out`` (.., V) with q + (mixed - no_look) e."""
     if _usable(mixed, e, out) and q.dtype == torch.float32 and q.is_contiguous():
-        nowhere = nowhere.contiguous()
-        native.call("mixture_gradient", mixed.dtype, q, mixed, nowhere, e, out, *_rows(mixed))
+        no_look = no_look.contiguous()
+        native.call("mixture_gradient", mixed.dtype, q, mixed, no_look, e, out, *_rows(mixed))
     else:
-        out.copy_((mixed - nowhere.unsqueeze(-1)).mul_(e).add_(q))
+        out.copy_((mixed - no_look.unsqueeze(-1)).mul_(e).add_(q))
 
 
 def _usable(*rows: Tensor) -> bool:

@@ -18,7 +18,7 @@ from captioning.trace import State
 
 
 class ImageMemory(Protocol):
-    """A tensor structure of several images that all steps read."""
+    """Tensors of several images that all steps read."""
 
     def collected(self) -> Any:
         """Return it with the gradients of all steps collected, see ``unroll``."""
@@ -36,8 +36,8 @@ class Recurrence:
     """Runs the steps of a module.
 
     Attributes:
-        mode: Mode of ``torch.compile`` for the step in training; None to run it as it is. Small batches are then filled
-            up with copies of their images, so that few shapes are compiled.
+        mode: Mode of ``torch.compile`` for the step in training; None to run it uncompiled. If the step is compiled,
+            small batches are padded with copies of their images, so that few shapes are compiled.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Recurrence:
     def __call__(
         self, step: Step[Out], module: nn.Module, inputs: Tensor, state: State, memory: ImageMemory, images: int
     ) -> Out:
-        """Run all steps and return their outputs stacked, (N, T, ..) each; None stays None.
+        """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
 
         Args:
             step: A plain function, so that one compilation serves every instance of the module's class.
@@ -63,20 +63,20 @@ class Recurrence:
                 outputs = _run(functools.partial(step, module), inputs.unbind(1), state, memory.collected())
         else:
             R = N // images
-            if (wanted := self._buckets.images(images, R)) > images:
-                chosen = torch.arange(wanted, device=inputs.device) % images
-                rows = torch.arange(wanted * R, device=inputs.device) % N
+            if (padded := self._buckets.images(images, R)) > images:
+                chosen = torch.arange(padded, device=inputs.device) % images
+                rows = torch.arange(padded * R, device=inputs.device) % N
                 inputs, state, memory = inputs[rows], tuple(tensor[rows] for tensor in state), memory.select(chosen)
             begin_training_step(self.mode)
-            # Compiled code knows nothing of collected gradients: autograd adds them step by step. The strides of the
-            # step's inputs must not depend on T.
+            # Compiled code does not collect gradients; autograd adds them step by step. The strides of the inputs must
+            # not depend on T.
             steps = inputs.transpose(0, 1).contiguous().unbind(0)
             outputs = _run(functools.partial(compiled(step, self.mode), module), steps, state, memory)
         return type(outputs[0])(*(_stacked(tensors, N) for tensors in zip(*outputs, strict=True)))
 
 
 def to_autocast(x: Tensor) -> Tensor:
-    """Return ``x`` in autocast's type, so that tensors which every step uses are converted once."""
+    """Return ``x`` in autocast's type, so that a tensor which every step uses is converted once."""
     device = x.device.type
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 

@@ -1,7 +1,7 @@
-"""Gradients of tensors that every step of a recurrence uses, computed once after the last step of the backward pass.
+"""Gradients of tensors that every step of a recurrence uses, computed once at the end of the backward pass.
 
 The gradient of a weight that T steps use is a sum of T small products. Autograd computes and adds them one by one.
-Here the steps leave their factors, and one large product at the end of the backward pass gives the same sum:
+Here the steps store their factors, and one large product at the end gives the same sum:
 
     weight = collected(weight)
     for x in steps:
@@ -25,7 +25,7 @@ from captioning.kernels.linear import Linear
 
 Use = tuple[Tensor, ...]
 CollectedGradient = Callable[[Tensor, list[Use]], Tensor]
-"""Called with the collected tensor and the factors that the steps left; returns the tensor's gradient."""
+"""Called with the collected tensor and the factors that the steps stored; returns the tensor's gradient."""
 
 
 class _Collect(torch.autograd.Function):
@@ -39,7 +39,7 @@ class _Collect(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> Tensor | None:
-        """Runs after the backward pass of all steps, because every step took this node's output."""
+        """Runs after the backward pass of all steps, because every step uses this node's output."""
         (tensor,) = ctx.saved_tensors
         for collected_gradient, uses in ctx.uses.items():
             sum_over_steps = collected_gradient(tensor, uses)
@@ -49,16 +49,16 @@ class _Collect(torch.autograd.Function):
 
 
 def collected(tensor: Tensor) -> Tensor:
-    """Return ``tensor`` with a place where steps can leave the factors of its gradient."""
+    """Return ``tensor`` with a list in which steps store the factors of its gradient."""
     if tensor.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         return _Collect.apply(tensor)
     return tensor
 
 
 def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
-    """Return where a step leaves its factors, by the function that turns them into a gradient; None: not collected.
+    """Return the lists of factors by the function that makes a gradient of them; None if ``tensor`` is not collected.
 
-    A step that leaves factors there must give ``tensor`` itself no gradient.
+    A step that appends factors must return no gradient for ``tensor`` itself.
     """
     return None if torch.compiler.is_compiling() else getattr(tensor.grad_fn, "uses", None)
 
@@ -109,12 +109,12 @@ def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
 
 
 def matmul(x: Tensor, matrices: Tensor) -> Tensor:
-    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), one for each image."""
+    """Return the products (B, R, N) of x (B, R, K) and matrices (B, K, N), image by image."""
     return torch.bmm(x, matrices) if uses_of(matrices) is None else _MatMul.apply(x, matrices)
 
 
 class StepLinear(Linear):
-    """A linear layer inside a recurrence: within ``unrolled`` the gradient of its weight is collected over all steps."""
+    """A linear layer inside a recurrence; within ``unrolled`` its weight gradient is collected over all steps."""
 
     _collected: Tensor | None = None
 
@@ -129,7 +129,7 @@ class StepLinear(Linear):
 
 @contextmanager
 def unrolled(module: nn.Module) -> Iterator[None]:
-    """Collect the weight gradients of all ``StepLinear`` below ``module`` over the steps that are taken within."""
+    """Collect the weight gradients of every ``StepLinear`` in ``module`` over the steps within the context."""
     layers = [layer for layer in module.modules() if isinstance(layer, StepLinear)]
     try:
         for layer in layers:
@@ -137,7 +137,8 @@ def unrolled(module: nn.Module) -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 weight = weight.to(torch.get_autocast_dtype(device))
             weight = collected(weight)
-            layer._collected = None if isinstance(weight, nn.Parameter) else weight  # a parameter would be registered
+            # Assigning a parameter would register it.
+            layer._collected = None if isinstance(weight, nn.Parameter) else weight
         yield
     finally:
         for layer in layers:

@@ -42,7 +42,7 @@ class CaptionModel(nn.Module):
     A memory holds a batch of encoded images.
 
     Attributes:
-        encoder: The encoder whose cells the locations of a trace are.
+        encoder: The encoder; locations of a trace index its cells.
     """
 
     encoder: Encoder
@@ -176,7 +176,7 @@ class Captioner(CaptionModel):
         """Return the words and traces of every caption in the batch, over the memory of its images.
 
         Args:
-            samples: Times that every caption is decoded, each with its own dropout and draws; adjacent in the output.
+            samples: How many times each caption is decoded, with its own draws and dropout; adjacent in the output.
         """
         return self.decoder(batch.captions, batch.lengths, memory_per_caption(batch, memory), samples)
 
@@ -210,10 +210,7 @@ class Captioner(CaptionModel):
 
 
 def memory_per_caption(batch: CaptionBatch, memory: Memory) -> Memory:
-    """Return a memory whose images all have the same number of the batch's captions, adjacent ones.
-
-    That is the memory of the batch's images if they do, otherwise one image per caption.
-    """
+    """Return ``memory`` if all images have equally many captions, adjacent; otherwise one image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
     image_index = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, captions // images))
     return memory if torch.equal(batch.image_index, image_index) else memory.select(batch.image_index)

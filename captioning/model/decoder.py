@@ -20,23 +20,23 @@ from captioning.trace import AttentionTrace, State
 
 @dataclass(frozen=True)
 class DecoderOutput:
-    """Teacher forcing over N captions of T steps, of which the M = sum of lengths that exist are packed.
+    """Teacher forcing over N captions of T steps. The M = sum(lengths) existing steps are packed, caption by caption.
 
     Attributes:
-        logits: (M, V), log-probabilities of the word at each existing step, unnormalised with the deep output.
+        logits: (M, V); with a marginal output they are log-probabilities.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: Of (N, T) steps; alphas, betas and heads are 0 at steps that do not exist. In evaluation it has the
-            posterior of the targets if the decoder has one.
-        selection_log_probs: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
-            expectation and at steps that do not exist. None for deterministic attention.
+        trace: Trace of all (N, T) steps; alphas, betas and heads are 0 at steps that do not exist. In evaluation it has
+            the posterior of the targets if the decoder has one.
+        log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
+            expectation and at steps that do not exist. None for attention that never draws.
     """
 
     logits: Tensor
     targets: Tensor
     mask: Tensor
     trace: AttentionTrace
-    selection_log_probs: Tensor | None = None
+    log_prob: Tensor | None = None
 
 
 class Packed:
@@ -73,13 +73,13 @@ class Packed:
         return zeros.index_copy(0, self._index, packed).unflatten(0, self.mask.shape)
 
     def images(self, B: int) -> Tensor:
-        """Return (M,) int64, the image of each step; the N captions of B images lie image by image."""
+        """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
         return self._index // (self.mask.numel() // B)
 
     def output(
         self, logits: Tensor, trace: AttentionTrace, log_prob: Tensor | None = None, posterior: Tensor | None = None
     ) -> DecoderOutput:
-        """Return the decoder's output of logits (M, V), a trace and log_prob of (N, T) steps, and posterior (M, L)."""
+        """Build the ``DecoderOutput`` of logits (M, V), a trace and log_prob of (N, T) steps, and posterior (M, L)."""
         mask = self.mask
         trace = AttentionTrace(
             trace.alphas * mask.unsqueeze(-1),
@@ -102,7 +102,7 @@ class Decoder(Component):
 
     Attributes:
         attention: The attention whose alphas are traced.
-        embedding: The embedding of the words that are fed.
+        embedding: Embedding of the input words.
     """
 
     attention: Attention
@@ -137,12 +137,12 @@ class Decoder(Component):
         yield self.attention
 
     def compile_training(self, mode: Mode) -> None:
-        """Run the step of the recurrence compiled in training; results do not change.
+        """Compile the step of the recurrence in training.
 
         Raises:
             InputError: There is no recurrence to compile.
         """
-        raise InputError(f"compile: is for the steps of a recurrence, and {type(self).__name__} has none; leave it out")
+        raise InputError(f"compile: {type(self).__name__} has no recurrence to compile; leave it out")
 
     @abstractmethod
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
@@ -154,7 +154,7 @@ class Decoder(Component):
         """Create the layers before attention; returns the size of the annotations that attention sees."""
         self.vocabulary_size = vocabulary_size
         self.annotation_dim = annotation_dim
-        # affine=False: the layers behind it learn scale and shift.
+        # affine=False: the layers after it can learn scale and shift.
         self.standardize = nn.BatchNorm1d(annotation_dim, affine=False) if self.standardize_annotations else None
         return (
             annotation_dim if self.annotation_layer is None else self.annotation_layer.build(annotation_dim, grid_size)
@@ -172,7 +172,9 @@ class Decoder(Component):
             annotations = self._standardized(annotations, mask)
         annotations = to_autocast(annotations)
         if self.annotation_layer is not None:
-            annotations = to_autocast(self.annotation_layer(annotations, mask))  # norms give float32 on a GPU
+            annotations = to_autocast(
+                self.annotation_layer(annotations, mask)
+            )  # normalisation layers return float32 on a GPU
         return self.prepare_memory(annotations, mask)
 
     def _standardized(self, annotations: Tensor, mask: Tensor | None) -> Tensor:
@@ -216,8 +218,8 @@ class Decoder(Component):
             captions: (N, T+1) int64, ``<start> w_1 .. <end> <pad> ..``; N = B * R, the captions of an image adjacent.
             lengths: (N,) int64, steps of each caption: its words and <end>.
             memory: The memory of B images.
-            samples: Times S that every caption is decoded, each with its own dropout and draws. The output then has
-                N * S captions, the samples of a caption adjacent.
+            samples: How many times S each caption is decoded, with its own draws, and dropout of its own after the
+                initial state. The output has N * S captions, the samples of a caption adjacent.
 
         Raises:
             ValueError: Captions or lengths of another shape.

@@ -22,19 +22,19 @@ from captioning.model.decoder import DecoderOutput
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
 Memories = tuple[Memory, ...]
-"""Of the members, in their order."""
+"""The memories of the members, in their order."""
 
 
 class Ensemble(CaptionModel):
     """Captioners whose word distributions are averaged at every step of a search.
 
-    Any mixture of attentions, outputs and encoders over one vocabulary. The trace is the mean of those members that
-    look at the same cells of the same view as the first; it has no posterior.
+    Members may differ in attention, output and encoder, but share one vocabulary. The trace is the mean over the
+    members that look at the same cells of the same view as the first; it has no posterior.
 
     Args:
-        members: the first one's encoder has the say where views and batches are made.
-        load: returns the images (B, 3, height, width) of rows (B,) of the split being evaluated. Needed for batches
-            alone, where a member's encoder computes something else than the first one's.
+        members: The captioners. The first member's encoder determines views and batches.
+        load: Returns the images (B, 3, height, width) of records (B,) of the split being evaluated. Only needed for
+            batches, if a member's encoder differs from the first one's.
     """
 
     encoder: Encoder
@@ -44,14 +44,14 @@ class Ensemble(CaptionModel):
     ) -> None:
         super().__init__()
         self.encoder = members[0].encoder
-        # Those whose traces are averaged come first; a mean does not depend on the order.
+        # Members whose traces are averaged come first; a mean does not depend on the order.
         self.captioners = sorted(members, key=lambda member: not _same_view(member.encoder, self.encoder))
         self.members = torch.nn.ModuleList(self.captioners)
         self.traced = sum(_same_view(member.encoder, self.encoder) for member in members)
         self.load = load
         self._encoders: list[Encoder] = []
         self._encoder_of: list[int] = []
-        """Which of the different encoders a member uses."""
+        """The index of every member's encoder among the different ones."""
         identities: list[dict] = []
         for member in self.captioners:
             identity = member.encoder.identity()
@@ -62,15 +62,11 @@ class Ensemble(CaptionModel):
 
     @property
     def preprocessings(self) -> list[Preprocessing]:
-        found: list[Preprocessing] = []
-        for encoder in self._encoders:
-            if encoder.preprocessing not in found:
-                found.append(encoder.preprocessing)
-        return found
+        return list(dict.fromkeys(encoder.preprocessing for encoder in self._encoders))
 
     def encode_views(self, views: Sequence[Tensor]) -> Memories:
-        known = self.preprocessings
-        return self._memories([encoder(views[known.index(encoder.preprocessing)]) for encoder in self._encoders])
+        view_of = dict(zip(self.preprocessings, views, strict=True))
+        return self._memories([encoder(view_of[encoder.preprocessing]) for encoder in self._encoders])
 
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
@@ -90,8 +86,8 @@ class Ensemble(CaptionModel):
 
     def _memories(self, annotations: list[Tensor], mask: Tensor | None = None) -> Memories:
         """Args:
-        annotations: of the different encoders.
-        mask: of the first encoder's annotations.
+        annotations: Annotations of the different encoders.
+        mask: Mask of the first encoder's annotations.
         """
         return tuple(
             member.encode(annotations=annotations[number], mask=mask if number == 0 else None)
@@ -100,50 +96,52 @@ class Ensemble(CaptionModel):
 
     def teacher_force(self, batch: CaptionBatch, memory: Memories) -> DecoderOutput:
         """``logits`` are the logarithms of the mean distribution."""
-        found = [member.teacher_force(batch, own) for member, own in zip(self.captioners, memory, strict=True)]
-        logits = mean_log_probs([torch.log_softmax(each.logits.float(), dim=-1) for each in found])
-        trace = mean_trace([each.trace for each in found[: self.traced]])._replace(posterior=None)
-        return replace(found[0], logits=logits, trace=trace, selection_log_probs=None)
+        outputs = [
+            member.teacher_force(batch, its_memory) for member, its_memory in zip(self.captioners, memory, strict=True)
+        ]
+        logits = mean_log_probs([torch.log_softmax(output.logits.float(), dim=-1) for output in outputs])
+        trace = mean_trace([output.trace for output in outputs[: self.traced]])._replace(posterior=None)
+        return replace(outputs[0], logits=logits, trace=trace, log_prob=None)
 
     def stepper(self, memory: Memories) -> ImageStepFunction:
-        each = list(zip(self.captioners, memory, strict=True))
-        sizes = [len(member.init_state(own)) for member, own in each]
-        return MeanStep([member.stepper(own) for member, own in each], sizes, traced=self.traced)
+        members = list(zip(self.captioners, memory, strict=True))
+        sizes = [len(member.init_state(its_memory)) for member, its_memory in members]
+        return MeanStep([member.stepper(its_memory) for member, its_memory in members], sizes, traced=self.traced)
 
     def init_state(self, memory: Memories) -> State:
-        states = (member.init_state(own) for member, own in zip(self.captioners, memory, strict=True))
-        return tuple(part for state in states for part in state)
+        states = (member.init_state(its_memory) for member, its_memory in zip(self.captioners, memory, strict=True))
+        return tuple(tensor for state in states for tensor in state)
 
     @contextmanager
     def inferring(self, mode: str | None) -> Iterator[None]:
-        """Members that do not know the mode go on as they are; one of them must know it."""
-        knowing = [member for member in self.captioners if mode in member.decoder.attention.inference_modes]
-        if mode is not None and not knowing:
+        """Members without the mode keep their own; at least one member must have it."""
+        with_mode = [member for member in self.captioners if mode in member.decoder.attention.inference_modes]
+        if mode is not None and not with_mode:
             raise InputError(f"inference: no model of the ensemble knows {mode!r}")
         with ExitStack() as stack:
-            for member in knowing:
+            for member in with_mode:
                 stack.enter_context(member.inferring(mode))
             yield
 
-    def with_posterior(self, memory: Memories, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
-        return found
+    def with_posterior(self, memory: Memories, hypotheses: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        return hypotheses
 
 
 def _same_view(one: Encoder, other: Encoder) -> bool:
-    """Whether the encoders' locations are the same places of the same view; trained ones differ by a little."""
+    """Return whether two encoders' locations are the same places of the same view, up to small differences."""
     a, b = one.preprocessing, other.preprocessing
     return (a.resize, a.crop) == (b.resize, b.crop) and one.cells.near(other.cells)
 
 
 class MeanStep:
-    """A step function whose word distribution is the mean of several, over the same words.
+    """A step function whose word distribution is the mean of those of several members.
 
-    Its state is the states of all, one after the other.
+    Its state is the members' states, one after the other.
 
     Args:
-        steps: over the same images.
-        state_sizes: how many tensors the state of each has.
-        traced: how many of the first ones look at the same locations; the trace is the mean of theirs.
+        steps: The members' step functions, over the same images.
+        state_sizes: Number of tensors in the state of each member.
+        traced: Number of leading members that share locations, whose traces are averaged.
     """
 
     def __init__(self, steps: Sequence[ImageStepFunction], state_sizes: Sequence[int], *, traced: int = 1) -> None:
@@ -153,13 +151,13 @@ class MeanStep:
         self.images = steps[0].images
 
     def __call__(self, tokens: Tensor, state: State) -> Step:
-        parts = iter(state)
-        states = [tuple(itertools.islice(parts, size)) for size in self.state_sizes]
-        found = [step(tokens, own) for step, own in zip(self.steps, states, strict=True)]
+        tensors = iter(state)
+        states = [tuple(itertools.islice(tensors, size)) for size in self.state_sizes]
+        outputs = [step(tokens, its_state) for step, its_state in zip(self.steps, states, strict=True)]
         return Step(
-            mean_log_probs([each.log_probs for each in found]),
-            tuple(part for each in found for part in each.state),
-            mean_trace([each.trace for each in found[: self.traced]]),
+            mean_log_probs([output.log_probs for output in outputs]),
+            tuple(tensor for output in outputs for tensor in output.state),
+            mean_trace([output.trace for output in outputs[: self.traced]]),
         )
 
     def select(self, images: Tensor) -> MeanStep:
@@ -169,27 +167,27 @@ class MeanStep:
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
     """Return log of the mean of several distributions (.., V) in nats.
 
-    The mean of the probabilities, not of their logarithms: it is the distribution of a mixture whose components are
-    equally likely, sums to one as it is, and no model can veto a word that the others are sure of.
+    Probabilities are averaged, not their logarithms: the result is a mixture of equally likely models. It sums to one,
+    and no model can veto a word that the others are sure of.
     """
     total = log_probs[0]
-    for other in log_probs[1:]:
-        total = torch.logaddexp(total, other)
+    for summand in log_probs[1:]:
+        total = torch.logaddexp(total, summand)
     return total - math.log(len(log_probs)) if len(log_probs) > 1 else total
 
 
 def mean_trace(traces: Sequence[AttentionTrace]) -> AttentionTrace:
-    """Return the mean alphas and betas of models that look at the same locations; of one, its trace as it is.
+    """Return the mean alphas and betas of models that look at the same locations; one trace is returned unchanged.
 
-    The mean of several is an expectation, also where each of them took its context from a single location. It has
-    betas if all models have a gate.
+    The mean is an expectation even if every model took its context from a single location. It has betas if all models
+    have a gate.
     """
     first, *others = traces
     if not others:
         return first
-    gates = [trace.betas for trace in traces]
+    betas = [trace.betas for trace in traces]
     return AttentionTrace(
         torch.stack([trace.alphas.float() for trace in traces]).mean(0),
-        None if any(gate is None for gate in gates) else torch.stack([gate.float() for gate in gates]).mean(0),
+        None if any(beta is None for beta in betas) else torch.stack([beta.float() for beta in betas]).mean(0),
         torch.full_like(first.locations, EXPECTATION),
     )

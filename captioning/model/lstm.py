@@ -1,6 +1,6 @@
 """The LSTM decoder with attention: Eq. 1-7 of Xu et al., Show, Attend and Tell (ICML 2015).
 
-The letters of the paper, t being the step and phi the selection of the attention:
+In the letters of the paper, where t is the step and phi the selection of the attention:
 
     e_ti = f_att(a_i, h_{t-1}),  alpha_t = softmax(e_t),  z_t = phi({a_i}, {alpha_ti})     Eq. 4-6, ``attention``
     z_t <- beta_t z_t,  beta_t = sigmoid(f_beta(h_{t-1}))                                   Sec. 4.2.1, ``gate``
@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, Memory, expected_context
+from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
@@ -32,7 +32,7 @@ from captioning.vocabulary import PAD
 
 
 class AttentionDecoder(Decoder):
-    """An LSTM that looks at the image through ``attention`` before every word.
+    """An LSTM decoder that attends to the image before it predicts each word.
 
     Its state is (h, c, ...): h and c of shape (N, H), then the tensors that the attention carries from step to step.
 
@@ -42,14 +42,14 @@ class AttentionDecoder(Decoder):
         hidden_dim: Size H of the LSTM (the paper's n).
         init_layers: Layers of each of the two MLPs that give h_0 and c_0.
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
-        dropout: Probability of dropping a unit of h_t, of the output's hidden layer, and of the hidden layers of the
-            initial MLPs. The paper names dropout; the places are those of the authors' code.
+        dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
+            the hidden layers of the initial MLPs. The paper names dropout; the places are those of the authors' code.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
             channel, as measured in training. Differs from the paper, which takes the CNN's output as it is: the
             channels of frozen ReLU features differ widely in scale.
         annotation_layer: A layer over the (standardised) annotations, such as a bidirectional LSTM; the decoder attends
             to its output.
-        output: The layers that turn state and context into words; the paper's deep output by default.
+        output: Layers that predict words from state and context. Defaults to the paper's deep output.
 
     Raises:
         InputError: A size or probability is out of range, or the output does not work with the attention.
@@ -101,7 +101,7 @@ class AttentionDecoder(Decoder):
             self.embedding.weight[PAD].zero_()
         for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
             nn.init.orthogonal_(weight)
-        with torch.no_grad():  # an open forget gate lets the first updates reach early words
+        with torch.no_grad():  # forget gates start open, so that gradients reach early words
             self.word_to_gates.bias.zero_()
             self.word_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
 
@@ -110,18 +110,22 @@ class AttentionDecoder(Decoder):
 
     def init_state(self, memory: Memory) -> State:
         """Return h_0 = f_init,h(mean a) and c_0 = f_init,c(mean a), (B, H) each, and the attention's first state."""
-        exists = torch.ones_like(memory.annotations[:, :, 0]) if memory.mask is None else memory.mask
-        fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
-        mean = expected_context(fraction.unsqueeze(1), memory.annotations).squeeze(1)  # (B, D)
+        mean = memory.mean_annotation()  # (B, D)
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 
     def _recur(self, word_gates: Tensor, state: State, memory: Memory) -> tuple[State, Recurred]:
-        """Take one step of Eq. 1-6, given the word's part (N, 4H) of the gates: Eq. 1 is linear."""
+        """Take one step of Eq. 1-6.
+
+        Args:
+            word_gates: (N, 4H), the word's contribution to i, f, o and g before their nonlinearities.
+        """
         h, c, *carried = state
         looked = self.attention(h, memory, tuple(carried))  # Eq. 4-6
         context, beta_logit = self.gate(h, looked.context)  # Sec. 4.2.1
-        h, c = lstm_cell(word_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)  # Eq. 1-3: i, f, o, g
+        # i, f, o = sigmoid(..), g = tanh(..) of the sum of three linear maps, Eq. 1
+        # c = f * c + i * g, Eq. 2;  h = o * tanh(c), Eq. 3
+        h, c = lstm_cell(word_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)
         return (h, c, *looked.state), Recurred(
             h, context, beta_logit, looked.alphas, looked.locations, looked.log_prob, looked.heads
         )
@@ -133,7 +137,7 @@ class AttentionDecoder(Decoder):
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed, B = Packed(captions, lengths, samples), len(memory.annotations)
-        word = self.embedding(captions[:, :-1])  # (N, T, E); like the words' gates and Eq. 7, it needs no loop
+        word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
         recurred = self._all_steps(self.word_to_gates(word), memory, B, samples)
         words = self.output(
             packed.pack(repeat_rows(word, samples)),
@@ -145,8 +149,8 @@ class AttentionDecoder(Decoder):
         return packed.output(words.logits, recurred.trace(), recurred.log_prob, words.posterior)
 
     def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, samples: int) -> Recurred:
-        """Take the steps of captions with word_gates (N, T, 4H); returns fields (N * S, T, ..)."""
-        # Where attention draws and drops nothing, all samples of a caption go through the same states.
+        """Run the recurrence over all steps of word_gates (N, T, 4H); returns fields (N * S, T, ..)."""
+        # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
         word_gates = repeat_rows(word_gates, repeats)
         state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))

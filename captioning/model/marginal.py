@@ -16,7 +16,7 @@ from captioning.model.output import Output, Recurred, Words
 
 @dataclass(frozen=True)
 class LocatedMemory(Memory):
-    """A memory with the words that each location makes, computed once per image of a search."""
+    """A memory with each location's contribution to the logits, computed once per image of a search."""
 
     located: Located = field(kw_only=True)
 
@@ -32,12 +32,12 @@ class MarginalOutput(Output):
     the expected context, as with soft attention, so that the recurrence does not branch.
     ``captioning.kernels.marginal`` has the computation.
 
-    By default every location is a component. ``block`` belongs to no parameter and may be set at any time.
+    By default every location is a component. No parameter depends on ``block``, so it may be changed at any time.
 
     Args:
         block: (height, width) of blocks of cells that are one component each: the mean of their annotations, with the
             sum of their weights.
-        rank: Rank of L_o L_z a_i. A learned map to so many dimensions comes between the hidden layer and L_o.
+        rank: Rank of L_o L_z a_i: a learned projection of L_z a_i and of L_o to so many dimensions.
 
     Raises:
         InputError: An option is out of its range.
@@ -58,7 +58,9 @@ class MarginalOutput(Output):
     def check(self, attention: Attention) -> None:
         name = type(attention).__name__
         if isinstance(attention, MultiHeadAttention):
-            raise InputError(f"output: {name} looks at several locations at once, a mixture takes one word from each")
+            raise InputError(
+                f"output: {name} looks at several locations at once; a mixture component needs a single one"
+            )
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 
@@ -119,7 +121,7 @@ class MarginalOutput(Output):
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Return A (B, C, r) and W (V, r): A W^T is what the components add to those logits."""
+        """Return A (B, C, r) and W (V, r): the components add A W^T to the logits of a step that does not look."""
         annotations, blocks = memory.annotations, self._blocks(memory)
         if blocks is not None:
             annotations = _block_means(annotations, memory.mask, blocks)

@@ -17,15 +17,15 @@ from captioning.trace import AttentionTrace
 
 
 class Recurred(NamedTuple):
-    """The result of Eq. 1-6 at N rows of one step, at steps (N, T), or at the M steps of all captions that exist.
+    """The result of Eq. 1-6 for N rows of one step, for steps (N, T), or for the M existing steps of all captions.
 
     Attributes:
         h: (.., H), h_t.
         context: (.., D), z_t multiplied by beta_t.
         beta_logit: (..), f_beta(h_{t-1}); None if the decoder has no gate.
         alphas: (.., L), at least float32.
-        locations: (..) int64, the location of the context, ``trace.EXPECTATION`` where it is the expectation.
-        log_prob: (..), log-probability in nats of a location that was drawn; None for deterministic attention.
+        locations: (..) int64, the location that the context was taken from, or ``trace.EXPECTATION``.
+        log_prob: (..), as in ``AttentionOutput``.
         heads: (.., h, L), the alphas of each head; None in training, and where attention has no heads.
     """
 
@@ -42,7 +42,7 @@ class Recurred(NamedTuple):
         return Recurred(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
 
     def trace(self) -> AttentionTrace:
-        """Return where the steps looked."""
+        """Return the attention trace of these steps."""
         betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
         return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
 
@@ -51,9 +51,9 @@ class Words(NamedTuple):
     """The words of M steps.
 
     Attributes:
-        logits: (M, V), log-probabilities of the words, normalised or not.
-        posterior: (M, L), the probability that the step looked at a location, given its word and that it looked at
-            all; sums to 1. None in training, without targets, or where words do not come from single locations.
+        logits: (M, V); with a marginal output they are log-probabilities.
+        posterior: (M, L), the probability that the word came from a location, given the word and that the step used
+            the image at all; sums to 1. None in training, without targets, and for outputs that are no mixture.
     """
 
     logits: Tensor
@@ -61,7 +61,7 @@ class Words(NamedTuple):
 
 
 class Output(Component):
-    """The layers L_h, L_z and L_o of Eq. 7, and how they make words.
+    """The layers L_h, L_z and L_o of Eq. 7, and how they are combined into the logits of words.
 
     Attributes:
         has_posterior: Whether ``forward`` returns a posterior for targets.
@@ -70,8 +70,10 @@ class Output(Component):
     has_posterior = False
 
     def check(self, attention: Attention) -> None:
-        """Raises:
-        InputError: This output does not work with the attention.
+        """Check that this output works with ``attention``.
+
+        Raises:
+            InputError: It does not.
         """
 
     def build(
@@ -106,7 +108,7 @@ class Output(Component):
         """Return the words of all steps of teacher forcing.
 
         Args:
-            word: (M, E), the embedded word before.
+            word: (M, E), embedding of the previous word.
             recurred: The recurrence at M steps.
             image_index: (M,) int64, ascending, the image of ``memory`` that a step looks at.
             targets: (M,) int64, the true words.
@@ -116,7 +118,7 @@ class Output(Component):
     def step(self, word: Tensor, recurred: Recurred, memory: Memory) -> Tensor:
         """Return the logits (N, V) of one step of a search, N = B * R, the rows of an image adjacent.
 
-        A search compares words, so logits are at least float32 (``kernels.linear.precise_linear``).
+        At least float32, because a search ranks words by these logits (``kernels.linear.precise_linear``).
         """
 
 

@@ -86,7 +86,8 @@ class TransformerDecoder(Decoder):
         if attention.inference_modes != ("expected",):
             name = type(attention).__name__
             raise InputError(
-                f"TransformerDecoder: {name} draws locations, which all words at once cannot; use MultiHeadAttention"
+                f"TransformerDecoder: {name} draws locations, and training computes all words at once; use "
+                "MultiHeadAttention"
             )
         self.dim = dim
         self.layer_count = layers
@@ -123,7 +124,7 @@ class TransformerDecoder(Decoder):
         self.to_words = Linear(d, vocabulary_size)
         if self.tie_embeddings:
             self.to_words.weight = self.embedding.weight
-        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # of size 1 once it is multiplied by the root of d
+        nn.init.normal_(self.embedding.weight, std=d**-0.5)  # units of size 1 after the factor sqrt(d) in _read
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
         nn.init.zeros_(self.to_words.bias)
@@ -134,7 +135,7 @@ class TransformerDecoder(Decoder):
         if attention.score.init_state(torch.ones(1, height * width, dtype=torch.bool)):
             name = type(attention.score).__name__
             raise InputError(
-                f"TransformerDecoder: {name} carries something from word to word, and training computes all words at "
+                f"TransformerDecoder: {name} carries a state from word to word, and training computes all words at "
                 "once; use another score"
             )
 
@@ -144,9 +145,9 @@ class TransformerDecoder(Decoder):
         return LayeredMemory(projected, projected, mask, layers=layers)
 
     def init_state(self, memory: Memory) -> State:
-        """Return the keys and values of no words, (B, 0, d) twice a layer."""
-        nothing = memory.annotations.new_zeros(len(memory.annotations), 0, self.dim)
-        return (nothing,) * (2 * self.layer_count)
+        """Return the keys and values of no words, (B, 0, d), two per layer."""
+        empty = memory.annotations.new_zeros(len(memory.annotations), 0, self.dim)
+        return (empty,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         hidden, state, trace = self._read(tokens.unsqueeze(1), state, memory)
@@ -158,7 +159,7 @@ class TransformerDecoder(Decoder):
         return packed.output(self.to_words(packed.pack(hidden)), trace)
 
     def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        """Read words (N, T) that follow those of ``state``; T is 1 if there is a state.
+        """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.
 
         Returns:
             The input of the output layer (N, T, d), the new state, and the trace of the last layer, of (N, T) steps.
@@ -171,9 +172,9 @@ class TransformerDecoder(Decoder):
         new_state: list[Tensor] = []
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
-            x, keys_and_values, looked = layer(x, words, attention, memory.layers[number])
+            x, keys_and_values, attended = layer(x, words, attention, memory.layers[number])
             new_state += keys_and_values
-        trace = AttentionTrace(looked.alphas, None, looked.locations, heads=looked.heads)
+        trace = AttentionTrace(attended.alphas, None, attended.locations, heads=attended.heads)
         return self.norm(x), tuple(new_state), trace.map(lambda field: field.unflatten(0, tokens.shape))
 
 
@@ -182,7 +183,7 @@ Words = tuple[Tensor, Tensor]
 
 
 class TransformerLayer(nn.Module):
-    """One layer; its attention over annotations is passed to ``forward``.
+    """One layer of the decoder; its attention over annotations is an argument of ``forward``.
 
     Args:
         dim: Size d.
@@ -209,22 +210,22 @@ class TransformerLayer(nn.Module):
     def forward(
         self, x: Tensor, before: Words | None, attention: Attention, memory: Memory
     ) -> tuple[Tensor, Words, AttentionOutput]:
-        """Read x (N, T, d).
+        """Return the layer's output for x (N, T, d).
 
         Args:
-            before: The keys and values of the words before x, which is then one word; None if x begins the caption.
+            before: Keys and values of the words before x, which is then one word; None if x begins the caption.
 
         Returns:
             The layer's output, the keys and values of all words, and the output of ``attention`` for N * T rows.
         """
-        attended, words = self._attend_words(self.before_words(x), before)
-        x = x + self.dropout(attended)
-        looked = attention(self.before_attention(x).flatten(0, 1), memory)
-        x = x + self.dropout(looked.context.unflatten(0, x.shape[:2]))
-        return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, looked
+        self_attended, words = self._attend_words(self.before_words(x), before)
+        x = x + self.dropout(self_attended)
+        attended = attention(self.before_attention(x).flatten(0, 1), memory)
+        x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
+        return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, attended
 
     def _attend_words(self, x: Tensor, before: Words | None) -> tuple[Tensor, Words]:
-        """Return the self-attention of x (N, T, d) over the words up to each, and the keys and values of all."""
+        """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)
         if before is not None:
             key, value = (torch.cat([old.to(new.dtype), new], 1) for old, new in zip(before, (key, value), strict=True))
@@ -237,7 +238,8 @@ class TransformerLayer(nn.Module):
 def word_positions(first: int, count: int, dim: int, device: torch.device | None = None) -> Tensor:
     """Return (count, dim): the sines, then the cosines of positions from ``first`` (Vaswani et al. 2017, Sec. 3.5).
 
-    Each at dim / 2 frequencies; the wavelengths are a geometric series from 2 pi to 2 pi * 10,000 words.
+    Sines and cosines have dim / 2 frequencies each. The wavelengths are a geometric series from 2 pi to 2 pi * 10,000
+    words.
     """
     frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=device) / (dim // 2))
     angles = torch.arange(first, first + count, device=device).unsqueeze(1) * frequencies

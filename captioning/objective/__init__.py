@@ -3,7 +3,7 @@
 from captioning.objective.estimators import (
     ArgmaxBaseline,
     Estimator,
-    ExpectedContext,
+    ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
     NoBaseline,
@@ -12,13 +12,14 @@ from captioning.objective.estimators import (
 from captioning.objective.objective import Likelihood, Objective
 from captioning.objective.reductions import ArcticReduction, Reduction
 from captioning.objective.self_critical import SelfCriticalTraining
-from captioning.objective.terms import Term, TrainingStep
+from captioning.objective.terms import ForcedBatch, Term
 
 __all__ = [
     "ArcticReduction",
     "ArgmaxBaseline",
     "Estimator",
-    "ExpectedContext",
+    "ExpectedContextBaseline",
+    "ForcedBatch",
     "LeaveOneOut",
     "Likelihood",
     "MovingAverage",
@@ -28,5 +29,4 @@ __all__ = [
     "RewardToGo",
     "SelfCriticalTraining",
     "Term",
-    "TrainingStep",
 ]

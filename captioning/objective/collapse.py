@@ -1,4 +1,4 @@
-"""Statistics that show whether attention still depends on the word, and the cause if it does not."""
+"""Statistics of the alphas, and the cause if they no longer depend on the word."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from captioning.objective.reductions import step_entropy
 from captioning.trace import AttentionTrace
 
 PATIENCE = 500
-"""Training batches before a judgement: at the start every attention is uniform."""
+"""Training batches before the first verdict: at the start every attention is uniform."""
 MEMORY = 0.99
-"""Fraction of the old means that is kept at each batch: they average over about 100."""
-STILL = 0.01
-"""Nats: alphas that move less from word to word do not depend on the word."""
+"""Fraction of the old means that is kept at each batch: they average over about 100 batches."""
+LEAST_KL = 0.01
+"""Smallest KL divergence in nats from word to word of alphas that depend on the word."""
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor) -> dict[str, Tensor]:
     """Return means over the steps that exist, as scalars.
 
     Args:
-        trace: of (N, T) steps, 0 at steps that do not exist.
+        trace: Trace of (N, T) steps, 0 at steps that do not exist.
         mask: (N, T) bool, True where a step exists.
 
     Returns:
         "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
-        nats, from one word to the next; "beta" where the decoder has a gate.
+        nats, from one word to the next; "beta" if the decoder has a gate.
     """
     alphas = trace.alphas.detach().float()
     steps = mask.sum()
@@ -45,11 +45,11 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor) -> dict[str, Tenso
 
 
 class CollapseWatch:
-    """Follows the statistics of training batches and names the cause when alphas no longer depend on the word.
+    """Follows the statistics of training batches and names the cause if alphas no longer depend on the word.
 
     Args:
-        draws: whether attention draws locations; an advice that has no effect on it is not given.
-        estimated: whether it learns from its draws by REINFORCE.
+        draws: Whether attention draws locations; advice that has no effect on the attention is left out.
+        estimated: Whether attention learns from its draws by REINFORCE.
     """
 
     def __init__(self, *, draws: bool = False, estimated: bool = False) -> None:
@@ -59,14 +59,14 @@ class CollapseWatch:
         self.means: dict[str, Tensor] = {}
 
     def update(self, statistics: dict[str, Tensor], locations: Tensor | int) -> None:
-        """Take in ``attention_statistics`` of a batch whose images have ``locations`` locations ((B,) or all)."""
+        """Add ``attention_statistics`` of a batch whose images have ``locations`` locations, (B,) or one number."""
         self.batches += 1
         limit = torch.as_tensor(locations, dtype=torch.float32).log().mean()
         for name, value in (statistics | {"limit": limit}).items():
             self.means[name] = MEMORY * self.means.get(name, value) + (1 - MEMORY) * value
 
     def cause(self) -> str | None:
-        """Return what is wrong and what to do about it in one line, None where all is well or it is too early."""
+        """Return the problem and its remedy in one line; None if there is no problem, or too few batches to tell."""
         if self.batches < PATIENCE:
             return None
         entropy, largest, kl, limit = (
@@ -75,23 +75,23 @@ class CollapseWatch:
         beta = float(self.means.get("beta", 1.0))
         if beta < 0.05:
             return (
-                f"the gate is closed (mean beta {beta:.3f}): words are made without looking, and alphas learn nothing; "
+                f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
                 + self._advice("train with `gated: false`", draws="draw less or later (`sample_probability`, `ramp`)")
             )
-        if kl > STILL or not math.isfinite(kl):
+        if kl > LEAST_KL or not math.isfinite(kl):
             return None
-        still = f"alphas do not depend on the word (KL from word to word {kl:.4f} nats)"
+        problem = f"alphas do not depend on the word (KL from word to word {kl:.4f} nats)"
         if entropy > 0.95 * limit:
-            return f"{still}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
+            return f"{problem}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
                 "lower `attention_penalty`",
                 draws="lower `entropy_weight`, draw later (`ramp`)",
                 estimated="raise `reward_weight`",
             )
         if largest > 0.9:
-            return f"{still}: one location has it all (mean largest alpha {largest:.2f}); " + self._advice(
+            return f"{problem}: one location has all the weight (mean largest alpha {largest:.2f}); " + self._advice(
                 "lower the learning rate", draws="raise `entropy_weight`, draw later (`ramp`)"
             )
-        return f"{still}: every word gets the same map; " + self._advice(
+        return f"{problem}: every word gets the same map; " + self._advice(
             "raise `attention_penalty`", estimated="raise `reward_weight`"
         )
 

@@ -4,9 +4,10 @@ REINFORCE: the gradient of E_s[log p(y | s, a)] with respect to the alphas is th
 
     sum_t (R_t - b_t) * d log p(s_t | a)
 
-R_t is the log-probability of the words that s_t can influence; b_t may be anything that does not depend on s_t. The
-choice of R_t and b_t changes the variance alone. Where the paper has no names, we use those of reinforcement learning:
-the *reward* of a step is the log-probability of its word, the *return* R_t a sum of rewards, the *advantage* R_t - b_t.
+R_t must contain the log-probability of the words that s_t can influence; b_t may be anything that does not depend on
+s_t. Other words in R_t, and the choice of b_t, affect only the variance. Where the paper has no names, we use those of
+reinforcement learning: the *reward* of a step is the log-probability of its word, the *return* R_t a sum of rewards,
+and the *advantage* R_t - b_t.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Estimator(Component):
 
     Attributes:
         samples: Draws of every caption, adjacent among the N.
-        reference: Context whose rewards ``forward`` takes beside those of the draws: "argmax", that of the most
-            probable locations, "expected", the expected context, or None.
+        reference: The second pass that supplies reference rewards: "argmax" with the most probable locations,
+            "expected" with the expected context, or None.
         to_go: Whether R_t sums the rewards from step t on, which s_t can influence, or all rewards of the caption.
     """
 
@@ -90,7 +91,7 @@ class Estimator(Component):
 
 
 class NoBaseline(Estimator):
-    """b_t = 0, the reference for the variance of the others."""
+    """b_t = 0, for comparing variances."""
 
     def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
         return torch.zeros_like(returns)
@@ -130,7 +131,7 @@ class MovingAverage(Estimator):
 
 
 class RewardToGo(Estimator):
-    """R_t from step t on. b_t sums moving averages of the rewards, one per step, from step t on.
+    """R_t sums the rewards from step t on; b_t is the same sum over moving averages, one per step.
 
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
@@ -157,7 +158,7 @@ class RewardToGo(Estimator):
 
 
 class LeaveOneOut(Estimator):
-    """b_t is the mean return of the caption's other draws, so that hard captions have low baselines (Kool et al. 2019).
+    """b_t is the mean return of the caption's other draws: low for difficult captions (Kool et al. 2019).
 
     Args:
         samples: Draws of every caption, at least 2; the decoder runs over all of them.
@@ -194,7 +195,7 @@ class ArgmaxBaseline(Estimator):
         return self.returns(draws.reference, draws.mask)
 
 
-class ExpectedContext(ArgmaxBaseline):
+class ExpectedContextBaseline(ArgmaxBaseline):
     """b_t is the return with the expected context, that of soft attention (Deng et al. 2018, Sec. 4).
 
     Args:
@@ -210,7 +211,7 @@ def _check_decay(decay: float) -> None:
 
 
 def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tuple[Tensor, Tensor]:
-    """Return the moving average after a batch, and the one that is this batch's baseline.
+    """Return the updated average b_k, and the average b_{k-1} that is this batch's baseline.
 
     An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are summed over processes,
     so that all processes keep the same average.

@@ -14,20 +14,20 @@ from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, DecoderOutput
 from captioning.objective.estimators import Estimator, MovingAverage
-from captioning.objective.processes import Fractions
+from captioning.objective.processes import ProcessFactors
 from captioning.objective.reductions import ProcessReduction, Reduction
-from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, Reinforce, Term, TrainingStep
+from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, ForcedBatch, Reinforce, Term
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
 class Loss(NamedTuple):
-    """An objective in one batch. Where several processes train, loss and logged values are to be averaged over them.
+    """The objective of one batch. With several processes, loss and logged values must be averaged across them.
 
     Attributes:
         loss: The scalar to differentiate.
-        logged: Detached values by name; "loss" is the value of the objective.
+        logged: Detached values by name; "loss" is the value of the objective, without REINFORCE's surrogate.
         output: The decoder's output.
     """
 
@@ -53,17 +53,17 @@ class Objective(Component):
 
 
 class Likelihood(Objective):
-    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); where locations are drawn, the bound of Eq. 10-12.
+    """-log p(y | a) plus the doubly stochastic penalty (Eq. 14); with hard attention, the bound L_s of Eq. 10 instead.
 
     Args:
         attention_penalty: lambda of Eq. 14, ``DoublyStochasticPenalty``.
         estimator: The estimator of REINFORCE for attention that needs one; by default the paper's moving average.
-        reward_weight: lambda_r of Eq. 11; 1 gives the gradient of the bound L_s.
-        entropy_weight: lambda_e of Eq. 11, the weight of the alphas' entropy, for stochastic attention.
+        reward_weight: lambda_r of the learning rule below Eq. 12; 1 gives the gradient of the bound L_s.
+        entropy_weight: lambda_e of that rule, the weight of the alphas' entropy, for stochastic attention.
         label_smoothing: Fraction of the target probability that is spread over the vocabulary. Rewards are plain
             log-probabilities.
-        samples: Times that every caption is decoded in training, each with its own dropout, over one encoding of the
-            image. For hard attention the estimator sets it.
+        samples: How many times each caption is decoded in training, each with its own dropout, over one encoding of
+            the image. With hard attention the estimator sets it.
         reduction: How terms are averaged; per word by default.
         terms: Terms of your own, added to the others.
     """
@@ -99,14 +99,14 @@ class Likelihood(Objective):
         name = type(attention).__name__
         if self.estimator is not None and not attention.needs_estimator:
             estimator = type(self.estimator).__name__
-            raise InputError(f"estimator: {name} passes its gradient on by itself; leave {estimator} out")
+            raise InputError(f"estimator: {name} is differentiable and needs no estimator; leave {estimator} out")
         if self.reward_weight != 1.0 and not attention.needs_estimator:
             raise InputError(f"reward_weight: has no effect with {name}; leave it out")
         if self.entropy_weight != 0.002 and "sample" not in attention.inference_modes:
             raise InputError(f"entropy_weight: has no effect with {name}; leave it out")
         if attention.needs_estimator:
             if self.samples > 1:
-                raise InputError("samples: hard attention takes those of its estimator; leave it out")
+                raise InputError("samples: with hard attention the estimator sets them; leave it out")
             if self.estimator is None:
                 self.terms.append(Reinforce(MovingAverage(), self.reward_weight))
             assert self.estimator is not None
@@ -116,18 +116,18 @@ class Likelihood(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
         output = captioner.teacher_force(batch, memory, self.samples)
-        reduction, fractions = self.reduction, Fractions.of(output.mask)
-        if fractions is not None:
-            reduction = ProcessReduction(reduction, fractions)
-        step = TrainingStep(captioner, batch, memory, output, self.samples, reduction)
+        reduction, factors = self.reduction, ProcessFactors.of(output.mask)
+        if factors is not None:
+            reduction = ProcessReduction(reduction, factors)
+        forced = ForcedBatch(captioner, batch, memory, output, self.samples, reduction)
         logged: dict[str, Tensor] = {}
-        loss = value = None
+        loss = reported = None
         for term in self.terms:
-            summand, values = term(step)
-            logged |= values
-            if summand is not None:
-                loss = summand if loss is None else loss + summand
-                if term.counts:
-                    value = summand if value is None else value + summand
-        assert loss is not None and value is not None
-        return Loss(loss, {name: tensor.detach() for name, tensor in ({"loss": value} | logged).items()}, output)
+            value, to_log = term(forced)
+            logged |= to_log
+            if value is not None:
+                loss = value if loss is None else loss + value
+                if term.reported:
+                    reported = value if reported is None else reported + value
+        assert loss is not None and reported is not None
+        return Loss(loss, {name: tensor.detach() for name, tensor in ({"loss": reported} | logged).items()}, output)

@@ -35,7 +35,7 @@ def summed(values: Tensor) -> Tensor:
     return values if process_count() == 1 else _Sum.apply(values)
 
 
-class Fractions(NamedTuple):
+class ProcessFactors(NamedTuple):
     """Factors of a process's terms, such that their mean over processes is the term of the whole batch.
 
     Attributes:
@@ -49,8 +49,8 @@ class Fractions(NamedTuple):
     processes: int
 
     @classmethod
-    def of(cls, mask: Tensor) -> Fractions | None:
-        """Return the fractions of a batch with steps ``mask`` (N, T) bool; None if there is one process."""
+    def of(cls, mask: Tensor) -> ProcessFactors | None:
+        """Return the factors of a batch with steps ``mask`` (N, T) bool; None if there is one process."""
         processes = process_count()
         if processes == 1:
             return None

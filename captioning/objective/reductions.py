@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from captioning.kernels.cross_entropy import step_nll
-from captioning.objective.processes import Fractions
+from captioning.objective.processes import ProcessFactors
 
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:
@@ -23,9 +23,9 @@ def step_log_probs(logits: Tensor, targets: Tensor, mask: Tensor) -> Tensor:
 
 
 def caption_nll(logits: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """Return -log p(y | a) in nats per **word** (<end> counts as one): the sum over all steps divided by their number.
+    """Return -log p(y | a) in nats per **word**, <end> included: the sum over all steps divided by their number.
 
-    The paper sums over the words of a caption; within a batch of one length the two differ by that length alone.
+    The paper sums over the words of a caption; for captions of one length the two differ by a constant factor.
 
     Args:
         logits: (M, V), the steps that exist and no others.
@@ -55,7 +55,7 @@ def doubly_stochastic_penalty(alphas: Tensor, mask: Tensor | None = None) -> Ten
 def step_entropy(alphas: Tensor) -> Tensor:
     """Return the entropy of alphas (N, T, L) in nats, (N, T), between 0 (one location) and log L (uniform)."""
     alphas = _at_least_float32(alphas)
-    # x log x has no gradient at 0, where masked locations are.
+    # The gradient of x log x is infinite at 0, which masked locations have.
     return torch.special.entr(torch.where(alphas > 0, alphas, 1.0)).sum(dim=-1)
 
 
@@ -74,23 +74,23 @@ class Weights(NamedTuple):
 class Reduction:
     """Averages **per word** or per caption, never plain sums.
 
-    So a weight means the same at any batch size, and with ``reward_weight`` 1 the objective's gradient is that of the
-    bound L_s per word (Eq. 10-12).
+    A weight therefore means the same at any batch size. With ``reward_weight`` 1, and without penalty and entropy, the
+    gradient is that of the negative bound L_s per word (Eq. 10-12).
     """
 
-    def weights(self, fractions: Fractions) -> Weights:
+    def weights(self, factors: ProcessFactors) -> Weights:
         """Return the factors of a process's terms, such that their mean over processes is the whole batch's."""
-        return Weights(nll=fractions.words, penalty=fractions.captions, steps=fractions.words)
+        return Weights(nll=factors.words, penalty=factors.captions, steps=factors.words)
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
         return caption_nll(logits, targets, label_smoothing=label_smoothing)
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        """Return ``doubly_stochastic_penalty``; ``drawn`` says whether locations are drawn from the alphas."""
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
+        """Return ``doubly_stochastic_penalty``; ``stochastic``: whether attention is."""
         return doubly_stochastic_penalty(alphas, mask)
 
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
         return values.sum() / mask.sum()
 
@@ -103,32 +103,32 @@ class ArcticReduction(Reduction):
     so that their weight grows with the batch size.
     """
 
-    def weights(self, fractions: Fractions) -> Weights:
-        return Weights(nll=fractions.captions, penalty=fractions.processes, steps=fractions.processes)
+    def weights(self, factors: ProcessFactors) -> Weights:
+        return Weights(nll=factors.captions, penalty=factors.processes, steps=factors.processes)
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
         penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas)
-        return penalty.detach() if drawn else penalty
+        return penalty.detach() if stochastic else penalty
 
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
+    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         return values.sum()
 
 
 class ProcessReduction(Reduction):
     """The reduction of one of several processes, each of which has a fraction of the batch."""
 
-    def __init__(self, reduction: Reduction, fractions: Fractions) -> None:
+    def __init__(self, reduction: Reduction, factors: ProcessFactors) -> None:
         self._reduction = reduction
-        self._weights = reduction.weights(fractions)
+        self._weights = reduction.weights(factors)
 
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         return self._weights.nll * self._reduction.nll(logits, targets, mask, label_smoothing=label_smoothing)
 
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, drawn: bool) -> Tensor:
-        return self._weights.penalty * self._reduction.penalty(alphas, mask, drawn=drawn)
+    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
+        return self._weights.penalty * self._reduction.penalty(alphas, mask, stochastic=stochastic)
 
-    def steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        return self._weights.steps * self._reduction.steps(values, mask)
+    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
+        return self._weights.steps * self._reduction.over_steps(values, mask)

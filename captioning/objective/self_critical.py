@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from captioning import decoding
-from captioning.attention import Attention, Memory
+from captioning.attention import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.decoding.search import Rules
@@ -30,9 +30,6 @@ from captioning.objective.objective import Loss, Objective
 from captioning.objective.processes import process_count, summed
 from captioning.objective.reductions import step_log_probs
 from captioning.vocabulary import END
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
 """``reward(records, captions)`` returns one number (N,) for each of N captions of images, given by training records."""
@@ -85,11 +82,6 @@ class SelfCriticalTraining(Objective):
         self._reward: Reward | None = None
         self._lengths: dict[str, int] = {}
 
-    def connect(self, attention: Attention) -> Self:
-        if attention.inference == "sample":  # this gradient ignores locations that are drawn while words are
-            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
-        return self
-
     def begin(self, reward: Reward, search: BeamOptions) -> None:
         """Set the reward of captions, and the search that limits their lengths, before training."""
         self._reward = reward
@@ -101,7 +93,12 @@ class SelfCriticalTraining(Objective):
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
         difference, words per caption, and as "loss" minus the reward. The gradient of the loss alone has a meaning; its
         mean over processes is that of all their captions.
+
+        Raises:
+            InputError: The attention draws locations while captions are drawn.
         """
+        if captioner.decoder.attention.inference == "sample":  # the gradient would ignore the drawn locations
+            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
         training = captioner.training
         captioner.eval()
         try:

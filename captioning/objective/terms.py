@@ -20,7 +20,7 @@ from captioning.objective.reductions import Reduction, step_entropy, step_log_pr
 
 
 @dataclass(frozen=True)
-class TrainingStep:
+class ForcedBatch:
     """One training batch after teacher forcing, as every term sees it.
 
     Attributes:
@@ -28,7 +28,7 @@ class TrainingStep:
         batch: The captions, N / samples of them.
         memory: The memory of the batch's images.
         output: The decoder's output for N captions, the samples of a caption adjacent.
-        samples: Times that every caption was decoded.
+        samples: How many times each caption was decoded.
         reduction: How terms are averaged.
     """
 
@@ -49,13 +49,13 @@ class Term(Component):
     """One term of the objective.
 
     Attributes:
-        counts: Whether the value is part of ``train/loss``; otherwise the term's gradient alone has a meaning.
+        reported: Whether the value is part of ``train/loss``. Of a surrogate only the gradient is meaningful.
     """
 
-    counts = True
+    reported = True
 
     @abstractmethod
-    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, forced: ForcedBatch) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return the term, a scalar to be added to the loss, and the values to log by name.
 
         The term is None in a batch that it does not apply to.
@@ -63,7 +63,7 @@ class Term(Component):
 
 
 class NLL(Term):
-    """-log p(y | a), or -log p(y | s, a) where locations are drawn.
+    """-log p(y | a). With drawn locations it is -log p(y | s, a), one draw of the bound L_s (Eq. 10).
 
     Args:
         label_smoothing: Fraction of the target probability that is spread over the vocabulary.
@@ -74,9 +74,9 @@ class NLL(Term):
         check_range(0, 0.99, label_smoothing=label_smoothing)
         self.label_smoothing = label_smoothing
 
-    def forward(self, step: TrainingStep) -> tuple[Tensor, dict[str, Tensor]]:
-        out = step.output
-        nll = step.reduction.nll(out.logits, out.targets, out.mask, label_smoothing=self.label_smoothing)
+    def forward(self, forced: ForcedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        out = forced.output
+        nll = forced.reduction.nll(out.logits, out.targets, out.mask, label_smoothing=self.label_smoothing)
         return nll, {"nll": nll}
 
 
@@ -92,15 +92,15 @@ class DoublyStochasticPenalty(Term):
         check_range(0, attention_penalty=weight)
         self.weight = weight
 
-    def forward(self, step: TrainingStep) -> tuple[Tensor, dict[str, Tensor]]:
-        mask = None if step.memory.mask is None else step.memory.mask[step.image_index]  # (N, L)
-        drawn = step.output.selection_log_probs is not None
-        penalty = step.reduction.penalty(step.output.trace.alphas, mask, drawn=drawn)
+    def forward(self, forced: ForcedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        mask = None if forced.memory.mask is None else forced.memory.mask[forced.image_index]  # (N, L)
+        stochastic = forced.output.log_prob is not None
+        penalty = forced.reduction.penalty(forced.output.trace.alphas, mask, stochastic=stochastic)
         return self.weight * penalty, {"attention_penalty": penalty}
 
 
 class Entropy(Term):
-    """-lambda_e H[s], Eq. 11: stochastic attention should keep exploring.
+    """-lambda_e H[s] of the learning rule below Eq. 12: stochastic attention should keep exploring.
 
     Args:
         weight: lambda_e.
@@ -111,21 +111,23 @@ class Entropy(Term):
         check_range(0, entropy_weight=weight)
         self.weight = weight
 
-    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
-        if step.output.selection_log_probs is None:  # deterministic attention
+    def forward(self, forced: ForcedBatch) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if forced.output.log_prob is None:  # attention that never draws
             return None, {}
-        return -(self.weight * step.reduction.steps(step_entropy(step.output.trace.alphas), step.output.mask)), {}
+        return -(
+            self.weight * forced.reduction.over_steps(step_entropy(forced.output.trace.alphas), forced.output.mask)
+        ), {}
 
 
 class Reinforce(Term):
-    """-lambda_r (log p(y | s, a) - b) log p(s | a), whose gradient is that of Eq. 11-12.
+    """-lambda_r (log p(y | s, a) - b) log p(s | a), whose gradient is that of the learning rule below Eq. 12.
 
     Args:
-        estimator: The return that is credited to a draw, and its baseline b.
+        estimator: The return of a draw, and its baseline b.
         weight: lambda_r; 1 gives the gradient of the bound L_s.
     """
 
-    counts = False
+    reported = False
 
     def __init__(self, estimator: Estimator, weight: float = 1.0) -> None:
         super().__init__()
@@ -133,29 +135,33 @@ class Reinforce(Term):
         self.estimator = estimator
         self.weight = weight
 
-    def forward(self, step: TrainingStep) -> tuple[Tensor | None, dict[str, Tensor]]:
-        if not step.captioner.decoder.attention.draws:
+    def forward(self, forced: ForcedBatch) -> tuple[Tensor | None, dict[str, Tensor]]:
+        if not forced.captioner.decoder.attention.draws:
             return None, {}
-        signal = self.signal(step)
-        log_probs = step.output.selection_log_probs
+        signal = self.signal(forced)
+        log_probs = forced.output.log_prob
         assert log_probs is not None
-        return -(self.weight * step.reduction.steps(signal.advantages * log_probs, step.output.mask)), _means(signal)
+        return -(self.weight * forced.reduction.over_steps(signal.advantages * log_probs, forced.output.mask)), _means(
+            signal
+        )
 
-    def signal(self, step: TrainingStep) -> Signal:
+    def signal(self, forced: ForcedBatch) -> Signal:
         """Return the learning signal of the draws."""
-        mask, expected = step.output.mask, step.memory.expected
-        rewards = step_log_probs(step.output.logits, step.output.targets, mask)
-        drawn = torch.ones_like(mask[:, 0]) if expected is None else ~expected[step.image_index]
+        mask, use_expectation = forced.output.mask, forced.memory.use_expectation
+        rewards = step_log_probs(forced.output.logits, forced.output.targets, mask)
+        sampled = torch.ones_like(mask[:, 0])
+        if use_expectation is not None:
+            sampled = ~use_expectation[forced.image_index]
         reference = None
         if self.estimator.reference is not None:
-            with torch.no_grad(), step.captioner.decoder.attention.inferring(self.estimator.reference):
-                other = step.captioner.teacher_force(step.batch, step.memory)
+            with torch.no_grad(), forced.captioner.decoder.attention.inferring(self.estimator.reference):
+                other = forced.captioner.teacher_force(forced.batch, forced.memory)
             reference = step_log_probs(other.logits, other.targets, other.mask)
-        return self.estimator(rewards, mask, drawn, reference)
+        return self.estimator(rewards, mask, sampled, reference)
 
 
 def _means(signal: Signal) -> dict[str, Tensor]:
-    """Return means over the steps of all processes whose location was drawn, in nats; nan in a batch without any."""
+    """Return means over the drawn steps of all processes, in nats; nan if nothing was drawn. "reward" is the return."""
     count = signal.drawn.sum()
     sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
     *totals, count = summed(torch.stack([*sums, count]))

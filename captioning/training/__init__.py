@@ -1,9 +1,10 @@
-"""Everything of Lightning: the module, the data of a run, callbacks, loggers and the command line."""
+"""Training with Lightning: the module, the data of a run, callbacks and the wandb logger."""
 
 from captioning.training.averaging import WeightAverage
-from captioning.training.callbacks import CaptionSamples, Throughput, Unfreeze
+from captioning.training.callbacks import CaptionSamples, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
+from captioning.training.progress import Throughput
 from captioning.training.schedules import WarmupCosine
 from captioning.training.wandb_run import WandbRun
 

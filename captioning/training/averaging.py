@@ -1,4 +1,4 @@
-"""Averages of the weights over training, which are evaluated and captioned with in place of the last ones."""
+"""An average of the weights over training, which is evaluated in place of the last weights."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ from captioning.training.module import CaptioningModule
 class WeightAverage(WeightAveraging):
     """Keeps an exponential moving average of the weights, updated after every optimizer step.
 
-    Validation and the sample captions use the average, and it is what ``state_dict`` of a checkpoint holds, so
-    ``inference.load`` captions with it; the weights that training goes on with are beside it. After training the module
-    has the average.
+    Validation and the sample captions use the average. A checkpoint's ``state_dict`` holds the average, so that
+    ``captioner.load`` captions with it, and beside it the current weights, which a resumed run trains. After training,
+    the module has the average.
 
-    Differs from Lightning's ``EMAWeightAveraging``: buffers are copied, not averaged (the statistics of standardised
-    annotations are those of the data, whatever the weights, and a count of batches has no average); the first steps
-    weigh less, as below; a checkpoint saved while the average is in place, by Ctrl-C in a validation or after
-    training, keeps the two apart; and what both have alike, a frozen encoder, is saved once.
+    Differs from Lightning's ``EMAWeightAveraging`` in four points. Buffers are copied, not averaged: the statistics of
+    standardised annotations belong to the data, and a count of batches has no average. The first steps weigh less, as
+    described for ``decay``. A checkpoint that is saved while the average is in place, by Ctrl-C in a validation or
+    after training, still tells the two apart. Weights that both have in common, of a frozen encoder, are saved once.
 
     Args:
-        decay: d of ``average = d * average + (1 - d) * weights``; at step n it is at most (1 + n) / (10 + n), so that
-            a run of few steps is not an average of its random beginning.
+        decay: Factor d of ``average = d * average + (1 - d) * weights``. At step n it is at most (1 + n) / (10 + n), so
+            that the average of a short run is not dominated by its random beginning.
 
     Raises:
-        InputError: a decay that is not in [0, 1).
+        InputError: The decay is not in [0, 1).
     """
 
     def __init__(self, decay: float = 0.999) -> None:
         if not 0 <= decay < 1:
             raise InputError(f"WeightAverage: decay must be at least 0 and below 1, got {decay}")
         self.decay = decay
-        self._in_place = False  # whether the module has the average at the moment
+        self._in_place = False  # whether the module currently has the average
         super().__init__(use_buffers=False, avg_fn=self._updated)
 
     def _updated(self, average: Tensor, weights: Tensor, updates: Tensor | int) -> Tensor:
@@ -50,13 +50,13 @@ class WeightAverage(WeightAveraging):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._in_place = False
         if stage == "fit":
-            self._device = trainer.strategy.root_device  # the model is moved there later
-        # The copy needs no recipes of an optimizer, which hold on to the command line's parser.
+            self._device = trainer.strategy.root_device  # Lightning moves the model there later
+        # The copy needs no recipes of optimizers, which hold a reference to the command line's parser.
         recipes: dict[str, Any] = {
             name: vars(pl_module)[name] for name in ("optimizer", "scheduler") if name in vars(pl_module)
         }
         vars(pl_module).update(dict.fromkeys(recipes))
-        with warnings.catch_warnings():  # it assembles the model outside of a strategy's shards: there are none
+        with warnings.catch_warnings():  # about sharded strategies, which are not used
             warnings.filterwarnings("ignore", message="You're using the WeightAveraging callback with a model that")
             super().setup(trainer, pl_module, stage)
         vars(pl_module).update(recipes)
@@ -66,7 +66,7 @@ class WeightAverage(WeightAveraging):
 
     @contextmanager
     def _evaluating(self, module: pl.LightningModule) -> Iterator[None]:
-        """Put the average in place for a while, if it is not."""
+        """Put the average in place for the duration of the context, unless it already is."""
         before = self._in_place
         if not before:
             self._swap_models(module)
@@ -93,7 +93,7 @@ class WeightAverage(WeightAveraging):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if self._average_model is None:  # an evaluation: the checkpoint's state_dict is what it needs
+        if self._average_model is None:  # an evaluation, which needs only the checkpoint's state_dict
             return
         if "current_model_state" in checkpoint:
             current = checkpoint["state_dict"] | checkpoint["current_model_state"]

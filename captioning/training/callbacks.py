@@ -1,8 +1,8 @@
-"""Callbacks: the best checkpoint, sample captions, tests in wandb, unfreezing, throughput, log lines."""
+"""Callbacks: best checkpoint, early stopping, sample captions, tests in wandb, unfreezing."""
 
 from __future__ import annotations
 
-import time
+import difflib
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
-from captioning.data.batch import CaptionBatch
-from captioning.errors import check_range
+from captioning.errors import InputError, check_range
+from captioning.evaluation.evaluator import score_names
 from captioning.files import replacing
 from captioning.training.evaluation_loops import Sample
 from captioning.training.module import CaptioningModule
@@ -19,20 +19,15 @@ from captioning.training.wandb_run import WandbRun
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps the best checkpoint by the monitored score, and of equally good ones that of the lowest ``val/nll``.
+    """Keeps the checkpoint with the best monitored score and, among equal scores, the lowest ``val/nll``.
 
-    BLEU-4 of few or early captions is 0 at one validation after the other; Lightning would keep the first of them.
+    BLEU-4 of few or early captions is 0 in several validations in a row; Lightning would keep the first of them.
     """
 
     _nll = float("inf")  # of the checkpoint that is kept
 
-    @property
-    def state_key(self) -> str:
-        """Of the class that earlier versions used, so that their runs resume, too."""
-        return super().state_key.replace(type(self).__qualname__, ModelCheckpoint.__qualname__, 1)
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if _is_validated(trainer):  # else there is nothing to choose by
+        if _is_validated(trainer):  # otherwise there is no score to choose by
             super().on_train_epoch_end(trainer, pl_module)
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
@@ -49,16 +44,11 @@ class BestCheckpoint(ModelCheckpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._nll = state_dict.get("nll", self._nll)
+        self._nll = state_dict["nll"]
 
 
 class StopEarly(EarlyStopping):
-    """Lightning's ``EarlyStopping``, which says nothing before the first validation, as in a run of a few steps."""
-
-    @property
-    def state_key(self) -> str:
-        """Of the class that earlier versions used, so that their runs resume, too."""
-        return super().state_key.replace(type(self).__qualname__, EarlyStopping.__qualname__, 1)
+    """Lightning's ``EarlyStopping``, silent before the first validation, which a run of a few steps never reaches."""
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if _is_validated(trainer):
@@ -69,13 +59,37 @@ def _is_validated(trainer: pl.Trainer) -> bool:
     return any(name.startswith("val/") for name in trainer.callback_metrics)
 
 
+def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
+    """Refuse to monitor a score that no validation logs, or to keep its worst value.
+
+    Lightning would notice the first after an epoch, and the second never.
+
+    Raises:
+        InputError: Names the option.
+    """
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    if any(
+        type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
+    ):
+        return  # a callback of the user's may log more
+    logged = [f"val/{name}" for name in sorted(score_names())]
+    for callback in callbacks:
+        monitor = getattr(callback, "monitor", None)
+        option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
+        if monitor is not None and monitor not in logged and not monitor.startswith("train/"):
+            near = difflib.get_close_matches(monitor, logged, 3, 0.3)
+            raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
+        if monitor in ("val/nll", "train/loss") and getattr(callback, "mode", None) == "max":
+            raise InputError(f"--{option}.monitor {monitor}: the lowest is best; add --{option}.mode min")
+
+
 class CaptionSamples(Callback):
     """Captions and attention overlays of the first images of the validation split, after every validation.
 
-    They are written to ``samples/`` in the run's folder, and logged to wandb if that is the logger.
+    They are written to ``samples/`` in the run's folder and logged to wandb if that is a logger of the run.
 
     Args:
-        images: how many.
+        images: Number of images.
     """
 
     def __init__(self, images: int = 4) -> None:
@@ -97,13 +111,14 @@ class CaptionSamples(Callback):
 
 
 class LogTest(Callback):
-    """Logs a test to the wandb run that the training of its checkpoint was logged to.
+    """Logs a test to the wandb run of the training that wrote the checkpoint.
 
-    Scores, a table with every image, and attention overlays of the first ones, which are also written to ``samples/``.
+    It logs the scores, a table with every image, and attention overlays of the first images, which are also written to
+    ``samples/``.
 
     Args:
-        run: of the folder that the checkpoint lies in.
-        images: how many overlays.
+        run: Run of the folder that the checkpoint lies in.
+        images: Number of overlays.
     """
 
     def __init__(self, run: WandbRun, images: int = 4) -> None:
@@ -135,7 +150,7 @@ class LogTest(Callback):
 
 
 def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[str]) -> list[Path]:
-    """Write the attention overlay of every sample to a file of its name in ``samples/``, and return the files."""
+    """Write the attention overlay of every sample to the file of its name in ``samples/``; returns the files."""
     from captioning.views.overlays import attention_figure  # matplotlib is slow to import
 
     preprocessing = module.encoder.preprocessing
@@ -144,7 +159,7 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
         figure = attention_figure(
             preprocessing.view(sample.photo),
             sample.image.words,
-            sample.found.trace,
+            sample.hypothesis.trace,
             module.encoder.cells,
             photo=sample.photo,
             region=preprocessing.region(sample.photo.size),
@@ -156,79 +171,16 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
     return paths
 
 
-class LogLines(Callback):
-    """One line per validation, which stays on a terminal, too, where a progress bar is gone with its epoch."""
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._started = time.perf_counter()
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:
-            return
-        shown = [
-            f"{name} {float(trainer.callback_metrics[name]):.2f}"
-            for name in ("train/loss", "val/nll", "val/bleu4", "val/pointing_accuracy")
-            if name in trainer.callback_metrics
-        ]
-        seconds = time.perf_counter() - self._started
-        print(f"epoch {trainer.current_epoch + 1}, step {trainer.global_step}, {seconds:.0f} s:", *shown, flush=True)
-
-
-class Throughput(Callback):
-    """Logs ``train/captions_per_second`` and ``train/words_per_second`` of this process; every run of ``fit`` has one.
-
-    A word is a step of the decoder, so that the end of a caption counts as one. An epoch of fewer batches than
-    ``every_n_steps`` is one figure.
-
-    Args:
-        every_n_steps: batches per logged figure.
-    """
-
-    def __init__(self, every_n_steps: int = 50) -> None:
-        check_range(1, every_n_steps=every_n_steps)
-        self.every_n_steps = every_n_steps
-        self._begin()
-        self._logged = False
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._begin()
-        self._logged = False
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
-    ) -> None:
-        self._captions += len(batch.captions)
-        self._words += batch.lengths.sum()  # on the device, which is not waited for
-        if (batch_idx + 1) % self.every_n_steps == 0:
-            self._log(pl_module)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._captions and not self._logged:
-            self._log(pl_module)
-
-    def _begin(self) -> None:
-        self._captions, self._since = 0, time.perf_counter()
-        self._words: Tensor | int = 0
-
-    def _log(self, pl_module: pl.LightningModule) -> None:
-        words = int(self._words)  # waits for the device: the time is that of the steps
-        seconds = time.perf_counter() - self._since
-        pl_module.log("train/captions_per_second", self._captions / seconds)
-        pl_module.log("train/words_per_second", words / seconds)
-        self._begin()
-        self._logged = True
-
-
 class Unfreeze(Callback):
-    """Keeps an encoder that is to be fine-tuned frozen for the first epochs, while the decoder is still random.
+    """Keeps a trainable encoder frozen for the first epochs, while the decoder is still random.
 
-    One that is frozen for good, without ``trainable_from``, stays frozen.
+    An encoder without ``trainable_from`` stays frozen for good.
 
     Args:
-        epoch: how many epochs it stays frozen.
+        epoch: Number of epochs for which it is frozen.
 
     Raises:
-        InputError: a negative number of epochs.
+        InputError: The number is negative.
     """
 
     def __init__(self, epoch: int) -> None:
@@ -236,7 +188,7 @@ class Unfreeze(Callback):
         self.epoch = epoch
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_train_epoch_start(trainer, pl_module)  # which a run that resumes inside an epoch does without
+        self.on_train_epoch_start(trainer, pl_module)  # a run that resumes inside an epoch does not call it
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, CaptioningModule)

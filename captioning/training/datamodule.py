@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytorch_lightning as pl
@@ -27,12 +28,12 @@ from captioning.vocabulary import Vocabulary
 
 
 class ResumableLoader(CaptionLoader):
-    """A loader of whole batches that knows how many have been trained on, so that a run resumes at the next one.
+    """A loader of whole batches that counts those that have been trained on, so that a run resumes at the next one.
 
     The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
 
     Args:
-        trained_on: given the batches of this epoch that have been handed out, returns how many of the epoch's are done.
+        trained_on: Function that returns how many batches of the epoch are done, given how many were handed out.
     """
 
     sampler: CaptionBatchSampler
@@ -56,37 +57,78 @@ class ResumableLoader(CaptionLoader):
         self.sampler.load_state_dict(state)
 
 
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """Which words the captions are made of.
+
+    Args:
+        min_count: A word with fewer occurrences in the training captions becomes <unk>.
+        max_words: Largest number of words; None sets no limit.
+        file: Vocabulary to use instead of the words of the training captions.
+        tokenizer: Splits captions into words and joins words to a text. English by Penn Treebank rules by default,
+            ``Whitespace``, ``Characters`` for Chinese and Japanese, or a class of your own.
+
+    Raises:
+        InputError: A number is below 1.
+    """
+
+    min_count: int = 1
+    max_words: int | None = None
+    file: str | None = None
+    tokenizer: Tokenizer | None = None
+
+    def __post_init__(self) -> None:
+        check_range(1, min_count=self.min_count, max_words=self.max_words)
+
+    def build(self, index: CaptionIndex, tokenizer: Tokenizer) -> Vocabulary:
+        """Return the vocabulary of the training captions ``index``, or that of the file."""
+        if self.file is not None:
+            return Vocabulary(Vocabulary.load(self.file).words, tokenizer)
+        captions = (caption.split() for caption in index.captions)
+        return Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words, tokenizer=tokenizer)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random changes of training images.
+
+    Args:
+        random_crop: Whether to cut images from anywhere in the resized image instead of from its centre.
+        flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
+            probability of reading the features of the mirrored image, for all its captions of an epoch
+            (``extract_features.py --flipped``).
+    """
+
+    random_crop: bool = False
+    flip: float = 0.0
+
+
 class CaptionDataModule(pl.LightningDataModule):
     """Records of one source as training and evaluation batches.
 
     ``CaptioningModule.connect`` sets ``encoder``, which determines the preprocessing of images and the grid of objects.
 
     Args:
-        source: the data set.
-        batch_size: captions in a training batch, per process.
-        group: what a training batch keeps together, captions of one ``length`` (Sec. 4.3), or all captions of an
+        source: Data set.
+        batch_size: Captions in a training batch, per process.
+        group: What a training batch keeps together: captions of one ``length`` (Sec. 4.3), or all captions of an
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
-        eval_batch_size: images in an evaluation batch, per process.
-        num_workers: processes that load images; by default one per processor, at most 8, and none for cached
+        eval_batch_size: Images in an evaluation batch, per process.
+        num_workers: Processes that load images. By default one per processor, at most 8, and none for cached
             features, which threads of this process read ahead.
-        min_count: a word seen less often in the training captions becomes <unk>.
-        max_words: the vocabulary keeps at most this many words.
-        tokenizer: what makes words of captions, and a text of words: English by Penn Treebank rules by default,
-            ``Whitespace``, ``Characters`` for Chinese and Japanese, or one of your own.
-        vocabulary_file: use this vocabulary instead of counting the training captions.
-        features: folder written by ``scripts/extract_features.py``; training reads annotations from it.
-        random_crop: cut training images from anywhere in the resized image, not from its centre alone.
-        flip: probability of mirroring a training image, whose caption may say "left" or "right". With ``features``, of
-            reading those of its mirrored side, for all its captions of an epoch (``extract_features.py --flipped``).
-        test_split: the split that ``test`` and ``predict`` use.
-        limit_images: use only the first images of every split, to try something out.
-        seed: of the order of the batches; ``seed_everything`` sets it.
+        vocabulary: Which words the captions are made of.
+        features: Folder written by ``scripts/extract_features.py``; training reads annotations from it.
+        augmentation: Random changes of training images.
+        test_split: Split that ``test`` and ``predict`` use.
+        limit_images: Use only the first images of every split, to try something out.
 
     Raises:
-        InputError: an option out of its range.
+        InputError: An option is out of its range.
     """
 
     encoder: Encoder
+    seed: int = 0
+    """Seed of the order of the batches and of the augmentation; ``--seed_everything`` sets it."""
 
     def __init__(
         self,
@@ -96,49 +138,38 @@ class CaptionDataModule(pl.LightningDataModule):
         group: Literal["length", "image"] = "length",
         eval_batch_size: int = 50,
         num_workers: int | None = None,
-        min_count: int = 1,
-        max_words: int | None = None,
-        tokenizer: Tokenizer | None = None,
-        vocabulary_file: str | None = None,
+        vocabulary: VocabularyOptions = VocabularyOptions(),
         features: str | None = None,
-        random_crop: bool = False,
-        flip: float = 0.0,
+        augmentation: Augmentation = Augmentation(),
         test_split: str = "test",
         limit_images: int | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         check_range(1, batch_size=batch_size, eval_batch_size=eval_batch_size, limit_images=limit_images)
-        check_range(1, min_count=min_count, max_words=max_words)
         check_range(0, 1024, num_workers=num_workers)
-        check_range(0, 2**32 - 1, seed=seed)
         if test_split not in SPLITS:
             raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
         self.source = source
-        self.tokenizer = source.tokenizer = PennTreebank() if tokenizer is None else tokenizer
+        self.tokenizer = source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size = batch_size
         self.group = group
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
-        self.min_count = min_count
-        self.max_words = max_words
-        self.vocabulary_file = vocabulary_file
         self.features = features
-        self.random_crop = random_crop
-        self.flip = flip
+        self.augmentation = augmentation
         self.test_split = test_split
         self.limit_images = limit_images
-        self.seed = seed
+        self._words = vocabulary
         self._indices: dict[str, CaptionIndex] = {}
         self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
-        self._objects_on: object = None  # the cells of these
+        self._objects_on: object = None  # the cells that these objects are on
         self._vocabulary: Vocabulary | None = None
         self.evaluated_split = "val"
         self._train_loader: ResumableLoader | None = None
         self._resume_from: dict[str, Any] | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CaptionDataModule:
-        """Return this: copies of a module, such as one that averages its weights, share the data."""
+        """Return the same object: copies of a module, such as an average of its weights, share the data."""
         return self
 
     def prepare_data(self) -> None:
@@ -154,7 +185,7 @@ class CaptionDataModule(pl.LightningDataModule):
                     f"{self.index(split).origin}: the {split} split has {len(self.index(split))} images for "
                     f"{self._processes[1]} processes; lower --trainer.devices"
                 )
-        self.source.objects(self.evaluated_split)  # damaged outlines are found before work starts
+        self.source.objects(self.evaluated_split)  # damaged outlines are refused before work starts
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of ``split``, read once and shared with the workers."""
@@ -181,26 +212,21 @@ class CaptionDataModule(pl.LightningDataModule):
     @property
     def vocabulary(self) -> Vocabulary:
         if self._vocabulary is None:
-            if self.vocabulary_file is not None:
-                self._vocabulary = Vocabulary(Vocabulary.load(self.vocabulary_file).words, self.tokenizer)
-            else:
-                captions = (caption.split() for caption in self.index("train").captions)
-                self._vocabulary = Vocabulary.build(
-                    captions, min_count=self.min_count, max_size=self.max_words, tokenizer=self.tokenizer
-                )
+            self._vocabulary = self._words.build(self.index("train"), self.tokenizer)
         return self._vocabulary
 
     def objects(self, row: int) -> list[ObjectCells]:
-        """Return the objects of an image of the evaluated split, on the encoder's cells; [] if none are known."""
+        """Return the objects of an image of the evaluated split, on the encoder's cells; [] without annotated ones."""
         cells, key = self.encoder.cells, (self.evaluated_split, row)
-        if self._objects_on != cells:  # of an encoder that is trained along
+        if self._objects_on != cells:  # an encoder that is being trained changes them
             self._objects_on, self._objects = cells, {}
         if key not in self._objects:
             lookup = self.source.objects(self.evaluated_split)
-            found = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
+            objects = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
             view = self.encoder.preprocessing
-            found = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in found]
-            self._objects[key] = object_cells(found, cells)
+            self._objects[key] = object_cells(
+                [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects], cells
+            )
         return self._objects[key]
 
     @property
@@ -209,12 +235,12 @@ class CaptionDataModule(pl.LightningDataModule):
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
 
     def _trained_on(self, handed_out: int) -> int:
-        """Return how many of the batches handed out are done; all of the epoch's, once the trainer stops asking."""
+        """Return how many of the batches handed out are done; all of the epoch, once the trainer stops asking."""
         if self.trainer is None:
             return handed_out
         progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        # Not ready: an epoch begins, and the count is still that of the last one. Otherwise a batch that a crash or
-        # Ctrl-C left unfinished does not count.
+        # Not ready: an epoch begins, and the count is still that of the epoch before. When ready, a batch that a crash
+        # or Ctrl-C left unfinished is not counted.
         done = progress.processed if progress.ready else handed_out
         return sys.maxsize if done >= self.trainer.num_training_batches else done
 
@@ -224,8 +250,8 @@ class CaptionDataModule(pl.LightningDataModule):
             if not self.encoder.frozen:
                 raise InputError("data.features: cached features need a frozen encoder; unset encoder.trainable_from")
             features = self._cache(split)
-            if self.flip and not by_image:
-                flipped = self._flipped_features(split)
+            if self.augmentation.flip and not by_image:
+                flipped = self._flipped_features()
         else:
             self.index(split).check_images()
         transform = None if by_image else self._training_transform()
@@ -260,28 +286,30 @@ class CaptionDataModule(pl.LightningDataModule):
         }
 
     def _training_transform(self) -> TrainingTransform | None:
+        random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
         if self.features is not None:
-            if self.random_crop:
-                raise InputError("data.random_crop: cached features are of one fixed view per image; unset one")
+            if random_crop:
+                raise InputError("data.augmentation.random_crop: cached features are of one fixed view; unset one")
             return None
-        if not (self.random_crop or self.flip):
+        if not (random_crop or flip):
             return None
-        if self.random_crop and self.encoder.preprocessing.crop is None:
-            raise InputError(
-                "data.random_crop: this encoder sees the whole image, squashed; its crop: true cuts one out"
-            )
-        return self.encoder.preprocessing.training(random_crop=self.random_crop, flip=self.flip)
+        if random_crop and self.encoder.preprocessing.crop is None:
+            raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
+        return self.encoder.preprocessing.training(random_crop=random_crop, flip=flip)
 
-    def _flipped_features(self, split: str) -> FlippedFeatures:
-        """Raises:
-        InputError: the mirrored images' features were not extracted, or ``flip`` is no probability.
+    def _flipped_features(self) -> FlippedFeatures:
+        """Return the features of the mirrored training images.
+
+        Raises:
+            InputError: They were not extracted, or ``flip`` is not a probability.
         """
-        assert self.features is not None
         try:
-            cache = self._cache(split, flipped=True)
+            cache = self._cache("train", flipped=True)
         except InputError as error:
-            raise InputError(f"data.flip: {error}; extract with --flipped") from error
-        return FlippedFeatures(cache, probability=self.flip, seed=self.seed, images=len(self.index(split)))
+            raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
+        return FlippedFeatures(
+            cache, probability=self.augmentation.flip, seed=self.seed, images=len(self.index("train"))
+        )
 
     def _cache(self, split: str, *, flipped: bool = False) -> FeatureCache:
         assert self.features is not None
@@ -329,9 +357,9 @@ class CaptionDataModule(pl.LightningDataModule):
         return loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training captions, from which a resumed run continues.
+        """Return the position in the training captions from which a resumed run continues.
 
-        The loader has one too, but Lightning 2.6 does not restore it at the end of an epoch, nor after a scheduler has
+        The loader keeps one too, but Lightning 2.6 does not restore it at the end of an epoch or after a schedule has
         asked for the number of steps.
         """
         if self._resume_from is not None:
@@ -342,24 +370,17 @@ class CaptionDataModule(pl.LightningDataModule):
         """Let ``train_dataloader`` continue where ``state_dict`` was taken.
 
         Raises:
-            InputError: it is no such position.
+            InputError: It is not such a position.
         """
         if state_dict and not all(type(state_dict.get(name)) is int for name in ("epoch", "batches_done")):
             raise InputError("the checkpoint's position in the training data is damaged; use another one")
         self._resume_from = state_dict or None
 
-    def _eval_dataloader(self) -> DataLoader[CaptionBatch]:
+    def val_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset = self._dataset(self.evaluated_split, by_image=True)
         rank, world_size = self._processes
         sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
         dataset.check_features(torch.tensor([row for batch in sampler for row in batch]))
         return CaptionLoader(dataset, sampler=sampler, **self._loader_options(dataset))
 
-    def val_dataloader(self) -> DataLoader[CaptionBatch]:
-        return self._eval_dataloader()
-
-    def test_dataloader(self) -> DataLoader[CaptionBatch]:
-        return self._eval_dataloader()
-
-    def predict_dataloader(self) -> DataLoader[CaptionBatch]:
-        return self._eval_dataloader()
+    test_dataloader = predict_dataloader = val_dataloader

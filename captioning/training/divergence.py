@@ -1,4 +1,4 @@
-"""Training that has diverged is ended at that step; nothing that is worth less replaces a checkpoint."""
+"""Training that has diverged ends at that step, and no checkpoint is replaced by its weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from captioning.model.captioner import Captioner
 from captioning.training.module import CaptioningModule
 
 EVERY = 32
-"""Steps between two looks on a GPU: looking waits for the device."""
+"""Steps between two checks on a GPU, because a check waits for the device."""
 
 _REMEDY = "try a lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
 
@@ -29,13 +29,13 @@ class Diverged(InputError):
 
 @dataclass
 class _Step:
-    """What a step computed, not looked at yet.
+    """A step that has not been checked yet.
 
     Attributes:
-        number: of the optimizer step, from 1.
-        batch: number in its epoch, from 1.
-        image_ids: (B,).
-        loss, gradient: () bool, whether they are finite; as the other tensors, on the device of the loss.
+        number: Number of the optimizer step, from 1.
+        batch: Number of the batch in its epoch, from 1.
+        image_ids: (B,) ids of the images.
+        loss, gradient: () bool, whether they are finite. All tensors are on the device of the loss.
     """
 
     number: int
@@ -51,16 +51,16 @@ class _Step:
 
 
 class StopOnDivergence(Callback):
-    """Raises ``Diverged`` where a loss, a gradient or a weight is not finite; checkpoints are left as they are.
+    """Raises ``Diverged`` where a loss, a gradient or a weight is not finite, and keeps the checkpoints as they are.
 
-    On a CPU they are looked at in their step, before the gradient changes a weight. On a GPU that would wait for the
-    device in every step: they are looked at together, every ``EVERY`` steps, and the message still names the step that
-    was the first. Weights are looked at before each validation and each save, so that none that is not finite is ever
-    validated or saved. Nor does a run that ends before its first step replace what it was to go on from.
+    On a CPU, loss and gradient are checked in their step, before the gradient changes a weight. On a GPU that would
+    wait for the device in every step, so ``EVERY`` steps are checked together; the message still names the first bad
+    one. Weights are checked before each validation and each save: only finite ones are validated and saved. A run that
+    fails before its first step keeps the checkpoint that it was resumed from.
     """
 
     def __init__(self) -> None:
-        self._unseen: list[_Step] = []
+        self._unchecked: list[_Step] = []
         self._batch: tuple[CaptionBatch, int] | None = None
         self._trained = False
 
@@ -76,28 +76,28 @@ class StopOnDivergence(Callback):
         assert self._batch is not None
         batch, number = self._batch
         finite = loss.detach().isfinite()
-        self._unseen.append(
+        self._unchecked.append(
             _Step(trainer.global_step + 1, number + 1, batch.image_ids, finite, torch.ones_like(finite))
         )
         if loss.device.type == "cpu":
             if not finite and batch.annotations is not None and not all_finite([batch.annotations]):
-                raise Diverged(f"cached features are not finite at {self._unseen[-1]}; extract them again")
-            self._look()
+                raise Diverged(f"cached features are not finite at {self._unchecked[-1]}; extract them again")
+            self._check()
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
         if not self._batch or getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return  # a gradient scaler leaves out a step whose float16 gradient overflows, and goes on
+            return  # a gradient scaler skips a step whose float16 gradient overflows
         gradients = [parameter.grad for parameter in pl_module.parameters() if parameter.grad is not None]
         finite = torch.nn.utils.get_total_norm(gradients, math.inf).isfinite()
         if finite.device.type == "cpu":
             if not finite:
                 raise Diverged(f"training has diverged: the gradient is not finite at {self._last}; {_REMEDY}")
-        elif self._unseen:
-            self._unseen[-1].gradient = finite
-            if len(self._unseen) >= EVERY:
-                self._look()
+        elif self._unchecked:
+            self._unchecked[-1].gradient = finite
+            if len(self._unchecked) >= EVERY:
+                self._check()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
@@ -105,7 +105,7 @@ class StopOnDivergence(Callback):
         self._trained = True
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._look()
+        self._check()
         _refuse_weights(_captioner(pl_module).state_dict().values())
 
     def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -117,8 +117,8 @@ class StopOnDivergence(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._look()
-        # An estimator's averages are NaN until they are known; what captions images never is.
+        self._check()
+        # Only the captioner's: an estimator's averages are NaN before its first batch.
         weights = checkpoint["state_dict"].items()
         _refuse_weights(tensor for name, tensor in weights if name.startswith("captioner."))
 
@@ -128,17 +128,17 @@ class StopOnDivergence(Callback):
                 if isinstance(callback, ModelCheckpoint):
                     callback.save_on_exception = False
 
-    def _look(self) -> None:
-        """Look at the steps that were not looked at; waits for the device."""
-        if not self._unseen:
+    def _check(self) -> None:
+        """Check the steps that have not been checked; waits for the device."""
+        if not self._unchecked:
             return
-        flags = torch.stack([torch.stack([step.loss, step.gradient]) for step in self._unseen]).tolist()
-        for step, (loss, gradient) in zip(self._unseen, flags, strict=True):
+        flags = torch.stack([torch.stack([step.loss, step.gradient]) for step in self._unchecked]).tolist()
+        for step, (loss, gradient) in zip(self._unchecked, flags, strict=True):
             if not (loss and gradient):
                 what = "gradient" if loss else "loss"
                 raise Diverged(f"training has diverged: the {what} is not finite at {step}; {_REMEDY}")
-        self._last = self._unseen[-1]
-        self._unseen.clear()
+        self._last = self._unchecked[-1]
+        self._unchecked.clear()
 
 
 def _refuse_weights(weights: Iterable[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What Lightning calls to validate, test and predict, and captions of some images for display."""
+"""The validation, test and prediction loops that Lightning calls, and captions of some images for display."""
 
 from __future__ import annotations
 
@@ -30,18 +30,20 @@ class Sample(NamedTuple):
     """A captioned image for display: its record, the hypothesis of the search, and the image before preprocessing."""
 
     image: CaptionedImage
-    found: Hypothesis
+    hypothesis: Hypothesis
     photo: Image
 
 
 class EvaluatedModule(pl.LightningModule):
-    """An encoder and a decoder whose captions are scored: after every epoch of training, or by a command of their own.
+    """An encoder and a decoder whose captions are scored, after every epoch of training or by a command of its own.
 
-    The vocabulary comes from the data, so the captioner is assembled when these are known.
+    The vocabulary comes from the data, so the captioner is assembled when the data are known.
 
     Args:
-        search: how captions are made for ``val/*`` and ``test/*``.
-        bound_samples: draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
+        encoder: Images to annotations.
+        decoder: Annotations to words.
+        search: Options of the search that makes captions for ``val/*`` and ``test/*``.
+        bound_samples: Draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
             with, beside the NLL; 0 leaves them out.
     """
 
@@ -56,9 +58,9 @@ class EvaluatedModule(pl.LightningModule):
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
         self.keep_hypotheses = 0
-        """How many of the first images of a split ``kept_samples`` returns after its evaluation."""
+        """Number of images of a split that ``kept_samples`` returns after its evaluation."""
         self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Puts the weights in place that validations evaluate, where they are others than those being trained."""
+        """Puts the evaluated weights in place, where they differ from those being trained."""
         self._data: CaptionDataModule | None = None
         self._others: tuple[Captioner, ...] = ()
         self._evaluator: Evaluator | None = None
@@ -72,7 +74,7 @@ class EvaluatedModule(pl.LightningModule):
         return self._parts[1].attention
 
     def connect(self, data: CaptionDataModule) -> None:
-        """Train and evaluate on ``data``, prepared for this encoder. To be called before the trainer starts."""
+        """Train and evaluate on ``data``, prepared for this encoder. Must be called before the trainer starts."""
         data.encoder = self.encoder
         self._data = data
 
@@ -83,8 +85,8 @@ class EvaluatedModule(pl.LightningModule):
         return self._data
 
     def join(self, others: Sequence[Captioner]) -> None:
-        """Evaluate the mean of this model and others of the same vocabulary; see ``captioning.model.ensemble``."""
-        self._others = tuple(others)  # a tuple, so that they are no part of this module's state
+        """Evaluate the ensemble of this model and others of the same vocabulary; see ``captioning.model.ensemble``."""
+        self._others = tuple(others)  # a tuple keeps them out of this module's state
 
     def on_validation_epoch_start(self) -> None:
         self._evaluator = self._make_evaluator()
@@ -133,23 +135,24 @@ class EvaluatedModule(pl.LightningModule):
             evaluator = self._make_evaluator()
             memory = evaluator.captioner.encode_batch(batch)
             captioned = evaluator.caption(batch, memory)
-            found = evaluator.captioner.with_posterior(memory, [[best] for _, best in captioned])
+            hypotheses = evaluator.captioner.with_posterior(memory, [[best] for _, best in captioned])
         self.train(training)
         return self._samples(
-            (row, (image, best)) for row, (image, _), (best,) in zip(batch.rows.tolist(), captioned, found, strict=True)
+            (row, (image, best))
+            for row, (image, _), (best,) in zip(batch.rows.tolist(), captioned, hypotheses, strict=True)
         )
 
     def kept_samples(self) -> list[Sample]:
-        """Return the first images of the last evaluation with their attention, as far as this process evaluated them.
+        """Return the first images of the last evaluation, with the captions that were scored and their attention.
 
-        Their captions are the ones that were scored. Those without an image file are left out.
+        Images that another process evaluated, or that have no image file, are left out.
         """
         return self._samples([] if self._evaluator is None else sorted(self._evaluator.kept.items()))
 
     def _samples(self, captioned: Iterable[tuple[int, tuple[CaptionedImage, Hypothesis]]]) -> list[Sample]:
         """Return the samples of rows of the evaluated split."""
-        with_photos = ((found, self.data.photo(row)) for row, found in captioned)
-        return [Sample(*found, photo) for found, photo in with_photos if photo is not None]
+        with_photos = ((image, best, self.data.photo(row)) for row, (image, best) in captioned)
+        return [Sample(image, best, photo) for image, best, photo in with_photos if photo is not None]
 
     def _make_evaluator(self) -> Evaluator:
         assert self.captioner is not None and self.vocabulary is not None

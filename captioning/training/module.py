@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import UniformAttention
 from captioning.checkpoint.format import CHECKPOINT_FORMAT
+from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
@@ -25,7 +26,6 @@ from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
 from captioning.training.evaluation_loops import EvaluatedModule
-from captioning.training.start import Start, check_tokenizer, check_vocabulary
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
 
@@ -42,8 +42,8 @@ class CaptioningModule(EvaluatedModule):
         optimizer: Called with the parameter groups; a fine-tuned encoder is a group with its own learning rate.
         scheduler: Called with the optimizer and the number of optimizer steps of the whole run; none by default.
         search: Options of the search that makes captions for ``val/*`` and ``test/*``.
-        bound_samples: Draws of every caption that ``test`` and ``validate`` estimate the bounds of stochastic attention
-            with, beside the NLL; 0 leaves them out.
+        bound_samples: Number of draws per caption with which ``test`` and ``validate`` estimate the bounds of
+            stochastic attention; 0 leaves the bounds out.
         compile: Mode of ``torch.compile`` for a step of the decoder in training. Not compiled by default, because the
             kernels in C are faster on a CPU. "reduce-overhead" replays CUDA graphs, for small batches on a GPU.
     """
@@ -71,12 +71,12 @@ class CaptioningModule(EvaluatedModule):
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
         )
         self.settings: dict[str, Any] = {}
-        self.start: Start | None = None
-        """The weights that the captioner begins with when it is assembled."""
+        self.start: SavedModel | None = None
+        """The model whose weights the captioner begins with when it is assembled."""
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
         self._random_state: dict[str, Any] | None = None
-        self._begins_with_weights = False  # of another run
+        self._begins_with_weights = False  # whether these are another run's
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
@@ -87,7 +87,7 @@ class CaptioningModule(EvaluatedModule):
         """Build the captioner for ``vocabulary`` and return it.
 
         Raises:
-            InputError: it is to begin with weights of another vocabulary, or of another model.
+            InputError: The weights that it begins with are of another vocabulary or model.
         """
         self.vocabulary = vocabulary
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
@@ -104,7 +104,9 @@ class CaptioningModule(EvaluatedModule):
         if isinstance(self.objective, SelfCriticalTraining):
             assert self.vocabulary is not None
             if self.trainer.ckpt_path is None and not self._begins_with_weights:
-                rank_zero_warn("self-critical training begins with random weights; give a first stage's by --init_from")
+                rank_zero_warn(
+                    "self-critical training begins with random weights; pass first-stage weights with --init_from"
+                )
             reward = CaptionReward(self.objective, self.data.index("train"), self.vocabulary)
             self.objective.begin(reward, self.search)
 
@@ -156,7 +158,9 @@ class CaptioningModule(EvaluatedModule):
             return optimizer
         steps = self.trainer.estimated_stepping_batches
         if math.isinf(steps):
-            raise InputError("model.scheduler: needs to know the end; give --trainer.max_epochs or --trainer.max_steps")
+            raise InputError(
+                "model.scheduler: needs the length of training; give --trainer.max_epochs or --trainer.max_steps"
+            )
         try:
             scheduler = self.scheduler(optimizer, int(steps))
         except InputError:
@@ -180,7 +184,7 @@ class CaptioningModule(EvaluatedModule):
         if scaler is not None and fused:
             scaler.unscale_(optimizer)  # so that its step does not unscale again
         if gradient_clip_val and by_norm:
-            # In these orders sums are rounded as they always were; the parameters are the same.
+            # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
             groups = optimizer.param_groups
             clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
             norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val)
@@ -207,7 +211,9 @@ class CaptioningModule(EvaluatedModule):
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint["random_state"] = self._random_state or state  # a resumed run that stops before its first batch
+        checkpoint["random_state"] = (
+            self._random_state or state
+        )  # a run that stops before its first batch saves the state that it loaded
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None
@@ -224,7 +230,7 @@ class CaptioningModule(EvaluatedModule):
         """Refuse the weights of another model before any of them is taken.
 
         Raises:
-            InputError: names the first that differs.
+            InputError: The first weight that differs.
         """
         own_weights = self.state_dict()
         for name in [*own_weights, *weights]:

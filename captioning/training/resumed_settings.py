@@ -1,4 +1,4 @@
-"""What the configuration says of a resumed run, where its checkpoint brings settings of the run before."""
+"""In a resumed run the configuration wins over settings that the checkpoint brings."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ Numbers = dict[str, Any]
 
 
 class ResumedSettings(Callback):
-    """Lets the configuration win over a checkpoint, which restores these with the optimizer and early stopping:
+    """Applies settings that have changed since the checkpoint, which Lightning would overwrite with the old ones:
 
-    - the numbers that the optimizer was made with: learning rates, which a schedule scales, weight decay, betas and the
-      like. What training itself has changed goes on, as do numbers that are configured as before;
-    - the patience. A run that had run out of it ends before its first step.
+    - the arguments of the optimizer that are numbers: learning rates, weight decay, betas and the like. A learning rate
+      that a schedule has scaled stays scaled by the same factor. Numbers that are configured as before are left alone;
+    - the patience of early stopping. A run whose patience is exhausted ends before its first step.
 
-    And lets gradients be accumulated as scheduled in a run that resumes inside an epoch, which skips what begins one.
+    It also applies the schedule of gradient accumulation in a run that resumes inside an epoch: Lightning applies it
+    only when an epoch begins.
     """
 
     def __init__(self) -> None:
@@ -33,16 +34,16 @@ class ResumedSettings(Callback):
         self._before = state_dict["optimizers"]
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        self._patience = [(each, each.patience) for each in _callbacks(trainer, EarlyStopping)]
+        self._patience = [(stopping, stopping.patience) for stopping in _callbacks(trainer, EarlyStopping)]
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The optimizers are there, and their state is not yet restored."""
+        # The optimizers exist now, and their state is not restored yet.
         self._configured = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for optimizer, before, configured in zip(trainer.optimizers, self._before, self._configured, strict=False):
             schedules = [
-                each.scheduler for each in trainer.lr_scheduler_configs if each.scheduler.optimizer is optimizer
+                config.scheduler for config in trainer.lr_scheduler_configs if config.scheduler.optimizer is optimizer
             ]
             for place, (was, now) in enumerate(zip(before, configured, strict=False)):
                 changed = {name: value for name, value in now.items() if was.get(name) != value}
@@ -67,11 +68,11 @@ class ResumedSettings(Callback):
 
 def _callbacks(trainer: pl.Trainer, kind: type) -> list[Any]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [each for each in callbacks if isinstance(each, kind)]
+    return [callback for callback in callbacks if isinstance(callback, kind)]
 
 
 def _numbers(group: dict[str, Any]) -> Numbers:
-    """Return the numbers of a group; of its rate that which it has where no schedule scales it."""
+    """Return the numbers of a parameter group, with its learning rate as it is before a schedule scales it."""
     numbers = {name: value for name, value in group.items() if name not in ("lr", "initial_lr") and _is_number(value)}
     return numbers | {RATE: group.get("initial_lr", group["lr"])}
 
@@ -82,10 +83,10 @@ def _is_number(value: Any) -> bool:
 
 
 def _configure(group: dict[str, Any], changed: Numbers, rate: float | None) -> None:
-    """Set what has changed of a group; a rate that a schedule has scaled is scaled as far.
+    """Set the changed numbers of a parameter group; its learning rate stays scaled by its schedule.
 
     Args:
-        rate: before the change.
+        rate: The configured learning rate before the change.
     """
     if RATE in changed:
         rank_zero_info(f"model.optimizer: the learning rate is {changed[RATE]} from here on; it was {rate}")

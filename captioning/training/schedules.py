@@ -11,15 +11,15 @@ from captioning.errors import check_range
 
 
 class WarmupCosine(LambdaLR):
-    """Rise linearly to the optimizer's rate, then fall to zero along half a cosine.
+    """Rises linearly to the optimizer's learning rate, then falls to zero along half a cosine.
 
     Args:
-        optimizer: its parameter groups keep their own rates.
-        total_steps: optimizer steps of the whole run; training supplies it.
-        warmup_steps: optimizer steps of the rise.
+        optimizer: Optimizer whose parameter groups keep their own rates.
+        total_steps: Optimizer steps of the whole run; training supplies it.
+        warmup_steps: Optimizer steps of the rise.
 
     Raises:
-        InputError: a negative number of steps.
+        InputError: The number of steps is negative.
     """
 
     def __init__(self, optimizer: Optimizer, total_steps: int, warmup_steps: int = 200) -> None:

@@ -1,4 +1,4 @@
-"""A training run in wandb: its summary, samples, checkpoints and tests, continued when training is resumed."""
+"""A training run in wandb: its summary, samples, checkpoints and tests. A resumed run continues it."""
 
 from __future__ import annotations
 
@@ -32,23 +32,24 @@ _BEST = {
     "val/attention_correctness": "max",
 }
 
-_NAMES = ("entity", "project", "name", "group", "job_type")  # of a run; what a note about it may name
+_NAMES = ("entity", "project", "name", "group", "job_type")  # attributes of a run that its note in the run folder has
 
 
 class WandbRun(WandbLogger):
-    """Lightning's wandb logger with what users otherwise set up by hand; the command line uses it instead of that one.
+    """Lightning's wandb logger, set up for captioning. The command line uses it in place of Lightning's.
 
-    The summary keeps the best of every validation score. When training is resumed in the run's folder, or one of its
-    checkpoints is tested, the run keeps its id (``wandb_run.json``), offline too. Files staged for upload are kept in
-    the run's folder, where a later ``wandb sync`` finds them. With ``log_model`` the best and the last checkpoint
-    become versions of one artifact with the aliases "best" and "last": at the end of the run, or, if it is "all", every
-    time one is written. Lightning's own logger calls the last one "best" too, and refuses the option offline. What the
-    run trains on is an artifact then, too: numbers of images and captions and their hash, not the data themselves.
+    The summary keeps the best value of every validation score. When training is resumed in the run's folder, or one of
+    its checkpoints is tested, the run keeps its id (``wandb_run.json``), offline too. Files for upload are staged in
+    the run's folder, where a later ``wandb sync`` finds them.
+
+    With ``log_model`` the best and the last checkpoint become versions of one artifact with the aliases "best" and
+    "last". (Lightning's logger calls the last one "best" too, and refuses the option offline.) The data become an
+    artifact too: the numbers of images and captions and their hash, not the data themselves.
 
     Args:
-        log_model: False, True or "all".
-        offline: as ``WANDB_MODE=offline``.
-        **kwargs: of Lightning's logger, which passes on what ``wandb.init`` takes.
+        log_model: Whether to log checkpoints: True at the end of the run, "all" every time one is written.
+        offline: Whether to log offline, as with ``WANDB_MODE=offline``.
+        **kwargs: Arguments of Lightning's logger, which passes on those of ``wandb.init``.
     """
 
     def __init__(self, *, log_model: Literal["all"] | bool = False, offline: bool = False, **kwargs: Any) -> None:
@@ -56,13 +57,13 @@ class WandbRun(WandbLogger):
         self._log_model = log_model
         self._saved: dict[str, float] = {}
         self._data: dict[str, Any] = {}
-        # The command line passes every option, None where it is not set, and so undoes Lightning's default.
+        # The command line passes every option, None for unset ones, which undoes Lightning's default.
         self._wandb_init["resume"] = self._wandb_init.get("resume") or "allow"
         self._wandb_init.pop("anonymous", None)  # wandb warns about any value of it
 
     @classmethod
     def of_folder(cls, folder: RunFolder) -> WandbRun | None:
-        """Return the run that the training in a folder was logged to, to go on with; None if it was to none."""
+        """Return the run that the training in a folder was logged to, to continue it; None if there is none."""
         note = _read_note(folder)
         if not note:
             return None
@@ -79,7 +80,7 @@ class WandbRun(WandbLogger):
 
     def _start(self) -> None:
         offline = self._offline or os.environ.get("WANDB_MODE") in ("offline", "dryrun")
-        if offline and "WANDB_DATA_DIR" not in os.environ:  # else it is the user's choice
+        if offline and "WANDB_DATA_DIR" not in os.environ:  # otherwise the user has chosen
             os.environ["WANDB_DATA_DIR"] = self._staging
         earlier = self._read()
         if self._wandb_init.get("id") is None:
@@ -88,7 +89,7 @@ class WandbRun(WandbLogger):
         for name, summary in _BEST.items():
             run.define_metric(name, step_metric="trainer/global_step", summary=f"{summary},last")
         if earlier.get("id") == run.id and run.offline:
-            run.log({}, step=earlier["step"])  # online, wandb asks its server how far the run has come
+            run.log({}, step=earlier["step"])  # online, wandb asks its server for the last step
         self._write()
 
     @property
@@ -110,30 +111,30 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def save_file(self, path: Path, name: str) -> None:
-        """Keep a copy of a file with the run, under ``name``."""
+        """Save a copy of a file with the run, under ``name``."""
         run = self.experiment
         if not run.disabled:
-            copy = Path(run.dir) / name  # in place already, so wandb makes no link, which would break elsewhere
+            copy = Path(run.dir) / name  # in its place already: wandb would make a link, which breaks elsewhere
             shutil.copyfile(path, copy)
             run.save(str(copy), base_path=run.dir, policy="now")
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log numbers; those that are not finite, of which charts and summaries make nothing, are left out."""
-        known = {
+        """Log numbers, except those that are not finite, which charts and summaries cannot show."""
+        finite = {
             name: value
             for name, value in metrics.items()
-            if not isinstance(value, (float, Tensor)) or math.isfinite(value)  # images and tables come here, too
+            if not isinstance(value, (float, Tensor)) or math.isfinite(value)  # images and tables are logged here too
         }
-        super().log_metrics(known, step)
+        super().log_metrics(finite, step)
 
     @rank_zero_only
     def log_data(self, name: str, splits: Mapping[str, Mapping[str, Any]]) -> None:
-        """With ``log_model``, log what the run trains on as an artifact that it uses; checkpoints name its hash.
+        """With ``log_model``, log the training data as an artifact that the run uses. Checkpoints name its hash.
 
         Args:
-            name: of the data's source.
-            splits: images, captions and hash of each.
+            name: Name of the data source.
+            splits: Images, captions and hash of every split.
         """
         if not self._log_model:
             return
@@ -150,9 +151,9 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def log_samples(self, images: list[CaptionedImage], overlays: list[Path], *, epoch: int, step: int) -> None:
-        """Log captioned images as one table, and every overlay under a key of its own.
+        """Log captioned images as one table, and every overlay under its own key.
 
-        Scores are sentence BLEU in percent. Overlays share no key, because wandb expects its images to have one size.
+        Scores are sentence BLEU in percent. wandb expects the images of one key to have one size.
         """
         import wandb
 
@@ -177,26 +178,26 @@ class WandbRun(WandbLogger):
         conditions: Mapping[str, str | float],
         step: int,
     ) -> None:
-        """Log a test of one of the run's checkpoints. Where wandb fails, one line says so: the scores are on disk.
+        """Log a test of one of the run's checkpoints. A failure of wandb is only a warning: the scores are on disk.
 
         Args:
-            scores: by their names in the logs, ``test/bleu4`` ..
-            images: all of the split; a row of the table ``test/captions`` each, with sentence BLEU and CIDEr-D.
-            overlays: captions and files of some images.
-            conditions: what the scores depend on, for the run's summary.
-            step: of the optimizer, that the checkpoint was saved at.
+            scores: Scores by their names in the logs, ``test/bleu4`` ..
+            images: All images of the split, the rows of the table ``test/captions``, with sentence BLEU and CIDEr-D.
+            overlays: Captions and overlay files of some images.
+            conditions: Conditions that the scores depend on, for the run's summary.
+            step: Optimizer step at which the checkpoint was saved.
         """
         import wandb
 
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         bleu, cider = bleu_counts(hypotheses, references), 100 * cider_d(hypotheses, references)
         columns = ["image_id", "caption", "references", "bleu1", "bleu4", "cider_d", "log_prob", "finished"]
-        parts = zip(images, sentence_bleu(bleu, 1), sentence_bleu(bleu, 4), cider, strict=True)
+        scored = zip(images, sentence_bleu(bleu, 1), sentence_bleu(bleu, 4), cider, strict=True)
         rows = [
             [image.image_id, image.text, "\n".join(image.references)]
             + [round(float(score), 2) for score in scores_of_image]
             + [image.log_prob, image.finished]
-            for image, *scores_of_image in parts
+            for image, *scores_of_image in scored
         ]
         try:
             for number, (caption, path) in enumerate(overlays, 1):
@@ -216,7 +217,7 @@ class WandbRun(WandbLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Log the checkpoints, of an interrupted run too."""
+        """Log the checkpoints, also of an interrupted run."""
         if self._experiment is not None:
             for checkpoint_callback in self._checkpoint_callbacks.values():
                 self._log_checkpoint(checkpoint_callback, policy="immutable")
@@ -254,10 +255,10 @@ class WandbRun(WandbLogger):
 
 
 def _read_note(folder: RunFolder) -> dict[str, Any]:
-    """Return what ``wandb_run.json`` says of a folder's run; {} where there is none, or it is damaged."""
+    """Return the content of a folder's ``wandb_run.json``; {} if it is missing or damaged."""
     try:
         note = json.loads(folder.wandb_run.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    named = isinstance(note, dict) and isinstance(note.get("id"), str) and isinstance(note.get("step"), int)
-    return note if named else {}
+    valid = isinstance(note, dict) and isinstance(note.get("id"), str) and isinstance(note.get("step"), int)
+    return note if valid else {}

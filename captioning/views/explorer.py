@@ -1,7 +1,7 @@
-"""The attention explorer: captions whose words move a map over the image, in one HTML file that needs nothing else.
+"""The attention explorer: one HTML file with captions whose words move a map over the image.
 
-It is explorer.html with explorer.css and four scripts: explorer_map.js (a map's pixels), explorer_stage.js (one
-picture), explorer_panel.js (one run's caption) and explorer.js (images, runs and keys).
+It consists of explorer.html with explorer.css and four scripts: explorer_map.js (a map's pixels), explorer_stage.js
+(one picture), explorer_panel.js (one run's caption) and explorer.js (images, runs and keys).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from captioning.cells import CellGrid
@@ -21,8 +22,8 @@ from captioning.trace import AttentionTrace
 from captioning.views import maps
 from captioning.views.page import render
 
-_LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more than that
-_LOSSLESS_SIDE = 128  # pixels; what is that small is shown so large that a JPEG's errors would be seen
+_LONGEST_SIDE = 448  # pixels of an image in the page; encoders see no more
+_LOSSLESS_SIDE = 128  # pixels; smaller images are enlarged so much that a JPEG's errors would be visible
 _JPEG_QUALITY = 90
 
 
@@ -31,10 +32,10 @@ class Attended(Protocol):
 
     Attributes:
         words: T words.
-        trace: of (T,) steps; step ``t`` belongs to ``words[t]``. Its posterior and its heads, if there are any, can be
-            shown in place of the alphas.
-        log_probs: nats, T of the words or T + 1 with <end>; None if they are not known.
-        score: what captions are ranked by.
+        trace: Trace of (T,) steps; step t belongs to ``words[t]``. Its posterior or heads, if it has any, can be shown
+            in place of the alphas.
+        log_probs: Log-probabilities in nats, T of the words or T + 1 with <end>; or None.
+        score: The score that ranks captions, or None.
     """
 
     @property
@@ -52,11 +53,11 @@ class RunCaptions:
     """One run's captions of an image with their attention. ``caption.Caption.for_explorer`` makes one.
 
     Attributes:
-        run: its name, the same on every image.
-        captions: of the search, best first.
-        cells: where the L locations lie on the view.
-        references: what people wrote.
-        numbers: shown beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
+        run: Name of the run, the same on every image.
+        captions: Captions of the search, best first.
+        cells: The L cells on the view.
+        references: Captions that people wrote.
+        numbers: Values beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
     """
 
     run: str
@@ -71,9 +72,9 @@ class ExploredImage:
     """An image with the captions of one or several runs.
 
     Attributes:
-        view: exactly the pixels the model saw (``Preprocessing.view``).
-        name: shown, and searched for.
-        runs: at most one entry per run.
+        view: The pixels of the model's view (``Preprocessing.view``).
+        name: Name of the image, which the search finds.
+        runs: At most one entry per run.
     """
 
     view: Image.Image
@@ -82,23 +83,23 @@ class ExploredImage:
 
 
 def explorer_page(images: Sequence[ExploredImage], title: str = "Attention explorer") -> str:
-    """Return a complete HTML document that opens from disk and asks nothing of a network.
+    """Return a complete HTML document that opens from disk and needs no network.
 
-    About 40 KB per image of 224 x 224 pixels and one run with a beam of three.
+    It has about 40 KB per image of 224 x 224 pixels and one run with a beam of three.
 
     Raises:
-        ValueError: the shapes of a run's captions contradict each other.
+        ValueError: The shapes of a run's captions contradict each other.
     """
     return render("views/explorer_page.html", title=title, content=_content(images))
 
 
 def explorer_fragment(images: Sequence[ExploredImage]) -> str:
-    """Return the explorer as a <section> to be placed in another page, style and script included.
+    """Return the explorer as a <section> for another page, with style and script.
 
-    An element anywhere in that page with ``data-explore="NAME"`` shows the image of that name when it is clicked.
+    A click on an element of that page with ``data-explore="NAME"`` shows the image of that name.
 
     Raises:
-        ValueError: the shapes of a run's captions contradict each other.
+        ValueError: The shapes of a run's captions contradict each other.
     """
     return render("views/explorer.html", content=_content(images))
 
@@ -123,7 +124,7 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
 
 
 def _labels(captions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What the page calls the attention that its captions have, by name, in the order of its buttons."""
+    """Return the labels of the kinds of attention that the captions have, in the order of the buttons."""
     names = {name for caption in captions for name in caption["attention"]} - {"prior", "posterior"}
     heads = {name: name.capitalize() for name in sorted(names, key=lambda name: int(name.removeprefix("head ")))}
     if any("posterior" in caption["attention"] for caption in captions):
@@ -149,51 +150,40 @@ def _image(image: ExploredImage) -> dict[str, Any]:
 
 
 def _run(run: RunCaptions, where: str) -> dict[str, Any]:
-    rows, columns = run.cells.grid_size
     height, width = run.cells.size
     return {
         "run": run.run,
-        "rows": rows,
-        "columns": columns,
+        "rows": run.cells.grid_size[0],
+        "columns": run.cells.grid_size[1],
         "offset": [run.cells.offset[0] / height, run.cells.offset[1] / width],  # of the view's sides
         "stride": [run.cells.stride[0] / height, run.cells.stride[1] / width],
         "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in run.numbers.items()},
-        "captions": [_caption(caption, rows * columns, where) for caption in run.captions],
+        "captions": [_caption(caption, run.cells, where) for caption in run.captions],
     }
 
 
-def _caption(caption: Attended, cells: int, where: str) -> dict[str, Any]:
-    steps, trace = len(caption.words), caption.trace
-    attention = {"prior": _attention(trace.alphas, (steps, cells), f"{where}: alphas")}
+def _caption(caption: Attended, cells: CellGrid, where: str) -> dict[str, Any]:
+    trace = maps.checked_trace(caption.words, caption.trace, cells, prefix=f"{where}: ")
+    by_name = {"prior": trace.alphas}
     if trace.posterior is not None:
-        attention["posterior"] = _attention(trace.posterior, (steps, cells), f"{where}: posterior")
-    for number in range(0 if trace.heads is None else np.shape(trace.heads)[1]):
-        name = f"head {number + 1}"
-        attention[name] = _attention(np.asarray(trace.heads)[:, number], (steps, cells), f"{where}: {name}")
-    betas = None if caption.trace.betas is None else np.asarray(caption.trace.betas, dtype=np.float32)
-    if betas is not None and betas.shape != (steps,):
-        raise ValueError(f"{where}: betas must be ({steps},), one per word, got {betas.shape}")
-    if caption.log_probs is not None and len(caption.log_probs) < steps:
-        raise ValueError(f"{where}: {len(caption.log_probs)} log_probs for {steps} words")
-    if len(chosen := caption.trace.chosen()) != steps:
-        raise ValueError(f"{where}: locations must be ({steps},), one per word, got {len(chosen)}")
+        by_name["posterior"] = trace.posterior
+    if trace.heads is not None:
+        by_name |= {f"head {n + 1}": trace.heads[:, n] for n in range(trace.heads.shape[1])}
+    steps, log_probs = len(caption.words), caption.log_probs
+    if log_probs is not None and len(log_probs) < steps:
+        raise ValueError(f"{where}: {len(log_probs)} log_probs for {steps} words")
     return {
         "words": list(caption.words),
         "score": None if caption.score is None else _number(caption.score),
-        "logProbs": None if caption.log_probs is None else [_number(value) for value in caption.log_probs[:steps]],
-        "betas": None if betas is None else [_number(value) for value in betas],
-        "attention": attention,
-        "chosen": chosen,
+        "logProbs": None if log_probs is None else [_number(value) for value in log_probs[:steps]],
+        "betas": None if trace.betas is None else [_number(value) for value in trace.betas],
+        "attention": {name: _attention(array, f"{where}: {name}") for name, array in by_name.items()},
+        "chosen": trace.chosen(),
     }
 
 
-def _attention(values: Any, shape: tuple[int, int], what: str) -> dict[str, Any]:
-    """Attention (T, L) as a byte per location, of its word's peak: finer than the map's 256 colours show."""
-    attention = np.asarray(values, dtype=np.float32)
-    if attention.size == 0:
-        attention = attention.reshape(shape)
-    if attention.shape != shape:
-        raise ValueError(f"{what} must be ({shape[0]}, {shape[1]}), got {attention.shape}")
+def _attention(attention: NDArray[np.float32], what: str) -> dict[str, Any]:
+    """Return attention (T, L) as a byte per location, relative to the word's peak: finer than the map's 256 colours."""
     if not (np.isfinite(attention) & (attention >= 0)).all():
         raise ValueError(f"{what} must be finite and at least 0")
     peaks = attention.max(axis=1, initial=0)
@@ -202,7 +192,7 @@ def _attention(values: Any, shape: tuple[int, int], what: str) -> dict[str, Any]
 
 
 def _number(value: float) -> float | None:
-    """Four digits; None, which JSON knows, where there is no such number."""
+    """Return four digits, or None, which JSON has, if the value is not finite."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
@@ -211,7 +201,7 @@ def _base64(content: bytes) -> str:
 
 
 def _data_uri(view: Image.Image) -> str:
-    """PNG where it is no larger (drawings) or the view is small, JPEG for photographs."""
+    """Return a PNG if it is no larger (drawings) or the view is small, else a JPEG (photographs)."""
     png, jpeg = io.BytesIO(), io.BytesIO()
     view.save(png, "PNG", optimize=True)
     view.save(jpeg, "JPEG", quality=_JPEG_QUALITY)

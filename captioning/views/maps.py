@@ -1,15 +1,17 @@
-"""A step's alphas as a picture: smoothed over the view, and painted on it in colour or as the paper's white mask."""
+"""Alphas as pictures: smoothed over the view, and painted on it in colour or as the paper's white mask."""
 
 from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
+from captioning.trace import AttentionTrace
 
 Style = Literal["color", "paper"]
 
@@ -17,11 +19,34 @@ Style = Literal["color", "paper"]
 SIGMA_OF_SIDE = 20 / 224
 SIGMA_OF_CELL = 20 / 16
 
-DIM_BELOW = 3.0  # times even attention: a map whose maximum is lower does not reach full brightness
-DIM_CHOSEN = 0.8  # of its brightness: a distribution beneath the cell that was drawn from it
-DIM_VIEW = 0.55  # of its brightness: the view where nothing is attended to
-MASK_OPACITY = 0.8  # of the paper's mask over the view
+DIM_BELOW = 3.0  # times even attention; a map with a lower maximum does not reach full brightness
+DIM_CHOSEN = 0.8  # brightness of a distribution from which a cell was drawn
+DIM_VIEW = 0.55  # brightness of the view where there is no attention
+MASK_OPACITY = 0.8  # of the paper's mask
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
+
+
+def checked_trace(words: Sequence[str], trace: AttentionTrace, cells: CellGrid, *, prefix: str = "") -> AttentionTrace:
+    """Return the trace of a caption's words as arrays of the shapes that words and cells ask for.
+
+    Raises:
+        ValueError: The shapes contradict each other; the message begins with ``prefix``.
+    """
+    height, width = cells.grid_size
+    T, L = len(words), height * width
+    heads = 0 if trace.heads is None else np.shape(trace.heads)[1]
+    shapes = {"alphas": (T, L), "betas": (T,), "locations": (T,), "posterior": (T, L), "heads": (T, heads, L)}
+    arrays: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if (values := getattr(trace, name)) is None:
+            arrays[name] = None
+            continue
+        array = np.asarray(values, dtype=np.int64 if name == "locations" else np.float32)
+        arrays[name] = array if array.size else array.reshape(shape)  # a caption may have no words
+        if arrays[name].shape != shape:
+            grid = f"{T} words on a grid of {height} x {width}"
+            raise ValueError(f"{prefix}{name} must be {shape} for {grid}, got {array.shape}")
+    return AttentionTrace(**arrays)
 
 
 class Painted(NamedTuple):
@@ -29,7 +54,7 @@ class Painted(NamedTuple):
 
     Attributes:
         pixels: (height, width, 3) uint8.
-        low, high: the smoothed alphas at both ends of the value scale.
+        low, high: Smoothed alphas at both ends of the value scale.
     """
 
     pixels: NDArray[np.uint8]
@@ -40,33 +65,33 @@ class Painted(NamedTuple):
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
     """Return one step's alphas as a smooth map over the view: upsampled by cell, blurred, mirrored at the border.
 
-    Where no cell lies, beyond the outermost ones, the map falls to the least of the alphas. The blur is the authors'
-    (20 pixels on 224, whatever the size), and never more than theirs in cells (1.25), so that one attended cell has its
-    maximum inside that cell on every grid.
+    Beyond the outermost cells the map falls to the least of the alphas. The blur is the authors' (20 pixels on 224),
+    but never more than theirs in cells (1.25), so that the map of a single cell has its maximum inside that cell on
+    every grid.
 
     Args:
         alpha: (L,).
-        cells: the L cells; ``cells.scaled(size)`` for a map of another size.
+        cells: The L cells; ``cells.scaled(size)`` for a map of another size.
 
     Returns:
-        (height, width) with the values' own scale: even alphas of 1/L give 1/L everywhere, and on a regular grid the
+        (height, width) on the scale of the alphas: even alphas of 1/L give 1/L everywhere, and on a regular grid the
         sum over pixels is the sum over cells times the pixels per cell.
 
     Raises:
-        ValueError: L is not rows x columns.
+        ValueError: L is not the number of cells.
     """
     values = np.asarray(alpha, dtype=np.float32)
-    rows, columns = cells.grid_size
-    if values.shape != (rows * columns,):
-        raise ValueError(f"alpha must be ({rows * columns},) for a grid of {rows} x {columns}, got {values.shape}")
+    height, width = cells.grid_size
+    if values.shape != (height * width,):
+        raise ValueError(f"alpha must be ({height * width},) for a grid of {height} x {width}, got {values.shape}")
     sigma = SIGMA_OF_SIDE * min(cells.size)
     # Both steps are linear and separable: one matrix per axis does upsampling and blur together.
-    (vertical, in_rows), (horizontal, in_columns) = (
+    (vertical, vertical_sums), (horizontal, horizontal_sums) = (
         _upsample_and_blur(tuple(edges.tolist()), pixels, min(sigma, SIGMA_OF_CELL * stride))
         for edges, pixels, stride in zip(cells.edges(), cells.size, cells.stride, strict=True)
     )
-    elsewhere = (1 - np.outer(in_rows, in_columns)).astype(np.float32)
-    smooth = vertical @ values.reshape(rows, columns) @ horizontal.T + values.min() * elsewhere
+    outside = (1 - np.outer(vertical_sums, horizontal_sums)).astype(np.float32)
+    smooth = vertical @ values.reshape(height, width) @ horizontal.T + values.min() * outside
     return np.asarray(smooth, dtype=np.float32)
 
 
@@ -74,55 +99,55 @@ def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
 def _upsample_and_blur(
     cell_edges: tuple[float, ...], pixels: int, sigma: float
 ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
-    """(pixels, cells), and its rows' sums (pixels,): 1, but less near an edge of the view that no cell reaches."""
+    """Return the matrix (pixels, cells), and its sums (pixels,): 1, but less near an edge that no cell reaches."""
     edges = np.array(cell_edges)
     pixel = np.arange(pixels)[:, None]
-    # The share of each pixel in each cell; where an edge runs through a pixel, both cells have a part of it.
+    # The fraction of each pixel in each cell; a pixel on an edge is divided between both cells.
     upsample = (np.minimum(pixel + 1, edges[1:]) - np.maximum(pixel, edges[:-1])).clip(min=0)
     radius = math.ceil(4 * sigma)
     offsets = np.arange(-radius, radius + 1)
     kernel = np.exp(-0.5 * (offsets / sigma) ** 2)
     source = pixel + offsets
-    mirrored = source % (2 * pixels)  # a mirror at the border keeps all of the mass inside
+    mirrored = source % (2 * pixels)  # mirrored at the border, which keeps the mass inside
     mirrored = np.where(mirrored < pixels, mirrored, 2 * pixels - 1 - mirrored)
-    # Beyond an edge that no cell reaches there is nothing to mirror.
-    there = ((source >= 0) | (edges[0] < 1e-6)) & ((source < pixels) | (edges[-1] > pixels - 1e-6))
-    blurred = np.einsum("pkc,k->pc", upsample[mirrored] * there[:, :, None], kernel / kernel.sum())
+    # There is nothing to mirror beyond an edge that no cell reaches.
+    exists = ((source >= 0) | (edges[0] < 1e-6)) & ((source < pixels) | (edges[-1] > pixels - 1e-6))
+    blurred = np.einsum("pkc,k->pc", upsample[mirrored] * exists[:, :, None], kernel / kernel.sum())
     return blurred.astype(np.float32), blurred.sum(axis=1)
 
 
 def paint_color(view: NDArray[np.float32], alpha: ArrayLike, cells: CellGrid, *, chosen: bool) -> Painted:
     """Paint one step's alphas in colour on the dimmed view.
 
-    The map is scaled from zero to its own maximum, or to three times even attention if that is more: maps compare in
-    shape, and a map that looks everywhere stays dim.
+    The map is scaled from zero to its maximum, or to three times even attention if that is more, so that maps compare
+    in shape and even attention stays dim.
 
     Args:
         view: (height, width, 3) in 0..1.
         alpha: (L,).
-        cells: the L cells on ``view``.
-        chosen: whether hard attention drew a cell from them; the map is then dimmed, for the cell to stand out.
+        cells: The L cells on ``view``.
+        chosen: Whether hard attention drew a cell from the alphas. The map is then dimmed, so that the cell stands out.
     """
     smooth = smooth_alphas(alpha, cells)
     high = max(float(smooth.max()), DIM_BELOW / np.size(alpha)) / (DIM_CHOSEN if chosen else 1.0)
     strength = smooth / high
     colors = map_colors()[(strength * 255).astype(np.uint8)]
     opacity = 0.75 * strength[:, :, None]
-    # The colour takes on the view's light and shade, so that what is attended to stays recognisable.
+    # The colour takes on the light and shade of the view, which stays recognisable under it.
     shade = 0.6 + 0.5 * (view @ np.array([0.299, 0.587, 0.114], dtype=np.float32))[:, :, None]
     painted = DIM_VIEW * view * (1 - opacity) + colors * shade * opacity
     return Painted((painted.clip(max=1) * 255).astype(np.uint8), 0.0, high)
 
 
 def paint_mask(view: NDArray[np.float32], alpha: ArrayLike, cells: CellGrid, *, chosen: bool) -> Painted:
-    """Paint the white mask of the paper's Fig. 3, as the authors' code does; arguments as of ``paint_color``.
+    """Paint the white mask of the paper's Fig. 3, as the authors' code does; arguments as for ``paint_color``.
 
-    The map from black at its own minimum to white at its own maximum, with an opacity of 0.8: even attention shows as
-    strong as any other.
+    The map goes from black at its minimum to white at its maximum, with an opacity of 0.8, so even attention is painted
+    as strongly as any other.
     """
     smooth = smooth_alphas(alpha, cells)
     low, high = float(smooth.min()), float(smooth.max())
-    span = max(high - low, 1e-3 * high) / (DIM_CHOSEN if chosen else 1.0)  # even attention differs by rounding alone
+    span = max(high - low, 1e-3 * high) / (DIM_CHOSEN if chosen else 1.0)  # even alphas differ by rounding alone
     grey = (smooth - low) / span
     painted = (1 - MASK_OPACITY) * view + MASK_OPACITY * grey[:, :, None]
     return Painted((painted * 255).astype(np.uint8), low, low + span)

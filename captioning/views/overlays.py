@@ -1,4 +1,4 @@
-"""The paper's figure: the image, then where the model looked at each word (Xu et al. 2015, Fig. 2, 3)."""
+"""The paper's figure: the image, followed by the attention at each word (Xu et al. 2015, Fig. 2 and 3)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
-from captioning.views.maps import Painted, Style, map_colors, mask_greys, paint_color, paint_mask
+from captioning.views.maps import (
+    Painted,
+    Style,
+    checked_trace,
+    map_colors,
+    mask_greys,
+    paint_color,
+    paint_mask,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,12 +31,12 @@ _PANEL = 1.75  # inches, a panel's longer side
 _GAP = 0.09
 _TITLE = 0.27  # inches above a word's panels
 _NUMBERS = 0.22  # inches below a panel
-_SIDE = 0.22  # inches beside a word's panels, for what they are called
+_SIDE = 0.22  # inches beside a word's panels, for their names
 _MARGIN = 0.12
 _CAPTION = 0.34  # inches
 _SCALE = 0.34
-_PANEL_PIXELS = 224, 448  # of a panel's shorter side at least, so that maps stay smooth; of its longer side at most
-_PHOTO_PIXELS = 1024  # of the whole image's longer side at most: no figure shows more
+_PANEL_PIXELS = 224, 448  # least of a panel's shorter side, so that maps stay smooth; most of its longer side
+_PHOTO_PIXELS = 1024  # most of the image's longer side; no figure shows more
 
 Box = tuple[float, float, float, float]
 """(left, top, right, bottom)"""
@@ -59,37 +67,38 @@ def attention_figure(
     text: str | None = None,
     heads: bool = False,
 ) -> Figure:
-    """Return the image and its caption, followed by a panel per word with the attention over what the model saw.
+    """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    Every map has its own scale, whose ends stand beneath it: smoothed alphas. Where hard attention chose one cell, the
-    cell is outlined and the distribution it was chosen from is dimmed. Where the trace has a posterior, every word has
-    two panels: its attention before it was known (the alphas, a prior) and after. With ``heads`` there is one more for
-    each head. Save with ``figure.savefig("x.png")``, or pdf; pyplot knows nothing of it.
+    Every map has its own scale, whose ends are written beneath it as smoothed alphas. If hard attention chose a cell,
+    the cell is outlined and the distribution it was drawn from is dimmed. If the trace has a posterior, every word has
+    two panels: the alphas, a prior, and the posterior given the word. With ``heads`` there is a panel for each head.
+    Save with ``figure.savefig("x.png")``, or pdf; the figure is not registered with pyplot.
 
     Args:
-        view: exactly the pixels the model saw (``Preprocessing.view``).
+        view: The pixels of the model's view (``Preprocessing.view``).
         words: T words.
-        trace: of the (T,) words' steps; the gate is written beneath each panel.
-        cells: where the L locations lie on the view.
-        photo: the whole image, shown and painted on in place of the view, with the view's place marked.
-        region: the view's place in ``photo``, in shares of its width and height (``Preprocessing.region``).
+        trace: Trace of the (T,) steps of these words; beta is written beneath each panel.
+        cells: The L cells on the view.
+        photo: The whole image, shown and painted on in place of the view, with the view outlined.
+        region: The view's box in ``photo``, in fractions of its width and height (``Preprocessing.region``).
         style: "color" on the dimmed image, or the white mask of the "paper".
-        text: the words as people write them; with spaces between them by default.
-        heads: show where each head of the attention looked, beneath their mean.
+        text: The caption as written; by default the words with spaces between them.
+        heads: Show the attention of each head beneath their mean.
 
     Raises:
-        ValueError: the shapes contradict each other, or there are no heads to show.
+        ValueError: The shapes contradict each other, or there are no heads to show.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    maps, gates, chosen = _checked(words, trace, cells, heads=heads)
+    trace = checked_trace(words, trace, cells)
+    maps, chosen = _named_maps(trace, heads=heads), trace.chosen()
     whole = view if photo is None else photo
     background = _background(whole, region)
     layout = _Layout(len(words), background.shape[1] / background.shape[0], maps=len(maps))
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
-    # One axes in inches, y downwards, for all panels: an axes of its own for each costs more than drawing it.
+    # One axes in inches, y downwards, for all panels: an axes for each would take longer than drawing it.
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_axis_off()
     axes.set(xlim=(0, layout.width), ylim=(layout.height, 0), autoscale_on=False)
@@ -109,13 +118,14 @@ def attention_figure(
         _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
         for number, name in enumerate(maps):
             place = left, layout.panel_top(top, number), layout.panel_width, layout.panel_height
-            painted = STYLES[style].paint(background, maps[name][step], scaled, chosen=chosen[step] is not None)
+            location = chosen[step]
+            painted = STYLES[style].paint(background, maps[name][step], scaled, chosen=location is not None)
             _picture(axes, painted.pixels, place)
-            if (location := chosen[step]) is not None:
+            if location is not None:
                 _outline(axes, place, _in_panel(cells, location))
             numbers = f"{_short(painted.low)} to {_short(painted.high)}"
-            if gates is not None and number == 0:
-                numbers = f"\N{GREEK SMALL LETTER BETA} {gates[step]:.2f} · {numbers}"
+            if trace.betas is not None and number == 0:
+                numbers = f"\N{GREEK SMALL LETTER BETA} {trace.betas[step]:.2f} · {numbers}"
             below = place[1] + place[3] + _NUMBERS / 2
             _text(axes, left + place[2] / 2, below, numbers, size=8, fit=place[2], color="0.35")
             if len(maps) > 1 and layout.is_first(step):
@@ -124,47 +134,30 @@ def attention_figure(
     return figure
 
 
-def _checked(
-    words: Sequence[str], trace: AttentionTrace, cells: CellGrid, *, heads: bool
-) -> tuple[dict[str, NDArray[np.float32]], NDArray[np.float32] | None, list[int | None]]:
-    """Return the maps of every word by name, (T, L) each, the gates (T,) and the chosen locations.
+def _named_maps(trace: AttentionTrace, *, heads: bool) -> dict[str, NDArray[np.float32]]:
+    """Return the maps of every word by name, each (T, L).
 
     Raises:
-        ValueError: the shapes contradict each other.
+        ValueError: There are no heads to show.
     """
-    rows, columns = cells.grid_size
-    maps = {"before the word (prior)": trace.alphas}
-    if trace.posterior is not None:
-        maps["after the word (posterior)"] = trace.posterior
-    if heads:
-        if trace.heads is None:
-            raise ValueError("the trace has no heads")
-        each = np.asarray(trace.heads, dtype=np.float32)
-        maps = {f"mean of {each.shape[1]} heads": trace.alphas}
-        maps |= {f"head {number + 1}": each[:, number] for number in range(each.shape[1])}
-    arrays = {name: np.asarray(values, dtype=np.float32) for name, values in maps.items()}
-    others = "heads" if heads else "posterior"
-    for kind, values in zip(["alphas"] + [others] * (len(arrays) - 1), arrays.values(), strict=True):
-        if values.shape != (len(words), rows * columns):
-            raise ValueError(
-                f"{kind} must be ({len(words)}, {rows * columns}) for {len(words)} words on a grid of "
-                f"{rows} x {columns}, got {values.shape}"
-            )
-    gates = None if trace.betas is None else np.asarray(trace.betas, dtype=np.float32)
-    if gates is not None and gates.shape != (len(words),):
-        raise ValueError(f"betas must be ({len(words)},), one per word, got {gates.shape}")
-    if len(chosen := trace.chosen()) != len(words):
-        raise ValueError(f"locations must be ({len(words)},), one per word, got {len(chosen)}")
-    return arrays, gates, chosen
+    if not heads:
+        maps = {"before the word (prior)": trace.alphas}
+        return maps if trace.posterior is None else maps | {"after the word (posterior)": trace.posterior}
+    if trace.heads is None:
+        raise ValueError("the trace has no heads")
+    count = trace.heads.shape[1]
+    return {f"mean of {count} heads": trace.alphas} | {
+        f"head {number + 1}": trace.heads[:, number] for number in range(count)
+    }
 
 
 class _Layout:
     """Places in inches: the caption, the image beside the first words, words in rows, the value scale at the bottom.
 
     Args:
-        words: T.
-        aspect: width / height of a panel.
-        maps: panels of a word, one beneath the other.
+        words: Number of words.
+        aspect: Width / height of a panel.
+        maps: Panels of a word, one beneath the other.
     """
 
     def __init__(self, words: int, aspect: float, *, maps: int) -> None:
@@ -172,7 +165,7 @@ class _Layout:
         self.step_x = self.panel_width + _GAP
         self.side = _SIDE if maps > 1 else 0.0
         self.step_y = _TITLE + maps * (self.panel_height + _NUMBERS)
-        # The image is as large as two columns and two panels, but as one panel where the words fit beside that.
+        # The image takes two columns and two panels, or one panel if all words fit beside it.
         one_row = maps == 1 and words < _COLUMNS
         self.photo_columns = 1 if one_row else 2
         self.photo_rows = 1 if one_row or maps > 1 else 2
@@ -191,7 +184,7 @@ class _Layout:
         self.photo = _MARGIN, _CAPTION + _TITLE, self.photo_columns * self.step_x - _GAP, photo_height
 
     def word(self, step: int) -> tuple[float, float]:
-        """Left and top of a word's first panel."""
+        """Return left and top of a word's first panel."""
         row, column = self._places[step]
         return _MARGIN + self.side + column * self.step_x, _CAPTION + row * self.step_y + _TITLE
 
@@ -199,25 +192,25 @@ class _Layout:
         return top + number * (self.panel_height + _NUMBERS)
 
     def is_first(self, step: int) -> bool:
-        """Whether a word is the first of its row."""
+        """Return whether a word is the first of its row."""
         return step == 0 or self._places[step][0] > self._places[step - 1][0]
 
 
 def _background(photo: Image.Image, region: Box) -> NDArray[np.float32]:
-    """What the model saw of the image, (height, width, 3) in 0..1, at a size that smooth maps look smooth on."""
+    """Return the model's view of the image, (height, width, 3) in 0..1, large enough for smooth maps."""
     left, top, right, bottom = (
-        share * side for share, side in zip(region, 2 * [photo.width, photo.height], strict=True)
+        fraction * side for fraction, side in zip(region, 2 * [photo.width, photo.height], strict=True)
     )
     width, height = right - left, bottom - top
     least, most = _PANEL_PIXELS
     scale = min(max(1.0, least / min(width, height)), most / max(width, height))
     size = max(1, round(width * scale)), max(1, round(height * scale))
-    seen = photo.convert("RGB").resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
-    return np.asarray(seen, dtype=np.float32) / np.float32(255)
+    view = photo.convert("RGB").resize(size, Image.Resampling.BICUBIC, box=(left, top, right, bottom))
+    return np.asarray(view, dtype=np.float32) / np.float32(255)
 
 
 def _draw_photo(axes: Axes, layout: _Layout, photo: Image.Image, region: Box) -> None:
-    """The whole image; what the model did not see of it is dimmed."""
+    """Draw the whole image, dimmed outside the model's view."""
     shown = photo.convert("RGB")
     shown.thumbnail((_PHOTO_PIXELS, _PHOTO_PIXELS), Image.Resampling.LANCZOS)
     x, y, width, height = layout.photo
@@ -227,7 +220,7 @@ def _draw_photo(axes: Axes, layout: _Layout, photo: Image.Image, region: Box) ->
         _picture(axes, np.asarray(shown), place)
         return
     left, top, right, bottom = (
-        round(share * side) for share, side in zip(region, 2 * [shown.width, shown.height], strict=True)
+        round(fraction * side) for fraction, side in zip(region, 2 * [shown.width, shown.height], strict=True)
     )
     pixels = np.asarray(shown) // 2
     pixels[top:bottom, left:right] = np.asarray(shown)[top:bottom, left:right]
@@ -244,24 +237,24 @@ def _draw_scale(axes: Axes, layout: _Layout, colors: NDArray[np.float32]) -> Non
 
 
 def _picture(axes: Axes, pixels: NDArray[Any], place: Box) -> None:
-    """Pixels at a place: left, top, width and height in inches."""
+    """Draw pixels at a place: left, top, width and height in inches."""
     x, y, width, height = place
     axes.imshow(pixels, extent=(x, x + width, y + height, y), aspect="auto")
 
 
 def _in_panel(cells: CellGrid, location: int) -> Box:
-    """A cell's box in shares of the view's width and height."""
+    """Return a cell's box in fractions of the view's width and height."""
     top, bottom, left, right = cells.square(location)
     height, width = cells.size
     return left / width, top / height, right / width, bottom / height
 
 
 def _outline(axes: Axes, place: Box, box: Box) -> None:
-    """Frame a part of a picture from outside in white on black, which shows on any picture and leaves the part free.
+    """Frame a box of a picture from outside, in white on black, which is visible on any picture.
 
     Args:
-        place: of the picture, left, top, width and height in inches.
-        box: of the part, in shares of the picture's width and height.
+        place: The picture's left, top, width and height in inches.
+        box: The box in fractions of the picture's width and height.
     """
     from matplotlib.patches import Rectangle
 
@@ -276,7 +269,7 @@ def _outline(axes: Axes, place: Box, box: Box) -> None:
 
 
 def _text(axes: Axes, x: float, y: float, text: str, *, size: float, fit: float | None = None, **style: Any) -> None:
-    """Text, centred unless ``style`` says otherwise, and smaller where it would be wider than ``fit`` inches."""
+    """Write text, centred by default, and smaller if it would be wider than ``fit`` inches."""
     if fit is not None:
         inches_per_letter = 0.62 * size / 72  # a little more than the font's mean
         size = max(5.0, size * min(1.0, fit / (inches_per_letter * max(1, len(text)))))
@@ -285,7 +278,7 @@ def _text(axes: Axes, x: float, y: float, text: str, *, size: float, fit: float 
 
 
 def _short(value: float) -> str:
-    """Two digits, but four decimals at most."""
+    """Return two digits, and four decimals at most."""
     if value < 5e-5:
         return "0"
     return f"{value:.{min(4, max(2, 1 - math.floor(math.log10(value))))}f}"

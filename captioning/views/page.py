@@ -1,4 +1,4 @@
-"""HTML from Jinja templates, which lie beside the code that fills them; page.html is the frame of every page."""
+"""HTML from Jinja templates, each beside the code that fills it; page.html is the frame of every page."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 
 def render(template: str, **content: Any) -> str:
-    """Return a template filled in. Values become text: only a template that says ``| safe`` lets HTML through.
+    """Return a filled template. Values are escaped unless the template says ``| safe``.
 
     Args:
-        template: its path in this package, such as "views/page.html".
-        content: by name, every value that the template uses; it calls ``asset("views/page.css")`` for a file as it is.
+        template: Path in this package, such as "views/page.html".
+        content: Every value that the template uses, by name. ``asset("views/page.css")`` inserts a file unchanged.
     """
     return _environment().get_template(template).render(content)
 
@@ -25,7 +25,7 @@ def _environment() -> Environment:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.globals["asset"] = lambda path: loader.get_source(environment, path)[0]
-    # `tojson` escapes what could end the <script> that the JSON stands in.
+    # `tojson` escapes anything that could end the <script> around the JSON.
     environment.policies["json.dumps_kwargs"] = {
         "ensure_ascii": False,
         "separators": (",", ":"),

@@ -60,7 +60,7 @@ def _needs(config: dict[str, Any], channels: int) -> list[str]:
     frozen = kind in IMAGES and options.get("trainable_from") is None
     half_precision = 2 * 14 * 14 * channels  # bytes of an image
     features = f"{half_precision * IMAGES[kind] / 1e9:.1f} GB" if frozen else "-"
-    if frozen and config["data"].get("flip"):
+    if frozen and config["data"].get("augmentation", {}).get("flip"):
         features += f", {half_precision * (IMAGES[kind] + TRAINED[kind]) / 1e9:.1f} GB with mirrored ones"
     return [*DATA[kind], options.get("name", _class(encoder)), weights, features]
 
@@ -78,8 +78,8 @@ def _class(component: dict[str, Any] | None) -> str:
 def _score(text: str) -> str:
     """Return the result that the header of a config states."""
     header = " ".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
-    found = re.findall(r"BLEU-4 (\d+\.\d\d) \(docs/measurements/(\w+\.json)\)", header)
-    return ", ".join(f"{score} ([{name}](measurements/{name}))" for score, name in found) or "not measured"
+    scores = re.findall(r"BLEU-4 (\d+\.\d\d) \(docs/measurements/(\w+\.json): (\w+)\)", header)
+    return ", ".join(f"{bleu4} ([{name}](measurements/{file}))" for bleu4, file, name in scores) or "not measured"
 
 
 def _time(name: str) -> str:

@@ -21,8 +21,9 @@ from captioning.encoders import TorchvisionEncoder
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder
 from captioning.model.captioner import Captioner
-from captioning.objective import reductions
+from captioning.objective.reductions import caption_nll
 from captioning.training import CaptionDataModule
+from captioning.training.datamodule import Augmentation
 from captioning.vocabulary import Vocabulary
 
 
@@ -52,10 +53,10 @@ def features(shapes, encoder, tmp_path_factory):
     return folder
 
 
-def make_data(source: ShapesSource, encoder, **options) -> CaptionDataModule:
+def make_data(source: ShapesSource, encoder, *, seed: int = 0, **options) -> CaptionDataModule:
     """A data module that knows its encoder; there is no trainer."""
     data = CaptionDataModule(source, **{"batch_size": 7, "eval_batch_size": 2, "num_workers": 0} | options)
-    data.encoder = encoder
+    data.encoder, data.seed = encoder, seed
     data.setup("fit")
     return data
 
@@ -110,7 +111,7 @@ def test_cached_features_give_the_same_losses_to_fp16_rounding(shapes, encoder, 
         assert cached.images is None and cached.annotations.dtype == torch.float16
         assert torch.equal(images.captions, cached.captions)
         outputs = captioner(images), captioner(cached)
-        nlls = [reductions.caption_nll(output.logits, output.targets) for output in outputs]
+        nlls = [caption_nll(output.logits, output.targets) for output in outputs]
         torch.testing.assert_close(nlls[0], nlls[1], rtol=2e-3, atol=0)
         compared += 1
     assert compared == 5
@@ -169,7 +170,10 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
         torch.manual_seed(1)
         return {int(row): image for batch in loader for row, image in zip(batch.rows, batch.images, strict=True)}
 
-    plain, augmented = make_data(shapes, encoder), make_data(shapes, encoder, random_crop=True, flip=1.0)
+    plain, augmented = (
+        make_data(shapes, encoder),
+        make_data(shapes, encoder, augmentation=Augmentation(random_crop=True, flip=1.0)),
+    )
     assert encoder.preprocessing.crop < encoder.preprocessing.resize
     before, after = images(plain.train_dataloader()), images(augmented.train_dataloader())
     assert before.keys() == after.keys() == set(range(6))
@@ -186,7 +190,9 @@ def test_training_images_vary_as_configured_and_evaluated_ones_do_not(shapes, en
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(shapes, encoder):
     def images(skip: int = 0, **options) -> list[torch.Tensor]:
-        loader = make_data(shapes, encoder, random_crop=True, flip=0.5, **options).train_dataloader()
+        loader = make_data(
+            shapes, encoder, augmentation=Augmentation(random_crop=True, flip=0.5), **options
+        ).train_dataloader()
         loader.load_state_dict(loader.sampler.state_dict(skip))
         return [batch.images for batch in loader]
 
@@ -196,8 +202,8 @@ def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_lo
 
 
 def test_cached_features_are_not_cropped_at_random(shapes, encoder, features):
-    data = make_data(shapes, encoder, features=str(features), random_crop=True)
-    with pytest.raises(InputError, match=r"data\.random_crop: cached features"):
+    data = make_data(shapes, encoder, features=str(features), augmentation=Augmentation(random_crop=True))
+    with pytest.raises(InputError, match=r"data\.augmentation\.random_crop: cached features"):
         data.train_dataloader()
 
 
@@ -233,7 +239,7 @@ def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(sha
     torch.testing.assert_close(mirrored.float(), expected, rtol=2**-10, atol=1e-4)
     assert not torch.allclose(plain, mirrored)
 
-    options = {"features": str(both_sides), "flip": 0.5, "seed": 4}
+    options = {"features": str(both_sides), "augmentation": Augmentation(flip=0.5), "seed": 4}
     loader = make_data(shapes, encoder, **options).train_dataloader()
     epochs = [sides_of(loader, plain, mirrored) for _ in range(6)]
     for batches in epochs:
@@ -251,7 +257,7 @@ def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(sha
     other = make_data(shapes, encoder, **options | {"seed": 5}).train_dataloader()
     assert [sides_of(other, plain, mirrored) for _ in range(6)] != epochs
 
-    always = make_data(shapes, encoder, features=str(both_sides), flip=1.0)
+    always = make_data(shapes, encoder, features=str(both_sides), augmentation=Augmentation(flip=1.0))
     assert all(side for batch in sides_of(always.train_dataloader(), plain, mirrored) for side in batch.values())
     unflipped = FeatureCache(both_sides, "val", fingerprint)
     for batch in always.val_dataloader():
@@ -259,10 +265,12 @@ def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(sha
 
 
 def test_features_of_mirrored_images_are_asked_for(shapes, encoder, features, both_sides):
-    with pytest.raises(InputError, match=r"data\.flip: .*train_flipped\.json: no features; .*extract with --flipped"):
-        make_data(shapes, encoder, features=str(features), flip=0.5).train_dataloader()
+    with pytest.raises(
+        InputError, match=r"data\.augmentation\.flip: .*train_flipped\.json: no features; .*extract with --flipped"
+    ):
+        make_data(shapes, encoder, features=str(features), augmentation=Augmentation(flip=0.5)).train_dataloader()
     with pytest.raises(InputError, match=r"flip must be a probability, got 1\.5"):
-        make_data(shapes, encoder, features=str(both_sides), flip=1.5).train_dataloader()
+        make_data(shapes, encoder, features=str(both_sides), augmentation=Augmentation(flip=1.5)).train_dataloader()
     with pytest.raises(InputError, match=r"features of another encoder \(flipped True there"):
         FeatureCache(both_sides, "train_flipped", encoder.fingerprint())
 
@@ -286,8 +294,3 @@ def test_an_index_that_shared_memory_has_no_room_for_is_one_line(shapes, encoder
         InputError, match=r"no room in shared memory \(unable.*--shm-size or --ipc=host\), or set data.num"
     ):
         make_data(shapes, encoder, num_workers=2)
-
-
-def test_flip_is_a_probability(shapes, encoder):
-    with pytest.raises(InputError, match=r"flip must be a probability, got 1\.5"):
-        make_data(shapes, encoder, flip=1.5).train_dataloader()

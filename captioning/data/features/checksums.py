@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from captioning.data.features.layout import HEADER_BYTES, Manifest
 from captioning.errors import InputError
-from captioning.terminal import Progress
+from captioning.progress import Progress
 
 
 def header(manifest: Manifest, shard: int, numbers: memoryview | NDArray[np.float16]) -> bytes:
@@ -24,7 +24,7 @@ def header(manifest: Manifest, shard: int, numbers: memoryview | NDArray[np.floa
     The checksum includes the shard's number and the encoder, so a shard of another place is not taken for this one.
     """
     place = json.dumps([manifest.split, shard, manifest.fingerprint], sort_keys=True)
-    checksum = zlib.crc32(numbers, zlib.crc32(place.encode()))
+    checksum = zlib.crc32(memoryview(numbers), zlib.crc32(place.encode()))
     shape = (len(manifest.rows(shard)), *manifest.shape[1:])
     text = f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }} # crc32 {checksum:08x}"
     size = HEADER_BYTES - 10

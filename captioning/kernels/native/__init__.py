@@ -1,6 +1,6 @@
 """Kernels in C for the CPU, compiled once per machine with its C compiler (``CC``, or ``cc``) into the user's cache.
 
-Where there is no compiler the callers fall back to PyTorch's operations, which give the same numbers more slowly.
+Without a compiler, callers fall back to PyTorch's operations, which compute the same more slowly.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from captioning.files import cache_folder
+
 _FOLDER = Path(__file__).parent
-# fast-math: sums may be added up in any order, which is what lets them be vectorised. Not when linking, where it would
-# change how the whole process rounds tiny numbers. What is not a number stays none: a run that diverges must show it.
+# fast-math lets sums be reordered and so vectorised. It is not given to the linker, which would change how the whole
+# process rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
 _FLAGS = "-O3 -march=native -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
 _WIDE = "-mprefer-vector-width=512"
 _TYPES = (torch.float32, torch.bfloat16)
@@ -50,14 +52,14 @@ class _Pool(ctypes.Structure):
 
 
 def usable(tensor: Tensor) -> bool:
-    """Return whether the kernels take numbers of this tensor's device and type."""
+    """Return whether the kernels support this tensor's device and type."""
     return tensor.device.type == "cpu" and tensor.dtype in _TYPES and _library() is not None
 
 
 def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | int | None) -> None:
-    """Call a kernel: tensors (contiguous unless the kernel says otherwise) and arrays of pointers, then sizes.
+    """Call a kernel with tensors and arrays of pointers, then sizes. None is the null pointer.
 
-    None is the null pointer.
+    Tensors must be contiguous unless the kernel's comment says otherwise.
     """
     library = _library()
     assert library is not None
@@ -66,7 +68,7 @@ def call(function: str, dtype: torch.dtype, *arguments: Tensor | ctypes.Array | 
 
 
 def threads() -> int:
-    """Return the largest number of threads that a kernel uses: the runtime may give it fewer."""
+    """Return the largest number of threads that a kernel uses; the runtime may provide fewer."""
     return 1 if _openmp() is None else torch.get_num_threads()
 
 
@@ -83,13 +85,13 @@ def _pool() -> _Pool:
 def _openmp() -> tuple[int, ...] | None:
     """Return the addresses of ``Pool``'s functions in the OpenMP runtime that PyTorch itself uses."""
     package = Path(torch.__file__).parent
-    own = (package / "lib", package.parent / "torch.libs")
+    folders = (package / "lib", package.parent / "torch.libs")
     try:
         fields = (line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines())
-        loaded = {line[5] for line in fields if len(line) == 6}  # a path may have blanks
+        loaded = {line[5] for line in fields if len(line) == 6}  # a path may contain blanks
     except OSError:
-        loaded = {str(path) for path in own[0].glob("lib*omp*")}
-    for path in sorted(loaded, key=lambda path: (Path(path).parent not in own, path)):  # other packages bring some, too
+        loaded = {str(path) for path in folders[0].glob("lib*omp*")}
+    for path in sorted(loaded, key=lambda path: (Path(path).parent not in folders, path)):  # PyTorch's first
         if Path(path).name.startswith(("libgomp", "libomp", "libiomp")):
             library = ctypes.CDLL(path)
             if hasattr(library, "GOMP_parallel"):  # LLVM's and Intel's runtimes have it too
@@ -102,14 +104,13 @@ def _openmp() -> tuple[int, ...] | None:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    """Return the compiled kernels; None, with one line that says why, where they cannot be compiled."""
+    """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
     flags = [*_FLAGS, _WIDE] if platform.machine() in ("x86_64", "AMD64") else _FLAGS
     sources = sorted(_FOLDER.glob("*.c"))
-    # The processor is part of the name: -march=native, and home folders that several machines share.
+    # The name depends on the processor, because of -march=native and home folders that several machines share.
     content = "\n".join([*compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "captioning"
-    path = folder / f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so"
+    path = cache_folder(f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
     try:
         if not path.is_file():
             _compile(compiler, flags, sources, path)
@@ -133,7 +134,7 @@ def _compile(compiler: list[str], flags: list[str], sources: list[Path], path: P
         steps = [[*compiler, *flags, "-c", str(source), "-o", o] for source, o in zip(sources, objects, strict=True)]
         for arguments in (*steps, [*compiler, "-shared", *objects, "-o", built]):
             subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
-        os.replace(built, path)  # several processes may do this at once
+        os.replace(built, path)  # atomic: several processes may compile at once
 
 
 def _processor() -> str:

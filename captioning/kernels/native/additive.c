@@ -1,20 +1,20 @@
-/* The additive score e = v . tanh(P + q), Eq. 4, and its gradients, without the (rows, L, A) hidden layer in memory.
+/* The additive score e = v . tanh(P + q), Eq. 4, and its gradients. The (rows, L, A) hidden layer is not stored.
 
    P (B, L, A) are the projected annotations, q (B, R, A) the projected queries of R rows per image, e and its gradient g
    (B, R, L). P is float or bfloat16, everything else float.
 
    tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
-   rows of an image, and in the gradient of P for all steps; e^2q once for all locations. What is left for each row and
-   location are a product, a sum and a reciprocal. A float's exponent reaches to e^87: P and q that cancel out do so up to
-   there, that is unless both are beyond 34. Then the larger one alone decides, or neither. e^2q is neither 0 nor infinite,
-   so that no product of the two is undefined. */
+   rows of an image, and in the gradient of P for all steps; e^2q once for all locations. Each row and location
+   then takes a product, a sum and a reciprocal. A float's range ends at e^87: P and q of opposite signs cancel out unless
+   both exceed 34 in size. Beyond that the larger one decides, or neither. e^2q is neither 0 nor infinite, so that no
+   product of the two is undefined. */
 
 #include "vector.h"
 
 typedef struct {
     const Pool *pool;
     const void *P;
-    const float *const *q; /* T pointers; T = 1 but in the gradient of P */
+    const float *const *q; /* T pointers; T = 1 except in the gradient of P */
     const float *const *g;
     const float *v;
     float *out;     /* e, or the gradient of q */
@@ -24,7 +24,7 @@ typedef struct {
     long size, T, B, R, L, A;
 } Work;
 
-#define TILE 4            /* locations at a time: what is loaded of a row serves all of them */
+#define TILE 4            /* locations at a time, which share the loads of a row */
 #define BLOCK (4 * WIDTH) /* units at a time in the gradient of P */
 #define PADDED(A) ROUND_UP(A, 64)
 

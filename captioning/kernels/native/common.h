@@ -1,4 +1,4 @@
-/* What the kernels share: threads, number formats and a tanh that compilers can vectorise. */
+/* Shared by the kernels: threads, number formats and a tanh that compilers can vectorise. */
 
 #pragma once
 
@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP runtime that PyTorch has loaded already: a
-   second one would compete with it for the cores. NULL: one thread. */
+/* GOMP_parallel, omp_get_thread_num and omp_get_num_threads of the OpenMP runtime that PyTorch has loaded. A
+   second runtime would compete with it for the cores. NULL: one thread. */
 typedef struct {
     void (*parallel)(void (*)(void *), void *, unsigned, unsigned);
     int (*thread)(void);
@@ -23,7 +23,7 @@ static inline void run(const Pool *pool, void (*body)(void *), void *work) {
         body(work);
 }
 
-/* This thread's part of n items; returns its number. The runtime may give fewer threads than were asked for. */
+/* Sets this thread's range of n items; returns the thread's number. The runtime may provide fewer threads. */
 static inline long share(const Pool *pool, long n, long *begin, long *end) {
     const long thread = pool->threads > 1 ? pool->thread() : 0, threads = pool->threads > 1 ? pool->team() : 1;
     *begin = n * thread / threads;
@@ -31,7 +31,7 @@ static inline long share(const Pool *pool, long n, long *begin, long *end) {
     return thread;
 }
 
-/* Calls row(work, m) for m = 0 .. rows - 1, each thread with its part of them. */
+/* Calls row(work, m) for m = 0 .. rows - 1, each thread with its range of rows. */
 typedef struct {
     const Pool *pool;
     void (*row)(const void *, long);

@@ -1,4 +1,4 @@
-/* Cross entropy of logits (M, V) with label smoothing, and its gradient, in one pass over a row each.
+/* Cross entropy of logits (M, V) with label smoothing, and its gradient, each in one pass over a row.
 
    With e = smoothing: nll = log sum exp(x) - (1 - e) x_target - e mean(x). Logits are float or bfloat16, so is their
    gradient; everything else is float. */
@@ -33,7 +33,7 @@ typedef struct {
                 sum += value;                                                                                         \
             }                                                                                                         \
             w->lse[m] = largest + logf(total);                                                                        \
-            const float evenly = e ? e * sum / V : 0; /* of words that cannot be, the sum is infinite */              \
+            const float evenly = e ? e * sum / V : 0; /* -inf logits make the sum infinite */                         \
             w->nll[m] = w->lse[m] - (1 - e) * load_##type(x[w->targets[m]]) - evenly;                                 \
         }                                                                                                             \
     }                                                                                                                 \

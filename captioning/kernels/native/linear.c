@@ -1,12 +1,12 @@
-/* y = x W^T + b for few rows x: W is read once, from front to back, whatever the number of rows. */
+/* y = x W^T + b for few rows x: W is read once, from front to back, for any number of rows. */
 
 #include "common.h"
 
 enum {
     LANES = 16,
     TILE = 8,     /* rows of x whose sums stay in registers */
-    BLOCK = 16,   /* rows of W that stay in the nearest cache while the tiles of x pass by */
-    AHEAD = 4096, /* numbers of W that are asked for before they are needed: processors by themselves stop at a page */
+    BLOCK = 16,   /* rows of W that stay in the first-level cache for all tiles of x */
+    AHEAD = 4096, /* distance of the prefetch in W: hardware prefetchers stop at a page */
 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -24,8 +24,8 @@ static inline float total(lanes x) {
     return sum;
 }
 
-/* The products of rows begin .. end of W with ROWS rows of x, which begin at row n. A function for each number of rows,
-   so that their sums are registers. */
+/* The products of rows begin .. end of W with ROWS rows of x, which begin at row n. There is a function for every number
+   of rows, so that the sums stay in registers. */
 #define PRODUCTS(ROWS)                                                                                                 \
     static void products_##ROWS(const Work *work, long n, long begin, long end) {                                      \
         const long M = work->M, K = work->K;                                                                           \
@@ -65,7 +65,7 @@ static void forward(void *data) {
 
 void linear_forward(const Pool *pool, int bfloat16, const float *x, const float *W, const float *b, float *y, long N,
                     long M, long K) {
-    (void)bfloat16; /* float alone */
+    (void)bfloat16; /* only float */
     Work work = {.pool = pool, .x = x, .W = W, .b = b, .y = y, .N = N, .M = M, .K = K};
     run(pool, forward, &work);
 }

@@ -1,18 +1,18 @@
-/* The LSTM cell, Eq. 1-3, from the three parts of its gates to h and c, and back.
+/* The LSTM cell, Eq. 1-3, from the three summands of its gates to h and c, and its gradient.
 
-   The parts (N, 4H) are those of the embedded word (whose rows lie `stride` numbers apart), of h_{t-1} and of the context;
-   gates are in the order i, f, o, g. Parts and h are float or bfloat16, c is float. */
+   The summands (N, 4H) come from the embedded word (rows `stride` numbers apart), h_{t-1} and the context; the gates are
+   in the order i, f, o, g. Summands and h are float or bfloat16, c is float. */
 
 #include "common.h"
 
 typedef struct {
     const Pool *pool;
-    const void *embedded, *hidden, *context; /* parts of the gates; backward: the gradient of h in `hidden` */
+    const void *embedded, *hidden, *context; /* summands of the gates; backward: the gradient of h in `hidden` */
     const float *c;
     const float *c_new;
     const float *dc;
     float *activations; /* (N, 4H): sigmoid of i, f, o, tanh of g */
-    void *out;          /* h; backward: the gradient of each part */
+    void *out;          /* h; backward: the gradient of every summand */
     float *out_c;       /* c_t; backward: the gradient of c_{t-1} */
     long N, H, stride;
 } Work;

@@ -1,6 +1,6 @@
-/* The parts of a mixture over locations that go through all words one by one, each in one pass over a row of V numbers.
+/* Element-wise operations of the mixture over locations, each in one pass over a row of V words.
 
-   captioning/kernels/marginal.py has the formulas and the matrix products between these. Rows are float or bfloat16;
+   captioning/kernels/marginal.py has the formulas and the matrix products between the operations. Rows are float or bfloat16;
    sums, logarithms and log p are float. */
 
 #include "vector.h"
@@ -18,7 +18,7 @@ typedef struct {
 } Work;
 
 #define KERNELS(TYPE, type)                                                                                           \
-    /* exp(x) divided by its largest, what was divided by as a logarithm, and the sum. In place if need be. */        \
+    /* exp(x) divided by its largest value, the logarithm of that divisor, and the sum. May work in place. */         \
     static void exponentials_##type(const void *data, long m) {                                                       \
         const Work *w = data;                                                                                         \
         const long V = w->V;                                                                                          \
@@ -28,7 +28,7 @@ typedef struct {
         float sum = 0;                                                                                                \
         for (long a = 0; a < V; a += BLOCK) {                                                                         \
             const long n = V - a < BLOCK ? V - a : BLOCK;                                                             \
-            float values[BLOCK]; /* in and out may be one */                                                          \
+            float values[BLOCK]; /* in and out may alias */                                                           \
             for (long i = 0; i < n; i++) values[i] = exp_(load_##type(x[a + i]) - largest);                           \
             for (long i = 0; i < n; i++) sum += values[i];                                                            \
             for (long i = 0; i < n; i++) out[a + i] = store_##type(values[i]);                                        \

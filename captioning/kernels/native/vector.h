@@ -1,6 +1,6 @@
-/* As many floats at once as the processor takes, and what compilers do not make of plain C: 1 / x in one instruction.
+/* Vectors as wide as the processor supports, and 1 / x in one instruction, which compilers do not make of plain C.
 
-   The vectors are those of GCC and Clang, which add and multiply them on any processor. */
+   They are the vector extension of GCC and Clang, which add and multiply such vectors on any processor. */
 
 #include "common.h"
 
@@ -18,8 +18,8 @@ typedef int32_t whole __attribute__((vector_size(4 * WIDTH)));
 typedef uint32_t bits __attribute__((vector_size(4 * WIDTH)));
 typedef uint16_t half __attribute__((vector_size(2 * WIDTH)));
 
-/* Of each: the smaller and the larger of two (y, or none, if one is not a number), an estimate of 1 / x, 16 bits to 32
-   and back. REFINEMENTS: Newton's steps after the estimate that float needs, and bfloat16. */
+/* For every width: the smaller and the larger of two (y or NaN if one is NaN), an estimate of 1 / x, conversion between
+   16 and 32 bits. REFINEMENTS: Newton steps after the estimate, for float and for bfloat16. */
 #if WIDTH == 16
 #include <immintrin.h>
 static inline vec least(vec x, vec y) { return (vec)_mm512_min_ps((__m512)x, (__m512)y); }
@@ -51,7 +51,7 @@ static inline half narrowed(bits x) { return (half)vmovn_u32((uint32x4_t)x); }
 static inline vec chosen(whole first, vec x, vec y) { return (vec)((first & (whole)x) | (~first & (whole)y)); }
 static inline vec least(vec x, vec y) { return chosen(x < y, x, y); }
 static inline vec greatest(vec x, vec y) { return chosen(x > y, x, y); }
-/* Compilers may make an estimate and a Newton's step of this: not quite exact, and an infinite x does not survive it. */
+/* Compilers may turn this into an estimate and a Newton step, which is inexact and fails for infinite x. */
 static inline vec estimate(vec x) { return 1.0f / least((vec){0} + 1e37f, x); }
 static inline bits widened(half x) { return __builtin_convertvector(x, bits); }
 static inline half narrowed(bits x) { return __builtin_convertvector(x, half); }
@@ -73,7 +73,7 @@ static inline float add_up(vec x) {
     return sum;
 }
 
-/* Of a row of n numbers those from a on; 0 behind its end. */
+/* The numbers of a row of n from index a on; 0 past its end. */
 #define PARTS(TYPE, type, lanes)                                                                                      \
     static inline vec part_##type(const TYPE *row, long a, long n) {                                                  \
         lanes x, end = {0};                                                                                           \
@@ -104,11 +104,11 @@ static inline half to_bfloat16(vec x) { /* to nearest even */
 PARTS(float, float, vec)
 PARTS(uint16_t, bfloat16, half)
 
-/* The largest or smallest of a row of n >= 1 numbers, any of them if one is none: a loop that compilers vectorise only
-   where they may forget of that case. */
+/* The largest or smallest of a row of n >= 1 numbers, any of them if one is NaN. Compilers vectorise the plain loop only
+   if they may ignore NaN. */
 #define EXTREME(TYPE, type, name, best, is_better)                                                                    \
     static inline float name##_##type(const TYPE *row, long n) {                                                      \
-        vec found[4]; /* four at a time, so that none waits for the one before */                                     \
+        vec found[4]; /* four independent chains, to hide the latency */                                              \
         for (int k = 0; k < 4; k++) found[k] = all(load_##type(row[0]));                                              \
         long a = 0;                                                                                                   \
         for (; a + 4 * WIDTH <= n; a += 4 * WIDTH)                                                                    \
@@ -124,7 +124,7 @@ EXTREME(float, float, smallest, least, <)
 EXTREME(uint16_t, bfloat16, largest, greatest, >)
 EXTREME(uint16_t, bfloat16, smallest, least, <)
 
-/* 1 / (1 + z) of z >= 0. Newton's step multiplies by z, which must be finite there. */
+/* 1 / (1 + z) of z >= 0. The Newton step multiplies by z, which must be finite. */
 static inline vec reciprocal(vec z, int refinements) {
     const vec x = (refinements ? least(all(1e37f), z) : z) + 1.0f;
     vec r = estimate(x);
@@ -136,7 +136,7 @@ static inline vec reciprocal_float(vec z) { return reciprocal(z, REFINEMENTS_FLO
 
 static inline vec between(float low, vec x, float high) { return least(all(high), greatest(all(low), x)); }
 
-/* x - floor x, and y 2^floor x. The second may become 0 or infinite for a large x; without AVX-512 it stops before. */
+/* x - floor x, and y 2^floor x. The second may be 0 or infinite for a large x; without AVX-512 it saturates earlier. */
 #if WIDTH == 16
 static inline vec fraction(vec x) { return (vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF); }
 static inline vec scaled(vec y, vec x) { return (vec)_mm512_scalef_ps((__m512)y, (__m512)x); }
@@ -161,14 +161,14 @@ static inline vec exponential_float(vec x) {
 #if WIDTH == 16
     const __m512 z = (__m512)between(-43.5f, x, 43.5f);
     const __m512 y = _mm512_mul_ps(z, _mm512_set1_ps(2.88539004f));
-    const __m512 rest = _mm512_fmsub_ps(z, _mm512_set1_ps(2.88539004f), y); /* what rounding took of y */
-    const vec f = fraction((vec)y) + ((vec)rest + (vec)z * 3.85192607e-8f); /* the rest of 2 / ln 2 */
+    const __m512 rest = _mm512_fmsub_ps(z, _mm512_set1_ps(2.88539004f), y); /* the rounding error of y */
+    const vec f = fraction((vec)y) + ((vec)rest + (vec)z * 3.85192607e-8f); /* low bits of 2 / ln 2 */
     vec p = ((((1.87757669e-3f * f + 8.98933969e-3f) * f + 5.58263175e-2f) * f + 0.240153611f) * f + 0.693153083f) * f;
     return scaled(p + 0.99999994f, (vec)y);
 #else
     const vec y = 2.0f * between(-43.5f, x, 43.5f);
     const vec n = 1.44269504f * y - fraction(1.44269504f * y);
-    const vec f = y - n * 0.693145752f; /* ln 2 with few bits, so that this is exact; the rest of it below */
+    const vec f = y - n * 0.693145752f; /* the high bits of ln 2, so that this is exact; the low bits follow */
     vec p = ((((1.17346561e-2f * f + 3.89426909e-2f) * f + 0.167634189f) * f + 0.499848276f) * f + 1.00000846f) * f;
     p += 0.99999994f;
     return scaled(p - p * (n * 1.42860677e-6f), n);

@@ -2,7 +2,7 @@
 
 #include "common.h"
 
-/* exp of a number that is not positive; relative error below 3e-7. */
+/* exp of x <= 0; relative error below 3e-7. */
 static inline float exp_(float x) {
     x = x < -87.0f ? -87.0f : x;
     const float n = __builtin_rintf(x * 1.44269504f);
@@ -20,8 +20,8 @@ static inline float exp_(float x) {
     return p * scale;
 }
 
-/* log of a positive, normal number, or of what is none; error below 2e-7 of it or of 1, whichever is larger. The
-   polynomial of Cephes. */
+/* log of a positive, normal number or NaN; error below 2e-7 of the result or of 1, whichever is larger. The polynomial
+   of Cephes. */
 static inline float log_(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);

@@ -1,0 +1,126 @@
+"""Scores of runs on the images that all of them captioned: intervals, and tests against the first run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from captioning.comparison.formats import measured_cell, plain_cell, with_best
+from captioning.comparison.result import Comparison, Row, Table
+from captioning.evaluation.records import CaptionedImage
+from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, Score, differences, holm, intervals
+
+CORRECTED = " The p-values are corrected for the number of tests in this table (Holm); the intervals are not."
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What the tested runs are scored on, and how it is resampled for every interval and test.
+
+    Attributes:
+        captions: By run and image id.
+        common: Ids of the images that all runs captioned. Without any, a run is scored on its own images.
+        compared: The runs that are tested against the first one by one.
+        resamples: Of the images, for every interval and test.
+        seed: Seed of the resampling.
+    """
+
+    captions: dict[str, dict[int, CaptionedImage]]
+    common: list[int]
+    compared: list[str]
+    resamples: int
+    seed: int
+
+    def images(self) -> Iterator[tuple[str, dict[int, CaptionedImage], list[int]]]:
+        """Yield the name, the captions and the ids of the scored images of every run."""
+        return ((name, captions, self.common or sorted(captions)) for name, captions in self.captions.items())
+
+
+class Measure(NamedTuple):
+    """Scores that are functions of the same counts.
+
+    Attributes:
+        keys: Names of the S scores in files.
+        titles: Names of the S scores in tables.
+        counts: By run, (images, C).
+        scores: From counts summed over images, (.., C), to percent, (.., S) or (..) of a single score.
+        baseline: Whether it is what a run would score without looking at its captions; baselines are not tested.
+        unit: What the second column of the counts counts, shown beside a score.
+    """
+
+    keys: tuple[str, ...]
+    titles: tuple[str, ...]
+    counts: dict[str, Floats]
+    scores: Score
+    baseline: bool = False
+    unit: str = ""
+
+
+def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparison) -> list[int]:
+    """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
+    if not tested:
+        return []
+    first, *others = tested.values()
+    shared = sorted(set(first).intersection(*others))
+    # An id alone does not make an image: another data set has other references under the same number.
+    common = [i for i in shared if all(set(first[i].references) & set(run[i].references) for run in others)]
+    if any(len(run) != len(common) for run in tested.values()):
+        sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
+        if common:
+            result.notices.append(
+                f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
+            )
+        else:
+            result.notices.append(
+                f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
+            )
+    changed = sum(any(run[i].references != first[i].references for run in others) for i in common)
+    if changed:
+        result.notices.append(
+            f"The references of {changed} common images differ between the runs (another tokenisation?); "
+            "each run is scored with its own."
+        )
+    result.images = len(common)
+    return common
+
+
+def add_score_table(result: Comparison, scored: Scored, measures: Sequence[Measure], title: str, note: str) -> Table:
+    """Add a table of measures, and the intervals and tests behind it. The tests are corrected for their number."""
+    first = result.runs[0]
+    tests: dict[tuple[str, str], Difference] = {}
+    for measure in measures:
+        testable = first in measure.counts and not measure.baseline
+        for run in [run for run in scored.compared if testable and run in measure.counts]:
+            tested = differences(
+                measure.counts[first], measure.counts[run], measure.scores, resamples=scored.resamples, seed=scored.seed
+            )
+            tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
+    for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
+        result.tests.setdefault(run, {})[key] = corrected
+    if len(tests) / (scored.resamples + 1) >= LEVEL:
+        result.notices.append(
+            f"{scored.resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
+            f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
+        )
+    rows = [row for measure in measures for row in _rows(result, scored, measure)]
+    result.tables.append(Table(title, rows, note + CORRECTED * bool(tests)))
+    return result.tables[-1]
+
+
+def _rows(result: Comparison, scored: Scored, measure: Measure) -> Iterator[Row]:
+    if measure.baseline:
+        values = {run: float(measure.scores(counts.sum(axis=0))) for run, counts in measure.counts.items()}
+        yield Row(measure.titles[0], [plain_cell(values.get(run), "{:.1f}") for run in result.runs], baseline=True)
+        return
+    for run, counts in measure.counts.items():
+        bounds = intervals(counts, measure.scores, resamples=scored.resamples, seed=scored.seed).reshape(3, -1).T
+        for key, ends in zip(measure.keys, bounds, strict=True):
+            result.scores.setdefault(run, {})[key] = Interval(*map(float, ends))
+    for key, title in zip(measure.keys, measure.titles, strict=True):
+        cells = []
+        for run in result.runs:
+            interval, test = result.scores.get(run, {}).get(key), result.tests.get(run, {}).get(key)
+            trials = int(measure.counts[run][:, 1].sum()) if measure.unit and run in measure.counts else 0
+            cells.append(measured_cell(interval, test, of=f"{trials} {measure.unit}" if trials else ""))
+        yield Row(title, with_best(cells, max) if scored.common else cells)

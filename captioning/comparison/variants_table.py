@@ -1,0 +1,161 @@
+"""Variants: mean and deviation over their seeds, and tests over seeds and images."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from captioning.comparison.captions_table import finding
+from captioning.comparison.formats import change_text
+from captioning.comparison.groups import Pairing, pairs_by_settings
+from captioning.comparison.measures import CORRECTED, Measure, Scored
+from captioning.comparison.result import Cell, Comparison, Group, Row, Table
+from captioning.comparison.runs import Run
+from captioning.evaluation.resampling import Difference, holm
+from captioning.evaluation.scores import TITLES
+from captioning.evaluation.seeds import seed_differences
+
+_LOGGED = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
+
+
+@dataclass(frozen=True)
+class VariantTest:
+    """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
+
+    Attributes:
+        paired: Every run of the variant is compared with the run of the reference that it started from.
+    """
+
+    variant: str
+    reference: str
+    measure: str
+    difference: Difference
+    paired: bool
+
+
+def compare_variants(
+    groups: Sequence[Group],
+    references: Sequence[str],
+    measures: Sequence[Measure],
+    pairing: Pairing,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[VariantTest]:
+    """Test every variant of several seeds against every reference of several seeds; no pair is tested twice.
+
+    Args:
+        groups: The variants.
+        references: The names of some of them.
+        measures: What to test. A group whose runs lack the counts of a measure is left out.
+        pairing: Returns the runs to compare in pairs.
+        resamples: Bootstraps of the images.
+        seed: Seed of the bootstraps.
+
+    Returns:
+        The tests, not yet corrected for their number (``correct``).
+    """
+    named = {group.name: group for group in groups if len(group.runs) > 1}
+    tests = []
+    for measure in measures:
+        tested = {name for name, group in named.items() if all(run in measure.counts for run in group.runs)}
+        for number, reference in enumerate(references):
+            for group in named.values():
+                if group.name in references[: number + 1] or not {group.name, reference} <= tested:
+                    continue
+                paired = pairing(named[reference], group)
+                differences = seed_differences(
+                    np.stack([measure.counts[run] for run in named[reference].runs]),
+                    np.stack([measure.counts[run] for run in paired or group.runs]),
+                    measure.scores,
+                    paired=paired is not None,
+                    resamples=resamples,
+                    seed=seed,
+                )
+                tests += [
+                    VariantTest(group.name, reference, key, difference, paired is not None)
+                    for key, difference in zip(measure.keys, differences, strict=True)
+                ]
+    return tests
+
+
+def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
+    """Return the tests of one table, corrected for their number (Holm)."""
+    corrected = holm([test.difference for test in tests])
+    return [dataclasses.replace(test, difference=new) for test, new in zip(tests, corrected, strict=True)]
+
+
+def add_variants(
+    result: Comparison,
+    scored: Scored,
+    measures: Sequence[Measure],
+    groups: list[Group],
+    runs: Mapping[str, Run],
+) -> None:
+    """Add mean and deviation of every group, and its tests against the first group, as the first table."""
+    result.groups = groups
+    first = groups[0]
+    titles = {key: title for measure in measures for key, title in zip(measure.keys, measure.titles, strict=True)}
+    for measure in measures:
+        for group in groups:
+            if all(run in measure.counts for run in group.runs):
+                values = [np.atleast_1d(measure.scores(measure.counts[run].sum(axis=0))) for run in group.runs]
+                group.scores |= {key: [float(v[i]) for v in values] for i, key in enumerate(measure.keys)}
+    tests = []
+    if scored.common:
+        tests = compare_variants(
+            groups, [first.name], measures, pairs_by_settings(runs), resamples=scored.resamples, seed=scored.seed
+        )
+    for test in correct(tests):
+        result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
+    for group in groups:
+        for key, title in _LOGGED.items():
+            if all(key in runs[run].scores for run in group.runs):
+                titles[key] = title
+                group.scores[key] = [runs[run].scores[key] for run in group.runs]
+    _add_verdicts(result)
+    rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
+    note = (
+        "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
+        "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
+        f"Obuchowski and Rockette, covariances from {scored.resamples} bootstraps of the images)."
+    )
+    if paired := dict.fromkeys(test.variant for test in tests if test.paired):
+        note += f" Paired, each run with the run of {first.name} that it started from: {', '.join(paired)}."
+    columns = [group.name for group in groups]
+    result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
+
+
+def _add_verdicts(result: Comparison) -> None:
+    """Add the verdict on every variant that is tested, and a notice on those that cannot be."""
+    first, *others = result.groups
+    title, metric = TITLES[result.metric], result.metric
+    for group in others:
+        test = result.group_tests.get(group.name, {}).get(metric)
+        if test is not None:
+            change = test.interval.value
+            result.verdicts[group.name] = (
+                f"{group.name} scores {title} {group.mean(metric):.2f} (mean of {len(group.runs)} seeds), "
+                f"{abs(change):.2f} {'higher' if change > 0 else 'lower'} than {first.name} "
+                f"({first.mean(metric):.2f}, {len(first.runs)} seeds): {finding(test)}, over images and seeds."
+            )
+    single = [group.name for group in result.groups if len(group.runs) == 1]
+    if single and len(result.groups) > 1:
+        several = (
+            "have one seed each: differences from them" if len(single) > 1 else "has one seed: differences from it"
+        )
+        result.notices.append(f"{', '.join(single)} {several} are not tested over seeds.")
+
+
+def _cell(result: Comparison, group: Group, key: str) -> Cell:
+    if key not in group.scores:
+        return Cell("")
+    mean, deviation = group.mean(key), group.deviation(key)
+    detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
+    test = result.group_tests.get(group.name, {}).get(key)
+    if test is None:
+        return Cell(f"{mean:.2f}", detail, value=mean)
+    return Cell(f"{mean:.2f}", detail, change_text(test), test.clear, value=mean)

@@ -1,0 +1,266 @@
+"""The layers over the annotations: self-attention and LSTM against loops, dropout of channels, all in the decoder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
+from captioning.attention.layers import AnnotationLayer, grid_positions
+from captioning.data.batch import pad_captions
+from captioning.errors import InputError
+from captioning.kernels.dropout import Dropout
+from captioning.model import AttentionDecoder
+
+B, GRID, D, DIM, HEADS, F, C, H, V = 3, (2, 5), 7, 12, 3, 9, 4, 10, 13
+L = GRID[0] * GRID[1]
+
+
+def make_layer(grid_size: tuple[int, int] | None = GRID, layers: int = 2) -> AnnotationAttention:
+    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=layers, feedforward_dim=F)
+    assert layer.build(D, grid_size) == DIM
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, 0, 0.5)
+    return layer.eval()
+
+
+def make_mask() -> torch.Tensor:
+    mask = torch.rand(B, L) > 0.5
+    mask[:, 4] = True
+    return mask
+
+
+def normalised(x: np.ndarray, norm) -> np.ndarray:
+    x = x - x.mean(1, keepdims=True)
+    return x / np.sqrt((x**2).mean(1, keepdims=True) + norm.eps) * numpy(norm.weight) + numpy(norm.bias)
+
+
+def numpy(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
+
+
+def by_hand(layer: AnnotationAttention, annotations: torch.Tensor, locations: list[int]) -> np.ndarray:
+    """One image, the locations that exist: (n, DIM)."""
+    x = numpy(annotations)[locations] @ numpy(layer.projection.weight).T + numpy(layer.projection.bias)
+    if layer.grid_size is not None:
+        x = x + np.array([position(*divmod(i, GRID[1])) for i in locations])
+    for block in layer.layers.layers:
+        y = normalised(x, block.norm1)
+        queries, keys, values = np.split(
+            y @ numpy(block.self_attn.in_proj_weight).T + numpy(block.self_attn.in_proj_bias), 3, axis=1
+        )
+        read = np.zeros_like(x)
+        size = DIM // HEADS
+        for head in range(HEADS):
+            own = slice(head * size, (head + 1) * size)
+            for i in range(len(x)):
+                e = np.exp([queries[i, own] @ keys[j, own] / math.sqrt(size) for j in range(len(x))])
+                read[i, own] = sum(w * values[j, own] for j, w in enumerate(e / e.sum()))
+        x = x + read @ numpy(block.self_attn.out_proj.weight).T + numpy(block.self_attn.out_proj.bias)
+        y = normalised(x, block.norm2)
+        y = np.maximum(y @ numpy(block.linear1.weight).T + numpy(block.linear1.bias), 0)
+        x = x + y @ numpy(block.linear2.weight).T + numpy(block.linear2.bias)
+    return normalised(x, layer.layers.norm)
+
+
+def position(row: int, column: int) -> list[float]:
+    encoding = []
+    for place in (row, column):
+        angles = [place / 10_000 ** (k / (DIM // 4)) for k in range(DIM // 4)]
+        encoding += [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+    return encoding
+
+
+@pytest.mark.parametrize("grid_size", [GRID, None])
+@pytest.mark.parametrize("masked", [False, True])
+def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, masked):
+    layer, annotations = make_layer(grid_size), torch.randn(B, L, D)
+    mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
+    for mode in (torch.no_grad, torch.enable_grad):  # PyTorch has a kernel of its own where nothing is trained
+        with mode():
+            read = layer(annotations, mask if masked else None)
+        assert read.shape == (B, L, DIM)
+        for b in range(B):
+            expected = by_hand(layer, annotations[b], mask[b].nonzero().flatten().tolist())
+            np.testing.assert_allclose(numpy(read[b, mask[b]]), expected, atol=1e-4)
+            assert (read[b, ~mask[b]] == 0).all()
+
+
+def test_every_cell_has_a_position_of_its_own():
+    positions = grid_positions((14, 14), 512)
+    distances = torch.cdist(positions, positions) + 10 * torch.eye(196)
+    assert positions.shape == (196, 512) and distances.min() > 1
+
+
+def test_a_stack_begins_with_different_weights_in_each_layer():
+    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=2)
+    layer.build(D, GRID)
+    first, second = layer.layers.layers
+    assert not torch.equal(first.linear1.weight, second.linear1.weight)
+
+
+def test_hidden_units_and_residual_branches_are_dropped_and_nothing_else():
+    layer, annotations = make_layer().train(), torch.randn(B, L, D)
+    dropped = layer(annotations)
+    assert not torch.allclose(dropped, layer(annotations))
+    expected = layer.eval()(annotations)
+    assert not torch.allclose(dropped, expected)
+    places = [module for module in layer.train().modules() if isinstance(module, Dropout)]
+    assert len(places) == 3 * 2 and {module.p for module in places} == {0.1}
+    for module in places:
+        module.p = 0.0
+    torch.testing.assert_close(layer(annotations), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"dim": 12, "heads": 5}, "dim 12 must be a multiple of 4 and of its 5 heads"),
+    ({"heads": 7}, "dim 7 must be a multiple of 4"),
+    ({"dim": -8}, "dim must be in 1 .. 65536, got -8"),
+    ({"feedforward_dim": -3}, "feedforward_dim must be in 1 .. 65536, got -3"),
+    ({"dropout": 1.5}, "dropout must be in 0 .. 0.99, got 1.5"),
+    ({"layers": 0}, "heads and layers must be at least 1, got 8 and 0"),
+])  # fmt: skip
+def test_sizes_that_cannot_be_divided_are_refused(options, message):
+    with pytest.raises(InputError, match=message):
+        AnnotationAttention(**options).build(D, GRID)
+
+
+def test_another_number_of_locations_than_the_grids_is_refused():
+    with pytest.raises(ValueError, match="a grid of 2 x 5 has 10 locations, got 9"):
+        make_layer()(torch.randn(B, L - 1, D))
+
+
+# The bidirectional LSTM
+
+
+def one_direction(lstm: AnnotationLSTM, annotations: torch.Tensor, suffix: str) -> torch.Tensor:
+    """An LSTM loop over annotations (L, D) in the order given; returns (L, C)."""
+    W, U, b, d = (getattr(lstm.lstm, f"{name}_l0{suffix}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    h, c, states = torch.zeros(C), torch.zeros(C), []
+    for a in annotations:
+        i, f, g, o = (W @ a + U @ h + b + d).chunk(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        states.append(h)
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_lstm_states_equal_a_loop_over_the_locations_that_exist(masked):
+    lstm, annotations = AnnotationLSTM(C), torch.randn(B, L, D)
+    assert lstm.build(D) == 2 * C
+    mask = make_mask() if masked else torch.ones(B, L, dtype=torch.bool)
+    read = lstm(annotations, mask if masked else None)
+    assert read.shape == (B, L, 2 * C)
+    for b in range(B):
+        exists = annotations[b, mask[b]]
+        backward = one_direction(lstm, exists.flip(0), "_reverse").flip(0)
+        torch.testing.assert_close(read[b, mask[b]], torch.cat([one_direction(lstm, exists, ""), backward], dim=1))
+        assert (read[b, ~mask[b]] == 0).all()
+
+
+# Dropout of channels
+
+
+def test_a_channel_is_dropped_at_all_locations_of_an_image_and_the_others_are_scaled_up():
+    layer, annotations = AnnotationDropout(0.5), 1 + torch.rand(200, L, D)
+    assert layer.build(D, GRID) == D
+    ratio = layer(annotations) / annotations  # (200, L, D)
+    torch.testing.assert_close(ratio, ratio[:, :1].expand_as(ratio))
+    assert set(ratio[:, 0].unique().tolist()) == {0.0, 2.0}
+    assert float((ratio[:, 0] == 0).float().mean()) == pytest.approx(0.5, abs=0.07)  # five standard errors
+    assert len(ratio[:, 0].unique(dim=0)) > 2**D / 3  # images lose different channels
+    assert torch.equal(layer.eval()(annotations), annotations)
+
+
+def test_captions_and_samples_of_an_image_lose_the_same_channels():
+    decoder = make_decoder(lambda: AnnotationDropout(0.5), dropout=0.0).train()
+    captions, lengths = pad_captions([[4, 5]] * 2 * B)  # two captions of every image
+    output = decoder(captions, lengths, decoder.encode(torch.randn(B, L, D)), 2)
+    by_image = output.logits.unflatten(0, (B, 4, 3))  # captions and samples, steps
+    torch.testing.assert_close(by_image, by_image[:, :1].expand_as(by_image))
+
+
+def test_a_probability_of_one_is_refused():
+    with pytest.raises(InputError, match=r"p must be in 0 \.\. 0.99, got 1.0"):
+        AnnotationDropout(1.0)
+
+
+# In the decoder
+
+LAYERS = {
+    "attention": lambda: AnnotationAttention(dim=DIM, heads=HEADS),
+    "LSTM": lambda: AnnotationLSTM(C),
+    "dropout": lambda: AnnotationDropout(0.1),
+}
+every_layer = pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
+
+
+def make_decoder(make: Callable[[], AnnotationLayer], **options) -> AttentionDecoder:
+    decoder = AttentionDecoder(
+        SoftAttention(AdditiveScore(6)), embedding_dim=5, hidden_dim=H, annotation_layer=make(), **options
+    )
+    decoder.build(V, D, GRID)
+    return decoder.eval()
+
+
+def logits_sum(decoder: AttentionDecoder, annotations: torch.Tensor) -> torch.Tensor:
+    captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+    return decoder(captions, lengths, decoder.encode(annotations)).logits.float().logsumexp(-1).sum()
+
+
+@every_layer
+def test_absent_locations_do_not_influence_the_decoder(make):
+    decoder, annotations, mask = make_decoder(make), torch.randn(B, L, D), torch.ones(B, L, dtype=torch.bool)
+    mask[:, [0, 5]] = False
+    changed = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
+    captions, lengths = pad_captions([[4, 5], [6], [7, 8, 9]])
+    outputs = [decoder(captions, lengths, decoder.encode(x, mask)) for x in (annotations, changed)]
+    torch.testing.assert_close(outputs[0].logits, outputs[1].logits)
+    assert (outputs[0].trace.alphas[:, :, [0, 5]] == 0).all()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("name", ["attention", "LSTM"])
+def test_the_decoder_attends_to_the_output_of_the_layer_and_trains_it(name, autocast):
+    decoder = make_decoder(LAYERS[name], standardize_annotations=True).train()
+    assert decoder.annotation_dim == D
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        annotations = torch.randn(B, L, D).half()  # as a feature cache has them
+        assert decoder.encode(annotations).annotations.shape == (B, L, {"attention": DIM, "LSTM": 2 * C}[name])
+        logits_sum(decoder, annotations).backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
+
+
+def test_annotations_have_the_precision_of_the_steps_for_every_output_of_the_layer():
+    """A GPU's autocast computes norms in float32."""
+    decoder = make_decoder(LAYERS["attention"]).train()
+    decoder.annotation_layer.register_forward_hook(lambda *of: of[-1].float())
+    with torch.autocast("cpu", torch.bfloat16):
+        annotations = torch.randn(B, L, D)
+        assert decoder.encode(annotations).annotations.dtype == torch.bfloat16
+        logits_sum(decoder, annotations).backward()
+    assert decoder.annotation_layer.projection.weight.grad.any()
+
+
+def test_the_lstm_follows_autocast_with_a_mask():
+    lstm, annotations, mask = AnnotationLSTM(C), torch.randn(B, L, D), make_mask()
+    lstm.build(D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        read = lstm(annotations.bfloat16(), mask)
+    torch.testing.assert_close(read.float(), lstm(annotations, mask), atol=0.05, rtol=0)
+
+
+@every_layer
+def test_config_round_trip_keeps_the_layer(make):
+    decoder = make_decoder(make)
+    again = AttentionDecoder.from_config(decoder.to_config())
+    assert again.to_config() == decoder.to_config()
+    again.build(V, D, GRID)
+    again.load_state_dict(decoder.state_dict())
+    annotations = torch.randn(B, L, D)
+    torch.testing.assert_close(again.eval().encode(annotations).annotations, decoder.encode(annotations).annotations)

@@ -10,21 +10,19 @@ import json
 import zlib
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
 
 from captioning.data.features.layout import HEADER_BYTES, Manifest
 from captioning.errors import InputError
 from captioning.progress import Progress
 
 
-def header(manifest: Manifest, shard: int, numbers: memoryview | NDArray[np.float16]) -> bytes:
+def header(manifest: Manifest, shard: int, numbers: memoryview) -> bytes:
     """Return the NumPy header of a shard of these numbers, with their checksum.
 
     The checksum includes the shard's number and the encoder, so a shard of another place is not taken for this one.
     """
     place = json.dumps([manifest.split, shard, manifest.fingerprint], sort_keys=True)
-    checksum = zlib.crc32(memoryview(numbers), zlib.crc32(place.encode()))
+    checksum = zlib.crc32(numbers, zlib.crc32(place.encode()))
     shape = (len(manifest.rows(shard)), *manifest.shape[1:])
     text = f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }} # crc32 {checksum:08x}"
     size = HEADER_BYTES - 10

@@ -123,7 +123,7 @@ class FeatureWriter:
             self._begin()
         with replacing(self.manifest.array(shard), shared=True) as file, file.open("wb") as stream:
             numbers = self._shard.numpy().astype("<f2", copy=False)
-            stream.write(header(self.manifest, shard, numbers))
+            stream.write(header(self.manifest, shard, numbers.data))
             stream.write(numbers.data)
 
     def _begin(self) -> None:

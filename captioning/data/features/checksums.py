@@ -10,7 +10,6 @@ import json
 import zlib
 from pathlib import Path
 
-
 from captioning.data.features.layout import HEADER_BYTES, Manifest
 from captioning.errors import InputError
 from captioning.progress import Progress

@@ -14,6 +14,7 @@ examples:
       --flipped          # then train with --data.features data/features/flickr8k --data.augmentation.flip 0.5
   python scripts/extract_features.py --config configs/coco_vgg19_soft.yaml --output data/features/coco \
       --shard 0/4        # and 1/4, 2/4, 3/4 in other processes
+  python scripts/extract_features.py --output data/features/coco --verify      # read all shards, compare checksums
   python scripts/extract_features.py --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \
       --init_from runs/tuned/checkpoints/best.ckpt
 """
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     options, overrides = _parse(argv)
+    if options.verify:
+        from captioning.data.features import verify
+
+        verify(options.output)
+        return
     import torch
 
     from captioning.checkpoint.load import check_device
@@ -104,6 +110,9 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
         "--num_workers", type=whole_number(0), default=min(8, os.cpu_count() or 1), help="processes that decode images"
     )
     parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
+    parser.add_argument(
+        "--verify", action="store_true", help="write nothing: read every shard and compare it with its checksum"
+    )
     options, overrides = parser.parse_known_args(argv)
     if options.flipped and "train" not in options.splits:
         raise InputError("--flipped: only training images are mirrored; add train to --splits")

@@ -201,6 +201,7 @@ def test_two_processes_write_one_cache_at_the_same_time(config, tmp_path):
         assert process.communicate(timeout=300)[1] == "" and process.returncode == 0
     assert len(list((tmp_path / "shared/train").glob("*.npy"))) == 11
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
+    script.main(["--output", str(tmp_path / "shared"), "--verify"])
 
 
 @pytest.mark.parametrize("shard", ["2/2", "1", "a/b", "-1/2", "1/0"])
@@ -212,6 +213,19 @@ def test_a_disk_too_small_is_refused_before_the_start(config, tmp_path, capsys, 
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(100, 90, 10))
     assert "0.00 GB are needed and 0.00 GB are free; free some" in failing(config, tmp_path, capsys)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_shards_are_verified_and_damaged_ones_written_again(config, tmp_path, capsys):
+    out = run(config, tmp_path, "--flipped")
+    verify = ["--output", str(out), "--verify"]
+    script.main(verify)
+    assert "train_flipped: 1 shards were read\nval: 1 shards were read" in capsys.readouterr().out
+    (out / "train_flipped/00000.npy").unlink()
+    (out / "val/00000.npy").write_bytes((out / "val/00000.npy").read_bytes()[:-1])
+    message = failing(config, tmp_path, capsys, *verify, config_file=False)
+    assert "train_flipped/00000.npy: missing (damaged shards: 2)" in message and message.count("\n") == 1
+    run(config, tmp_path, "--flipped")
+    script.main(verify)
 
 
 def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):

@@ -293,7 +293,7 @@ HEADERS = {
     Fault("features of a negative number of images", "its shape or count of images is damaged"): {"shape": [-3, 6, 4]},
     Fault("features whose count is a text", "its shape or count of images is damaged"): {"shard_images": "3"},
     Fault("features of no encoder", "names no encoder"): {"fingerprint": 7},
-    Fault("features of format 99", "not a feature cache of format 2"): {"format": 99},
+    Fault("features of format 2", "not a feature cache of format 3"): {"format": 2},
     Fault("features whose header says another shape", "its header says float16 (3, 6, 5)"): {"shape": [3, 6, 5]},
 }
 

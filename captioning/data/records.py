@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from captioning.errors import InputError, one_line
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
+_TOGETHER = 1 << 14
 MAX_WORDS = 500
 """Words of a caption. The longest caption decides the memory and time of its batch, and a longer one is a mistake."""
 
@@ -70,11 +72,16 @@ class PackedStrings:
         """Raises:
         UnicodeEncodeError: A string holds half of a pair of surrogates.
         """
-        encoded = [string.encode("utf-8") for string in strings]
-        blob = bytearray(b"".join(encoded))
-        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        blob, sizes = bytearray(), np.zeros(len(strings) + 1, np.int64)
+        for start in range(0, len(strings), _TOGETHER):
+            chunk = strings[start : start + _TOGETHER]
+            text = "".join(chunk)
+            # An ASCII character is one byte.
+            encoded = chunk if text.isascii() else [string.encode("utf-8") for string in chunk]
+            blob += text.encode("utf-8")
+            sizes[start + 1 : start + 1 + len(chunk)] = np.fromiter(map(len, encoded), np.int64, len(chunk))
         packed = torch.frombuffer(blob, dtype=torch.uint8) if blob else torch.empty(0, dtype=torch.uint8)
-        return cls(packed, torch.from_numpy(np.r_[0, np.cumsum(sizes)]))
+        return cls(packed, torch.from_numpy(sizes.cumsum()))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -145,35 +152,66 @@ class CaptionIndex:
             InputError: An image id appears twice or is out of range, a caption is too long or no text, or no caption is
                 left.
         """
-        name = str(origin) or str(root)
         image_ids: list[int] = []
         paths: list[str] = []
         counts: list[int] = []
         captions: list[str] = []
-        empty = bare = 0
-        known_ids: set[int] = set()
         for entry in entries:
-            if not 0 <= entry.image_id < 2**63:
-                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {entry.image_id} ({entry.path})")
-            if entry.image_id in known_ids:
-                raise InputError(f"{name}: image {entry.image_id} appears twice ({entry.path}); ids must be unique")
-            known_ids.add(entry.image_id)
-            texts = [text for caption in entry.captions if (text := " ".join(caption.split()))]
-            empty += len(entry.captions) - len(texts)
-            if not texts:
-                bare += 1
-                continue
             image_ids.append(entry.image_id)
             paths.append(entry.path)
-            counts.append(len(texts))
-            captions += texts
+            counts.append(len(entry.captions))
+            captions += [" ".join(caption.split()) for caption in entry.captions]
+        return cls.pack(root, image_ids, paths, counts, captions, origin=origin, upright=upright)
+
+    @classmethod
+    def pack(
+        cls,
+        root: str | Path,
+        image_ids: Sequence[int],
+        paths: Sequence[str],
+        counts: Sequence[int] | NDArray[np.int64],
+        captions: Sequence[str],
+        *,
+        origin: str | Path = "",
+        upright: bool = False,
+    ) -> CaptionIndex:
+        """``build`` without an object per image, for large data sets.
+
+        Args:
+            root: The folder that image files are relative to.
+            image_ids: The N images' numbers.
+            paths: The N images' files.
+            counts: (N,) captions per image.
+            captions: Captions of the first image, then of the second, and so on, as a tokenizer returns them: one space
+                between two words.
+            origin: The file that the entries come from, for messages.
+            upright: Whether photographs are turned as their cameras marked them.
+
+        Raises:
+            InputError: As ``build``.
+        """
+        name = str(origin) or str(root)
+        row_of = dict(zip(image_ids, itertools.count()))  # the last row of each id
+        if len(row_of) < len(image_ids):
+            row = next(row_of[image_id] for row, image_id in enumerate(image_ids) if row_of[image_id] != row)
+            raise InputError(f"{name}: image {image_ids[row]} appears twice ({paths[row]}); ids must be unique")
+        for image_id in (min(image_ids, default=0), max(image_ids, default=0)):
+            if not 0 <= image_id < 2**63:
+                path = paths[row_of[image_id]]
+                raise InputError(f"{name}: image ids must be in 0 .. 2^63 - 1, got {image_id} ({path})")
+        owners = np.repeat(np.arange(len(paths)), counts)
+        if empty := captions.count(""):
+            owners = owners[np.fromiter(map(bool, captions), bool, len(captions))]
+            captions = list(filter(None, captions))
         if not captions:
             raise InputError(f"{name}: holds no image with a caption")
+        rows, owners, kept = np.unique(owners, return_inverse=True, return_counts=True)
+        if bare := len(paths) - len(rows):
+            image_ids, paths = [image_ids[row] for row in rows], [paths[row] for row in rows]
         if empty or bare:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
-        owners = np.repeat(np.arange(len(paths), dtype=np.int32), counts)
-        lengths = np.fromiter((caption.count(" ") + 1 for caption in captions), np.int32, len(captions))
+        lengths = np.fromiter(map(str.count, captions, itertools.repeat(" ")), np.int32, len(captions)) + 1
         if (longest := int(lengths.max())) > MAX_WORDS:
             raise InputError(
                 f"{name}: image {image_ids[owners[lengths.argmax()]]} has a caption of {longest:,} words, more than "
@@ -190,8 +228,8 @@ class CaptionIndex:
             paths=packed_paths,
             captions=packed_captions,
             caption_lengths=torch.from_numpy(lengths),
-            first_caption=torch.from_numpy(np.r_[0, np.cumsum(counts)]),
-            caption_image=torch.from_numpy(owners),
+            first_caption=torch.from_numpy(np.r_[0, np.cumsum(kept)]),
+            caption_image=torch.from_numpy(owners.astype(np.int32)),
             origin=name,
             upright=upright,
         )
@@ -332,7 +370,8 @@ def image_name(name: str, *, allow_outside: bool, where: str) -> str:
     """
     if "\0" in name:
         raise InputError(f"{where}: {name!r} is not the name of a file")
-    if not allow_outside and (os.path.isabs(name) or (".." in name and ".." in Path(name).parts)):
+    plain = "/" not in name and "\\" not in name and ".." not in name
+    if not plain and not allow_outside and (os.path.isabs(name) or ".." in Path(name).parts):
         raise InputError(
             f"{where}: {name!r} lies outside the folder of the images; if the file is to be trusted, set allow_outside "
             "of the data source"

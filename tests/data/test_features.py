@@ -5,6 +5,8 @@ import mmap
 import multiprocessing
 import os
 import pickle
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioning.data.features import FeatureCache, FeatureWriter, reading
+from captioning.data.features import FeatureCache, FeatureWriter, reading, verify
 from captioning.errors import InputError
 
 N, HEIGHT, WIDTH, D = 7, 2, 3, 5
@@ -361,3 +363,66 @@ def test_a_writer_killed_at_any_file_operation_leaves_no_half_shard(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[-1]) > 15
+
+
+# Checksums
+
+
+def flip(file: Path, place: int) -> None:
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def in_fortran_order(file: Path) -> None:
+    np.save(file, np.asfortranarray(np.load(file)))
+
+
+DAMAGES = {
+    "deleted": (lambda file: file.unlink(), "missing"),
+    "truncated": (lambda file: file.write_bytes(file.read_bytes()[:-2]), "has 306 bytes instead of 308"),
+    "appended": (lambda file: file.write_bytes(file.read_bytes() + b"\0\0"), "has 310 bytes instead of 308"),
+    "first number": (lambda file: flip(file, 128), "does not match its checksum"),
+    "last number": (lambda file: flip(file, -1), "does not match its checksum"),
+    "header": (lambda file: flip(file, 60), "does not match its checksum"),
+    "checksum": (lambda file: file.write_bytes(re.sub(b"# crc32 .{8}", b"", file.read_bytes())), "has 292 bytes"),
+    "fortran": (in_fortran_order, "does not match its checksum"),
+    "of another place": (lambda file: shutil.copy(file.with_name("00000.npy"), file), "does not match its checksum"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_every_damage_of_a_shard_is_noticed(cache, damage, capsys):
+    verify(cache)
+    assert "train: 3 shards were read" in capsys.readouterr().out
+    case, message = DAMAGES[damage]
+    case(cache / "train/00001.npy")
+    with pytest.raises(InputError, match=rf"train/00001\.npy: {message}.*\(damaged shards: 1\)") as caught:
+        verify(cache)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_split_is_verified_and_a_folder_must_hold_one(cache):
+    FeatureWriter(cache, "val", paths=["a"], fingerprint=FINGERPRINT, shape=(1, 1)).write(torch.ones(1, 1, 1))
+    verify(cache)
+    flip(cache / "val/00000.npy", -1)
+    with pytest.raises(InputError, match=r"val/00000\.npy: does not match"):
+        verify(cache)
+    (cache / "val.json").unlink()
+    with pytest.raises(InputError, match=r"val\.json: missing"):
+        verify(cache)
+    with pytest.raises(InputError, match="holds no features"):
+        verify(cache / "nothing")
+
+
+def test_arrays_in_fortran_order_are_refused(cache):
+    in_fortran_order(cache / "train/00001.npy")
+    with pytest.raises(InputError, match=r"00001\.npy: is in Fortran order"):
+        opened(cache).gather([3])
+
+
+def test_annotations_of_any_strides_are_written_in_order(tmp_path):
+    strided = annotations().flip(1).transpose(1, 2).contiguous().transpose(1, 2)
+    writer(tmp_path).write(strided)
+    verify(tmp_path)
+    assert torch.equal(opened(tmp_path).gather(range(N)), annotations().flip(1).half())

@@ -12,8 +12,8 @@ import numpy as np
 from captioning.errors import InputError
 from captioning.files import read_json
 
-FORMAT = 2
-_HEADER_BYTES = 128  # NumPy pads the header of an array with so short a description to this
+FORMAT = 3
+HEADER_BYTES = 128
 _SHARD_BYTES = 128 << 20
 
 
@@ -68,7 +68,11 @@ class Manifest:
             size = self.array(shard).stat().st_size
         except OSError:
             return False
-        return size == _HEADER_BYTES + self.image_bytes * len(self.rows(shard))
+        return size == self.shard_bytes(shard)
+
+    def shard_bytes(self, shard: int) -> int:
+        """Return the size of the file of a shard."""
+        return HEADER_BYTES + self.image_bytes * len(self.rows(shard))
 
     @classmethod
     def read(cls, directory: Path, split: str) -> Manifest | None:

@@ -155,6 +155,10 @@ class FeatureCache:
         except Exception as error:  # NumPy raises different exceptions for different damage
             raise InputError(f"{path}: cannot be read ({error}); delete it and extract again") from error
         shape = (len(self._manifest.rows(number)), *self.shape[1:])
+        if not array.flags.c_contiguous:
+            raise InputError(
+                f"{path}: is in Fortran order, which no writer of features uses; delete it and extract again"
+            )
         if array.shape != shape or array.dtype != np.float16:
             raise InputError(
                 f"{path}: holds {array.dtype} {array.shape}, its header says float16 {shape}; "

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from captioning.data.features.checksums import header
 from captioning.data.features.layout import FORMAT, Manifest, images_of_a_shard, read_cache, refuse_other_encoder
 from captioning.errors import InputError
 from captioning.files import replacing
@@ -121,7 +122,9 @@ class FeatureWriter:
         if not self._begun:
             self._begin()
         with replacing(self.manifest.array(shard), shared=True) as file, file.open("wb") as stream:
-            np.lib.format.write_array(stream, self._shard.numpy().astype("<f2", copy=False))
+            numbers = self._shard.numpy().astype("<f2", copy=False)
+            stream.write(header(self.manifest, shard, numbers.data))
+            stream.write(numbers.data)
 
     def _begin(self) -> None:
         """Write the manifest unless another process has written the same one."""

@@ -184,7 +184,8 @@ def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
 def test_unknown_modes_are_refused_by_name():
     with pytest.raises(InputError, match="inference: must be one of expected for SoftAttention, got 'argmax'"):
         SoftAttention(AdditiveScore(A)).inference = "argmax"
-    with pytest.raises(InputError, match="inference: must be one of expected, argmax, sample for HardAttention, got 'mean'"):
+    message = "inference: must be one of expected, argmax, sample for HardAttention, got 'mean'"
+    with pytest.raises(InputError, match=message):
         HardAttention(AdditiveScore(A), inference="mean")
 
 

@@ -153,7 +153,7 @@ def test_checkpoint_of_another_vocabulary_is_refused(shapes, tmp_path):
 
 def test_a_schedule_needs_an_end(shapes, tmp_path):
     module = make_module(scheduler=lambda optimizer, steps: WarmupCosine(optimizer, steps, 2))
-    with pytest.raises(InputError, match=r"model\.scheduler: needs to know the end; give --trainer\.max_epochs"):
+    with pytest.raises(InputError, match=r"model\.scheduler: needs the length of training; give --trainer\.max_epochs"):
         run_stage(make_trainer(tmp_path, max_epochs=-1).fit, module, make_data(shapes))
 
 

@@ -48,6 +48,10 @@ OPTIONS = {
         "--model.bound_sample",
         "3",
     ],
+    Fault("an option of the objective", "no such option; did you mean --model.objective.attention_penalty?"): [
+        "--model.attention_penalty",
+        "0.5",
+    ],
     Fault("a class that there is not", "model.encoder: Nope is no class that can stand"): ["--model.encoder", "Nope"],
     Fault("`--seed_everything -1`", "seed_everything must be in 0 .. 4294967295, got -1"): ["--seed_everything", "-1"],
     Fault("`--data.num_workers -1`", "num_workers must be in 0 .. 1024, got -1"): ["--data.num_workers", "-1"],

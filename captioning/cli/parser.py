@@ -15,6 +15,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 from captioning.cli.usage import did_you_mean, values_of
 from captioning.component import public_path, subclasses
 from captioning.errors import InputError
+from captioning.objective import Likelihood
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
 
@@ -146,7 +147,8 @@ def explain(message: str, options: Sequence[str]) -> str:
     if match := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
         words = match[1].split()
         option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
-        return f"{option}: no such option{did_you_mean(option, options)}"
+        nested = [f"--model.objective.{name}" for name in inspect.signature(Likelihood).parameters]
+        return f"{option}: no such option{did_you_mean(option, [*options, *nested])}"
     if match := re.search(r"does not accept option '(.+?)'", message):
         return _no_such_setting(match[1], [option[2:] for option in options])
     if match := re.match(r"the following arguments are required: (.*)", message):

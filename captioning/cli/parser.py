@@ -147,7 +147,7 @@ def explain(message: str, options: Sequence[str]) -> str:
     if match := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
         words = match[1].split()
         option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
-        nested = [f"--model.objective.{name}" for name in inspect.signature(Likelihood).parameters]
+        nested = [f"--model.objective.{name}" for name in inspect.signature(Likelihood.__init__).parameters]
         return f"{option}: no such option{did_you_mean(option, [*options, *nested])}"
     if match := re.search(r"does not accept option '(.+?)'", message):
         return _no_such_setting(match[1], [option[2:] for option in options])

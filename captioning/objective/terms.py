@@ -114,9 +114,8 @@ class Entropy(Term):
     def forward(self, forced: ForcedBatch) -> tuple[Tensor | None, dict[str, Tensor]]:
         if forced.output.log_prob is None:  # attention that never draws
             return None, {}
-        return -(
-            self.weight * forced.reduction.over_steps(step_entropy(forced.output.trace.alphas), forced.output.mask)
-        ), {}
+        entropy = forced.reduction.over_steps(step_entropy(forced.output.trace.alphas), forced.output.mask)
+        return -(self.weight * entropy), {}
 
 
 class Reinforce(Term):
@@ -138,12 +137,10 @@ class Reinforce(Term):
     def forward(self, forced: ForcedBatch) -> tuple[Tensor | None, dict[str, Tensor]]:
         if not forced.captioner.decoder.attention.draws:
             return None, {}
-        signal = self.signal(forced)
-        log_probs = forced.output.log_prob
-        assert log_probs is not None
-        return -(self.weight * forced.reduction.over_steps(signal.advantages * log_probs, forced.output.mask)), _means(
-            signal
-        )
+        signal, log_prob = self.signal(forced), forced.output.log_prob
+        assert log_prob is not None
+        credit = forced.reduction.over_steps(signal.advantages * log_prob, forced.output.mask)
+        return -(self.weight * credit), _means(signal)
 
     def signal(self, forced: ForcedBatch) -> Signal:
         """Return the learning signal of the draws."""

@@ -1,12 +1,12 @@
 """Attention = score x selection: any score with any selection, each a small class."""
 
-from captioning.attention.base import Attention, AttentionOutput, Score, Selected, expected_context
+from captioning.attention.base import Attention, AttentionOutput, Score, Selected
 from captioning.attention.coverage import CoverageScore
 from captioning.attention.gumbel import GumbelAttention
 from captioning.attention.hard import HardAttention, StochasticAttention
 from captioning.attention.layers import AnnotationAttention, AnnotationDropout, AnnotationLayer, AnnotationLSTM
 from captioning.attention.local import LocalScore
-from captioning.attention.memory import Memory
+from captioning.attention.memory import Memory, expected_context
 from captioning.attention.multihead import MultiHeadAttention
 from captioning.attention.ntm import NTMScore
 from captioning.attention.scores import (

@@ -13,7 +13,6 @@ from torch import Tensor
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.component import Component
 from captioning.errors import InputError
-from captioning.kernels.unroll import matmul
 from captioning.trace import EXPECTATION, State
 
 
@@ -211,11 +210,6 @@ def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
     if mask is not None:
         logits = logits.masked_fill(~mask, float("-inf"))
     return torch.log_softmax(logits, dim=-1)
-
-
-def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
-    """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B, R, D)."""
-    return matmul(weights.to(annotations.dtype), annotations)
 
 
 def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Attention, Score, Selected, expected_context
-from captioning.attention.memory import Memory
+from captioning.attention.base import Attention, Score, Selected
+from captioning.attention.memory import Memory, expected_context
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
 from captioning.trace import EXPECTATION

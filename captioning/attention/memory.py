@@ -43,7 +43,7 @@ class Memory:
         """Return the mean annotation over the locations that exist, (B, D)."""
         exists = self.exists.to(torch.promote_types(self.annotations.dtype, torch.float32))
         fraction = exists / exists.sum(dim=1, keepdim=True)  # (B, L)
-        return matmul(fraction.unsqueeze(1).to(self.annotations.dtype), self.annotations).squeeze(1)
+        return expected_context(fraction.unsqueeze(1), self.annotations).squeeze(1)
 
     def collected(self) -> Self:
         """Return a copy whose gradients are collected over many steps (``captioning.kernels.unroll``)."""
@@ -59,6 +59,11 @@ class Memory:
             return field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1)
 
         return type(self)(**{name: selected(field) for name, field in vars(self).items()})
+
+
+def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:
+    """Return sum_i w_i a_i for weights (B, R, L) and annotations (B, L, D) as (B, R, D)."""
+    return matmul(weights.to(annotations.dtype), annotations)
 
 
 def repeat_rows(x: Tensor, times: int) -> Tensor:

@@ -79,7 +79,7 @@ class MultiHeadAttention(SoftAttention):
 
     def init_state(self, memory: Memory) -> State:
         """Return the score's state for all heads, (B, h, ..) each."""
-        state = self.score.init_state(memory.exists.repeat_interleave(self.heads, 0))
+        state = self.score.init_state(repeat_rows(memory.exists, self.heads))
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
@@ -95,7 +95,7 @@ class MultiHeadAttention(SoftAttention):
             return x.unflatten(0, (B, heads, -1)).transpose(1, 2).flatten(0, 1)
 
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
-        mask = None if memory.mask is None else memory.mask.repeat_interleave(heads, 0)
+        mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
         memory_of_heads = Memory(memory.values, memory.projected, mask)
         out = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
         alphas = to_rows(out.alphas)

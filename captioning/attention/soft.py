@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from captioning.attention.base import Attention, Score, Selected, expected_context
-from captioning.attention.memory import Memory
+from captioning.attention.base import Attention, Score, Selected
+from captioning.attention.memory import Memory, expected_context
 from captioning.errors import check_range
 from captioning.kernels.dropout import Dropout
 

@@ -147,7 +147,7 @@ def explain(message: str, options: Sequence[str]) -> str:
     if match := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
         words = match[1].split()
         option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
-        nested = [f"--model.objective.{name}" for name in inspect.signature(Likelihood.__init__).parameters]
+        nested = [f"--model.objective.{name}" for name in _arguments(Likelihood)]
         return f"{option}: no such option{did_you_mean(option, [*options, *nested])}"
     if match := re.search(r"does not accept option '(.+?)'", message):
         return _no_such_setting(match[1], [option[2:] for option in options])
@@ -193,7 +193,7 @@ def _wrong_value(message: str) -> str:
         if cause["required"]:
             return f"{place}: {name} needs {cause['required']}; give --{place}.{cause['required'].split(', ')[0]}"
         cls = classes_at(place).get(name)
-        taken = [] if cls is None else list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
+        taken = [] if cls is None else _arguments(cls)
         return f"{place}: {name or 'its class'} takes no {cause['option']}{_near(cause['option'], taken, 'it takes')}"
     if cause["missing"] or cause["unknown"]:
         name = cause["missing"] or cause["unknown"]
@@ -221,6 +221,11 @@ def _near(word: str, words: Sequence[str], otherwise: str = "one of") -> str:
     if hint := did_you_mean(word, words):
         return hint
     return f"; {otherwise} {', '.join(words)}" if 0 < len(words) <= _SHOWN else ""
+
+
+def _arguments(cls: type) -> list[str]:
+    """Return the names of a class's arguments."""
+    return list(inspect.signature(cls.__init__).parameters)[1:]  # type: ignore[misc]
 
 
 def _one_line(text: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.attention import Memory
+from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, Step, beam_search
@@ -212,5 +213,5 @@ class Captioner(CaptionModel):
 def memory_per_caption(batch: CaptionBatch, memory: Memory) -> Memory:
     """Return ``memory`` if all images have equally many captions, adjacent; otherwise one image per caption."""
     images, captions = batch.image_ids.shape[0], batch.captions.shape[0]
-    image_index = torch.arange(images, device=batch.image_index.device).repeat_interleave(max(1, captions // images))
+    image_index = repeat_rows(torch.arange(images, device=batch.image_index.device), max(1, captions // images))
     return memory if torch.equal(batch.image_index, image_index) else memory.select(batch.image_index)

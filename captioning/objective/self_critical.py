@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from captioning import decoding
-from captioning.attention import Memory
+from captioning.attention import Attention, Memory
+from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.decoding.search import Rules
@@ -82,6 +83,16 @@ class SelfCriticalTraining(Objective):
         self._reward: Reward | None = None
         self._lengths: dict[str, int] = {}
 
+    @staticmethod
+    def check(attention: Attention) -> None:
+        """Refuse attention that draws locations while captions are drawn: the gradient would ignore those draws.
+
+        Raises:
+            InputError: It does.
+        """
+        if attention.inference == "sample":
+            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
+
     def begin(self, reward: Reward, search: BeamOptions) -> None:
         """Set the reward of captions, and the search that limits their lengths, before training."""
         self._reward = reward
@@ -93,12 +104,7 @@ class SelfCriticalTraining(Objective):
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
         difference, words per caption, and as "loss" minus the reward. The gradient of the loss alone has a meaning; its
         mean over processes is that of all their captions.
-
-        Raises:
-            InputError: The attention draws locations while captions are drawn.
         """
-        if captioner.decoder.attention.inference == "sample":  # the gradient would ignore the drawn locations
-            raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
         training = captioner.training
         captioner.eval()
         try:
@@ -133,7 +139,7 @@ class SelfCriticalTraining(Objective):
         """
         assert self._reward is not None
         step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
-        states = tuple(tensor.repeat_interleave(self.samples, 0) for tensor in state)
+        states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
         captions = decoding.sample(step, states, **self._lengths)
         record_of_caption = [record for record in records for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
@@ -143,7 +149,7 @@ class SelfCriticalTraining(Objective):
         greedy = decoding.greedy(step, state, **self._lengths)
         rewards = self._reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
         rewards, of_greedy = rewards[: len(captions)], rewards[len(captions) :]
-        return captions, rewards, of_greedy.repeat_interleave(self.samples)
+        return captions, rewards, repeat_rows(of_greedy, self.samples)
 
     def surrogate(
         self,
@@ -163,7 +169,7 @@ class SelfCriticalTraining(Objective):
         device, images = advantages.device, len(batch.rows)
         ids, lengths = pad_captions([caption.ids for caption in captions])
         lengths = lengths - torch.tensor([not caption.finished for caption in captions]).long()  # cut off: no <end>
-        image_index = torch.arange(images, device=device).repeat_interleave(len(captions) // images)
+        image_index = repeat_rows(torch.arange(images, device=device), len(captions) // images)
         drawn = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
         output = captioner.teacher_force(drawn, memory)
         logits = _of_allowed_words(output, self._lengths["min_length"])

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention import Memory
+from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
@@ -42,7 +43,7 @@ class ForcedBatch:
     @property
     def image_index(self) -> Tensor:
         """(N,) int64, the image of every caption of the output."""
-        return self.batch.image_index.repeat_interleave(self.samples)
+        return repeat_rows(self.batch.image_index, self.samples)
 
 
 class Term(Component):

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import UniformAttention
-from captioning.checkpoint.format import CHECKPOINT_FORMAT
+from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
@@ -26,7 +26,7 @@ from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
 from captioning.training.evaluation_loops import EvaluatedModule
-from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
+from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
 class CaptioningModule(EvaluatedModule):
@@ -61,8 +61,6 @@ class CaptioningModule(EvaluatedModule):
         compile: Literal["default", "reduce-overhead"] | None = None,
     ) -> None:
         super().__init__(encoder, decoder, search=search, bound_samples=bound_samples)
-        # Recorded before build(), which is called when the vocabulary is known.
-        self._recipe = {"encoder": encoder.to_config(), "decoder": decoder.to_config()}
         self.objective = (objective or Likelihood()).connect(decoder.attention)
         self.optimizer = optimizer
         self.scheduler = scheduler
@@ -103,6 +101,7 @@ class CaptioningModule(EvaluatedModule):
     def on_fit_start(self) -> None:
         if isinstance(self.objective, SelfCriticalTraining):
             assert self.vocabulary is not None
+            self.objective.check(self.attention)
             if self.trainer.ckpt_path is None and not self._begins_with_weights:
                 rank_zero_warn(
                     "self-critical training begins with random weights; pass first-stage weights with --init_from"
@@ -198,22 +197,14 @@ class CaptioningModule(EvaluatedModule):
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what rebuilds the captioner without a config, a vocabulary file or a data set."""
-        assert self.vocabulary is not None
-        checkpoint["captioning"] = {
-            "format": CHECKPOINT_FORMAT,
-            **self._recipe,
-            "preprocessing": self.encoder.preprocessing.to_dict(),
-            "vocabulary": list(self.vocabulary.words),
-            "tokenizer": tokenizer_config(self.vocabulary.tokenizer),
-            "settings": self.settings,
-        }
+        """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
+        assert self.captioner is not None and self.vocabulary is not None
+        checkpoint["captioning"] = describe(self.captioner, self.vocabulary, self.settings)
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint["random_state"] = (
-            self._random_state or state
-        )  # a run that stops before its first batch saves the state that it loaded
+        # A run that stops before its first batch saves the state that it loaded.
+        checkpoint["random_state"] = self._random_state or state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.vocabulary is not None

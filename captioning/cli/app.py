@@ -40,8 +40,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)")
     parser.add_argument("--port", type=whole_number(1, 65535), default=7860, help="(default: 7860)")
     arguments = parser.parse_args(argv)
-    _import_gradio()
     print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
+    _import_gradio()
 
     from captioning.captioner import load
 
@@ -65,7 +65,7 @@ def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Bl
     gradio = _import_gradio()
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(_KEPT, _KEPT)) as app:
         photo = gradio.File(label="Photograph", height=140)
-        result = gradio.HTML()
+        result = gradio.HTML(padding=False)
         photo.change(lambda path: _answer(captioner, name, path), photo, result, api_visibility="private")
     try:
         app.launch(

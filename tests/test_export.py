@@ -140,7 +140,7 @@ def test_cells_are_not_measured_again(run, monkeypatch):
 
 
 def test_folders_of_the_machine_are_not_passed_on(tmp_path):
-    settings = {"data": {"source": {"json_path": "/home/me/data.json"}, "files": ["/a/b", "c/d"]}, "scale": 0.5}
+    settings = {"data": {"source": {"json_path": "/mnt/me/data.json"}, "files": ["/a/b", "c/d"]}, "scale": 0.5}
     load(save_checkpoint(tmp_path / "best.ckpt", settings=settings)).export(tmp_path / "new")
     assert load(tmp_path / "new").settings == {
         "data": {"source": {"json_path": "data.json"}, "files": ["b", "c/d"]},

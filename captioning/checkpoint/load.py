@@ -16,7 +16,7 @@ from captioning.checkpoint.io import read_checkpoint
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import UNK, Vocabulary
 
 
 class SavedModel(NamedTuple):
@@ -37,12 +37,23 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
 
+        Args:
+            captioner: The captioner to be trained.
+            vocabulary: Its vocabulary: this model's words, and possibly further ones. A further word begins with the
+                weights of <unk>, which is what this model calls it.
+
         Raises:
             InputError: The weights belong to another vocabulary or to another model.
         """
-        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
+            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+        further = len(vocabulary) - len(self.vocabulary)
         weights = {name: tensor for name, tensor in self.captioner.state_dict().items() if not _is_counter(name)}
         counters = {name: tensor for name, tensor in captioner.state_dict().items() if _is_counter(name)}
+        for name, parameter in captioner.named_parameters():
+            if further and len(parameter) == len(vocabulary) and name in weights:
+                unknown = weights[name][UNK]
+                weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
         try:
             captioner.load_state_dict(weights | counters)
         except RuntimeError as error:
@@ -54,7 +65,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     """Return the model that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: A .ckpt file of this project, a folder that scripts/export.py wrote, or the name of such a folder on the
+        path: A .ckpt file of this project, a folder that `captioning export` wrote, or the name of such a folder on the
             Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision".
         device: Where the model goes: "cpu", "cuda", "cuda:1" ...
 
@@ -111,13 +122,14 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
     """Refuse data that have other words than a checkpoint.
 
     Args:
         whose: The beginning of the message, such as "the checkpoint's".
         words: The words of the checkpoint.
         vocabulary: The vocabulary of the data.
+        remedy: What else than the checkpoint's data settings would help.
 
     Raises:
         InputError: The words differ.
@@ -125,7 +137,7 @@ def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -
     if tuple(words) != vocabulary.words:
         raise InputError(
             f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
-            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with"
+            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with{remedy}"
         )
 
 

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from captioning.cells import CellGrid
 from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.pretrained import pretrained_folder
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
@@ -61,12 +63,13 @@ class SavedModel(NamedTuple):
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
 
 
-def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SavedModel:
+def read_model(path: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> SavedModel:
     """Return the model that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
         path: A .ckpt file of this project, a folder that `captioning export` wrote, or the name of such a folder on the
-            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision".
+            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision". None reads the pretrained captioner, which is
+            installed with the package.
         device: Where the model goes: "cpu", "cuda", "cuda:1" ...
 
     Raises:
@@ -74,6 +77,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
+    path = pretrained_folder() if path is None else path
     place = download(str(path)) if is_on_hub(path) else Path(path)
     checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
@@ -81,6 +85,9 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     try:
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         settings = dict(content["settings"] or {})
+        captioner.to(target)
+        if "cells" in content:
+            captioner.encoder.cells = CellGrid.from_dict(content["cells"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:
@@ -91,7 +98,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return SavedModel(str(path), captioner.to(target), vocabulary, settings)
+    return SavedModel(str(path), captioner, vocabulary, settings)
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -1,4 +1,4 @@
-"""A caption with its attention, the pixels that the model saw, and the rest of the beam."""
+"""A caption with its attention, the pixels that the model saw, and the other captions of the search."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Caption(Alternative):
-    """The caption of an image: the best of the search, with its attention and the rest of the beam.
+    """The first caption of an image's search, with its attention and the other captions.
 
     Attributes:
         cells: Where the L locations lie on the view.
         view: The pixels that the model saw, after resizing and cropping.
         path: Path of the image file; None for an image given as pixels.
         photo: Reads the whole image again and returns it; None where there is only the view.
-        alternatives: The other captions of the beam, best first.
+        alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
     """
 
     cells: CellGrid

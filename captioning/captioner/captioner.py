@@ -298,14 +298,31 @@ class ImageCaptioner(Generic[Model]):
             yield
 
     def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
-        if options.method == "beam":
-            return self.captioner.search(memory, options)
         step, state = self.captioner.stepper(memory), self.captioner.init_state(memory)
-        lengths = {"max_length": options.max_length, "min_length": options.min_length}
-        if options.method == "greedy":
-            hypotheses = decoding.greedy(step, state, **lengths)
-        else:
-            hypotheses = decoding.sample(
-                step, state, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **lengths
+        limits: dict[str, Any] = {
+            "max_length": options.max_length,
+            "constraints": options.constraints(self.vocabulary),
+        }
+        if options.method == "beam":
+            hypotheses = decoding.beam_search(
+                step,
+                state,
+                beam_size=options.width,
+                groups=options.diverse,
+                diversity=options.diversity,
+                length_normalization=options.length_normalization,
+                **limits,
             )
-        return [[hypothesis] for hypothesis in hypotheses]
+            return [image[: options.samples] for image in hypotheses]
+        if options.method == "greedy":
+            return [[hypothesis] for hypothesis in decoding.greedy(step, state, **limits)]
+        S = options.samples or 1
+        samples = decoding.sample(
+            step,
+            tuple(tensor.repeat_interleave(S, dim=0) for tensor in state),
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            **limits,
+        )
+        return [samples[start : start + S] for start in range(0, len(samples), S)]

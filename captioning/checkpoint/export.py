@@ -35,7 +35,12 @@ def refuse_other_folder(folder: Path) -> None:
 
 
 def write_export(
-    folder: Path, captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any], card: str
+    folder: Path,
+    captioner: Captioner,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Any],
+    card: str,
+    calibration: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that ``read_export`` reads.
 
@@ -45,6 +50,7 @@ def write_export(
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
         card: The model card, in Markdown.
+        calibration: See ``describe``.
 
     Raises:
         InputError: The folder cannot be written, or has the README of something else.
@@ -56,7 +62,7 @@ def write_export(
         # Tied embeddings are one tensor with two names. The format takes no tensor twice, so each name gets a copy.
         weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in captioner.state_dict().items()}
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
-    config = describe(captioner, vocabulary, settings)
+    config = describe(captioner, vocabulary, settings, calibration)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
     write_json(folder / CONFIG, config)
     write_text(folder / CARD, card)

@@ -27,12 +27,14 @@ class SavedModel(NamedTuple):
         captioner: Encoder and decoder with their weights.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with; {} if that was not saved.
+        calibration: ``captioning.captioner.calibration.Calibration`` as plain data; None if it was not calibrated.
     """
 
     path: str
     captioner: Captioner
     vocabulary: Vocabulary
     settings: dict[str, Any]
+    calibration: Any = None
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
@@ -80,7 +82,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return SavedModel(str(path), captioner.to(target), vocabulary, settings)
+    return SavedModel(str(path), captioner.to(target), vocabulary, settings, content.get("calibration"))
 
 
 def check_device(device: str | torch.device) -> torch.device:

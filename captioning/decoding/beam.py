@@ -69,7 +69,8 @@ def beam_search(
         total, parent, word, log_prob, alive = _continued(out.log_probs, total, W - count, W, diversity)  # (B, G, W)
         last = words == max_length - 1
         leaves = alive if last else alive & (word == END)
-        search.history.append(Beams(*(field.flatten(1) for field in (word, log_prob, parent, leaves)), out.trace))
+        chosen = Beams(word.flatten(1), log_prob.flatten(1), parent.flatten(1), leaves.flatten(1), out.trace)
+        search.history.append(chosen)
         if last:
             break
         live = alive & ~leaves

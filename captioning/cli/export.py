@@ -10,7 +10,7 @@ captions, and what images the model is used to; calibration.json tells how well 
 
 examples:
   captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export best.ckpt --output exported/mine --license cc-by-4.0
+  captioning export best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
   captioning export best.ckpt --output exported/mine --onnx
   captioning export best.ckpt --output exported/mine --calibrate
 """
@@ -61,7 +61,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.checkpoint).name
-    captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
+    text = card(captioner, name, run.path if run else None, checkpoint, arguments.license)
+    captioner.export(folder, text, dtype=arguments.dtype)
     if report is not None:
         command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
         write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
@@ -76,6 +77,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__, "export")
     parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="type that the weights are stored in; float16 halves the file (default: float32)",
+    )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
     parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")

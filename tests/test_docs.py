@@ -105,27 +105,24 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
 
 
 @pytest.mark.browser
-def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_disk(site):
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_disk(site, browser):
     problems: list[str] = []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.goto((site / "tutorials/own_photos.html").as_uri())
-        page.locator(".md-search__input").click()  # it shows beside the title of a desktop
-        page.keyboard.type("REINFORCE")
-        page.locator(".md-search-result__item").first.wait_for()
-        page.goto((site / "attention.html").as_uri())
-        page.locator("th button").first.wait_for()
-        table = page.locator("table", has=page.locator("th button")).first
-        names = table.locator("tbody td:first-child")
-        before = names.all_inner_texts()
-        for order in (True, False):
-            table.locator("th button").first.click()
-            assert names.all_inner_texts() == sorted(before, key=str.lower, reverse=order)
-        browser.close()
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((site / "tutorials/own_photos.html").as_uri())
+    page.locator(".md-search__input").click()  # it shows beside the title of a desktop
+    page.keyboard.type("REINFORCE")
+    page.locator(".md-search-result__item").first.wait_for()
+    page.goto((site / "attention.html").as_uri())
+    page.locator("th button").first.wait_for()
+    table = page.locator("table", has=page.locator("th button")).first
+    names = table.locator("tbody td:first-child")
+    before = names.all_inner_texts()
+    for falling in (True, False):
+        table.locator("th button").first.click()
+        assert names.all_inner_texts() == sorted(before, key=str.lower, reverse=falling)
+    page.close()
     assert problems == []
 
 

@@ -22,7 +22,7 @@ from captioning.cli import compare as compare_command
 from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
-from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
+from captioning.comparison.runs import Run, WandbPlace, common_folder, name_runs, read_run
 from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
@@ -254,11 +254,28 @@ def test_runs_of_one_name_get_distinct_names(tmp_path):
         Run("soft", "x", tmp_path / "b/soft"),
         Run("hard", "x"),
     ]
-    name_apart(runs)
+    name_runs(runs)
     assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
     same = [Run("soft", "x", tmp_path / "a/soft"), Run("soft", "x", tmp_path / "a/soft")]
-    name_apart(same)
+    name_runs(same)
     assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("marginal", "hard, summed exactly"),
+        ("marginal_1", "hard, summed exactly 1"),
+        ("shapes_marginal-2", "shapes hard, summed exactly 2"),
+        ("marginals", "marginals"),
+        ("soft", "soft"),
+    ],
+)
+def test_a_summed_likelihood_is_called_what_it_is(name, called):
+    summed = {"model": {"decoder": {"class_path": "x.D", "init_args": {"output": {"class_path": "x.MarginalOutput"}}}}}
+    runs = [Run(name, "x", settings=summed), Run("marginal ", "x")]
+    name_runs(runs)
+    assert [run.name for run in runs] == [called, "marginal "]  # the second has no such output
 
 
 def test_the_page_lies_beside_the_runs(tmp_path, monkeypatch):

@@ -207,7 +207,8 @@ def test_the_runs_of_a_variant_stand_together(study):
 
 
 def test_an_untested_seed_stands_with_its_variant():
-    untested = run("a_2", 2, captions=None)
+    untested = run("a_2", 2)
+    untested.captions = None
     found = compare([run("a_1", 1, search={"beam_size": 3}), HARD[0], untested], resamples=20)
     assert found.variants == [["a_1", "a_2"], ["study_hard_1"]]
 

@@ -185,7 +185,7 @@ def is_summed(run: Run) -> bool:
     return flat(run.settings).get("model.decoder.output") == "MarginalOutput"
 
 
-def name_apart(runs: Sequence[Run]) -> None:
+def name_runs(runs: Sequence[Run]) -> None:
     """Decide what the runs are called: by their folders' names, in which ``SUMMED`` stands for "marginal".
 
     Runs of one name get the folder above it too, and a number where that is the same as well.

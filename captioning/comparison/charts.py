@@ -47,7 +47,7 @@ def line_chart(
         raise ValueError("a chart needs curves with at least one point each")
     thinned = {name: curve if every_point else _thinned(curve) for name, curve in curves.items()}
     labels = {name: _short(name) for name in curves}
-    right = _WIDTH - 10 - _KEY - max(_width(label) for label in labels.values())
+    right = _WIDTH - 18 - _KEY - max(_width(label) for label in labels.values())
     steps = [step for curve in thinned.values() for step, _ in curve]
     values = [value for curve in thinned.values() for _, value in curve]
     first = 0 if min(steps) < max(steps) / 2 else min(steps)  # a resumed run's curve may begin late

@@ -30,7 +30,7 @@ FLOORS: list[dict[str, str]] = [
     {"encoders": "cells component data errors"},
     {"model": "attention component data decoding encoders errors kernels trace vocabulary"},
     {
-        "checkpoint": "attention data encoders errors files kernels model run_folder tokenizers vocabulary",
+        "checkpoint": "attention cells data encoders errors files kernels model run_folder tokenizers vocabulary",
         "objective": "attention component data decoding errors kernels model trace vocabulary",
     },
     {
@@ -67,6 +67,7 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "socket",
     ): "data.download",
     ("huggingface_hub",): "checkpoint.hub",
+    ("gradio",): "cli.app",
     ("onnx", "onnxscript", "onnxruntime"): "checkpoint.onnx_graphs scripts.caption_onnx",
 }
 

@@ -7,7 +7,7 @@ captions with, without PyTorch.
 
 examples:
   captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export best.ckpt --output exported/mine --license cc-by-4.0
+  captioning export best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
   captioning export best.ckpt --output exported/mine --onnx
 """
 
@@ -50,7 +50,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.checkpoint).name
-    captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
+    text = card(captioner, name, run.path if run else None, checkpoint, arguments.license)
+    captioner.export(folder, text, dtype=arguments.dtype)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -59,6 +60,12 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__, "export")
     parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="type that the weights are stored in; float16 halves the file (default: float32)",
+    )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
     add_import_option(parser)

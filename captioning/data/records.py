@@ -315,6 +315,11 @@ class CaptionSource:
         """A description of how captions are split into words."""
         return self.tokenizer.description
 
+    @property
+    def description(self) -> str:
+        """What its images are, such as "the generated shapes", for a sentence that names the training data."""
+        return f"the images of {type(self).__name__}"
+
     def prepare(self) -> None:
         """Generate the data or check that its files exist. Runs once per machine, before ``index``.
 

@@ -71,6 +71,10 @@ class ShapesSource(CaptionSource):
         self.image_size = image_size
         self._lookups: dict[str, _InstanceLookup] = {}
 
+    @property
+    def description(self) -> str:
+        return "the generated shapes"
+
     def prepare(self) -> None:
         """Generate the data set unless it exists.
 

@@ -18,7 +18,7 @@ from captioning.checkpoint.pretrained import pretrained_folder
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import UNK, Vocabulary
 
 
 class SavedModel(NamedTuple):
@@ -39,12 +39,23 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
 
+        Args:
+            captioner: The captioner to be trained.
+            vocabulary: Its vocabulary: this model's words, and possibly further ones. A further word begins with the
+                weights of <unk>, which is what this model calls it.
+
         Raises:
             InputError: The weights belong to another vocabulary or to another model.
         """
-        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
+            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+        further = len(vocabulary) - len(self.vocabulary)
         weights = {name: tensor for name, tensor in self.captioner.state_dict().items() if not _is_counter(name)}
         counters = {name: tensor for name, tensor in captioner.state_dict().items() if _is_counter(name)}
+        for name, parameter in captioner.named_parameters():
+            if further and len(parameter) == len(vocabulary) and name in weights:
+                unknown = weights[name][UNK]
+                weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
         try:
             captioner.load_state_dict(weights | counters)
         except RuntimeError as error:
@@ -118,13 +129,14 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
     """Refuse data that have other words than a checkpoint.
 
     Args:
         whose: The beginning of the message, such as "the checkpoint's".
         words: The words of the checkpoint.
         vocabulary: The vocabulary of the data.
+        remedy: What else than the checkpoint's data settings would help.
 
     Raises:
         InputError: The words differ.
@@ -132,7 +144,7 @@ def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -
     if tuple(words) != vocabulary.words:
         raise InputError(
             f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
-            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with"
+            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with{remedy}"
         )
 
 

@@ -32,7 +32,7 @@ MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
 
 _FIRST, _TUNED, _CRITICAL, _MEAN = "pretrained_first", "pretrained_tuned", "pretrained_self_critical", "pretrained"
 _CHECK = "check"
-_PROGRESS = r"epoch |val |saved |resum|\w+ split|written|extracted|brevity penalty "
+_PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|written to"
 
 
 class Stage(NamedTuple):
@@ -70,23 +70,23 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Stage]]:
     parser = script_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=Path("data/flickr8k"), help="(default: %(default)s)")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: %(default)s)")
     parser.add_argument(
         "--only", nargs="+", metavar="STAGE", help="run these stages, whether they were finished or not"
     )
     parser.add_argument("--dry-run", action="store_true", help="print the commands that are left, and run none")
     args = parser.parse_args(argv)
-    stages = {stage.name: stage for stage in recipe(args.data, args.runs)}
+    stages = {stage.name: stage for stage in recipe(args.runs)}
     if unknown := [name for name in args.only or () if name not in (*stages, _CHECK)]:
         raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join([*stages, _CHECK])}")
     return args, stages
 
 
-def recipe(data: Path, runs: Path) -> list[Stage]:
+def recipe(runs: Path) -> list[Stage]:
     """Return the commands that make the captioner, in their order."""
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
-    features, tuned_features = str(data / "pretrained"), str(data / "pretrained_tuned")
+    features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
+    evaluate, export = ["evaluate", "--checkpoint", best[_MEAN]], ["export", best[_MEAN], "--output", str(EXPORTED)]
     extract = ["extract", "--config", str(CONFIG), "--splits", "train", "val", "--flipped"]
 
     def fit(stage: str, run: str, *options: str) -> Stage:
@@ -105,13 +105,11 @@ def recipe(data: Path, runs: Path) -> list[Stage]:
         Stage("average", ["average", best[_TUNED], best[_CRITICAL], "--output", best[_MEAN]]),
         Stage(
             "score",
-            ["evaluate", "--checkpoint", best[_MEAN], "--split", "val", "--data.features", tuned_features]
-            + ["--measurement", str(MEASUREMENT)],
+            [*evaluate, "--split", "val", "--data.features", tuned_features, "--measurement", str(MEASUREMENT)],
         ),
         Stage(
             "export",
-            ["export", best[_MEAN], "--output", str(EXPORTED), "--dtype", "float16", "--license", "other"]
-            + ["--notes", str(CONFIG.with_suffix(".md"))],
+            [*export, "--dtype", "float16", "--license", "other", "--notes", str(CONFIG.with_suffix(".md"))],
         ),
     ]
 

@@ -1,10 +1,12 @@
 """Caption images with a trained model, and draw its attention.
 
 Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
-(searched recursively), or a list of paths on standard input. Only the checkpoint is needed beside the images. Several
-checkpoints, each after its own --checkpoint, make an ensemble: every word comes from the mean of their distributions.
+(searched recursively), or a list of paths on standard input. Without --checkpoint, the pretrained captioner is used,
+which is installed with the package. Several checkpoints, each after its own --checkpoint, make an ensemble: every word
+comes from the mean of their distributions.
 
 examples:
+  captioning caption photo.jpg
   captioning caption photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
   captioning caption holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
   captioning caption photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
@@ -100,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
                 explored.append(caption)
             progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
+        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint or [])
     images = len(unreadable) + progress.done
     for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
@@ -114,10 +116,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
     parser.add_argument(
         "--checkpoint",
-        required=True,
         action="append",
         metavar="FILE",
-        help="what `captioning fit` saved; given again: an ensemble",
+        help="what `captioning fit` saved; given again: an ensemble (default: the pretrained captioner)",
     )
     parser.add_argument(
         "--overlay",
@@ -203,7 +204,7 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     Raises:
         InputError: An output is one of the inputs.
     """
-    inputs = [*paths, *arguments.checkpoint]
+    inputs = [*paths, *(arguments.checkpoint or [])]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
         if target is not None and target != "-":
@@ -282,6 +283,7 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str])
 
     folders = [(checkpoint, RunFolder.of(checkpoint)) for checkpoint in checkpoints]
     run = " + ".join(folder.path.resolve().name if folder else Path(file).stem for file, folder in folders)
+    run = run or "the pretrained captioner"
     images = [
         ExploredImage(view=caption.view, name=Path(str(caption.path)).name, runs=[caption.for_explorer(run)])
         for caption in captions

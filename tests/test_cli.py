@@ -382,8 +382,8 @@ def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--init_from", "none.ckpt"], "--init_from none.ckpt: no such checkpoint"),
-        (["--init_from", "tiny.yaml"], "tiny.yaml: not a checkpoint of this project"),
+        (["--init_from", "none.ckpt"], "--init_from none.ckpt: the checkpoint cannot be read .No such file"),
+        (["--init_from", "tiny.yaml"], "--init_from tiny.yaml: not a checkpoint of this project"),
         (
             ["--init_from", "first.ckpt", "--data.vocabulary.max_words", "5"],
             "first.ckpt: its vocabulary .* is not the data's .5.",

@@ -67,6 +67,7 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "socket",
     ): "data.download",
     ("huggingface_hub",): "checkpoint.hub",
+    ("gradio",): "cli.app",
     ("onnx", "onnxscript", "onnxruntime"): "checkpoint.onnx_graphs scripts.caption_onnx",
 }
 

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 
 import captioning
 from captioning.checkpoint.export import WEIGHTS
-from captioning.checkpoint.pretrained import PRETRAINED
+from captioning.checkpoint.pretrained import FOLDER
 
 try:
     import tomllib
@@ -157,7 +157,7 @@ def test_innocent_lines_are_not(line):
 
 def test_no_tracked_file_but_the_pretrained_weights_is_larger_than_one_mebibyte():
     large = [path for path in tracked_files() if path.stat().st_size > 2**20]
-    assert [str(path) for path in large if path != PRETRAINED / WEIGHTS] == []
+    assert [str(path) for path in large if path != FOLDER / WEIGHTS] == []
 
 
 def test_tests_cannot_reach_the_network():

@@ -100,22 +100,24 @@ class Caption(Alternative):
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
-    def figure(self, style: Style = "color", *, heads: bool = False) -> Figure:
+    def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
-        A caption with posteriors has two panels for each word, the attention before and after the word is known.
+        If the caption has posteriors, they are shown: the attention once the word is known.
 
         Args:
-            style: "color", or "paper", the white mask of Fig. 3.
+            style: "color": the map's colours on the image. "paper": light alone, as in Fig. 3.
             heads: Also show each head of multi-head attention.
+            details: Also write beta and the map's maximum for each word, and show the alphas above their posteriors.
 
         Raises:
             InputError: The image's file is gone, the attention has no heads, or the style is unknown.
         """
-        from captioning.views.overlays import STYLES, WHOLE, attention_figure  # imports matplotlib
+        from captioning.views.maps import LOOKS
+        from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
 
-        if style not in STYLES:
-            raise InputError(f"style must be one of {', '.join(STYLES)}, got {style!r}")
+        if style not in LOOKS:
+            raise InputError(f"style must be one of {', '.join(LOOKS)}, got {style!r}")
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
@@ -129,6 +131,7 @@ class Caption(Alternative):
             style=style,
             text=self.text,
             heads=heads,
+            details=details,
         )
 
     def for_explorer(
@@ -151,7 +154,9 @@ class Caption(Alternative):
             numbers=numbers or {},
         )
 
-    def save_figure(self, path: str | Path, style: Style = "color", *, heads: bool = False) -> None:
+    def save_figure(
+        self, path: str | Path, style: Style = "color", *, heads: bool = False, details: bool = False
+    ) -> None:
         """Write ``figure`` to a .png, .pdf or .svg file.
 
         Raises:
@@ -161,7 +166,7 @@ class Caption(Alternative):
 
         suffix = figure_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, heads=heads).savefig(part, format=suffix[1:])
+            self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

@@ -21,6 +21,7 @@ from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, 
 from captioning.captioner.options import DecodingOptions, configured_options
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
+from captioning.checkpoint.pretrained import PRETRAINED
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -33,7 +34,7 @@ _Place = str | os.PathLike[str]
 
 
 @overload
-def load(path: _Place | None = None, device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
+def load(path: _Place = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
 
 
 @overload
@@ -43,20 +44,20 @@ def load(
 
 
 def load(
-    path: _Place | Sequence[_Place] | None = None, device: str | torch.device = "cpu"
+    path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu"
 ) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]:
     """Return the pretrained captioner, or one that a training run saved. A saved one runs no code when it is opened.
 
     Args:
-        path: None is the captioner that is installed with the package. Otherwise what ``read_model`` takes: a
-            checkpoint, an exported folder, or a name on the hub; or several of them, whose word distributions are
-            averaged at every step. Views, settings and default options are then the first one's.
+        path: What ``read_model`` takes: a checkpoint, an exported folder, a name on the hub, or "pretrained", the
+            captioner that is installed with the package; or several of them, whose word distributions are averaged at
+            every step. Views, settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
         InputError: A model cannot be loaded (see ``read_model``), or the vocabularies of several differ.
     """
-    if path is None or isinstance(path, (str, os.PathLike)):
+    if isinstance(path, (str, os.PathLike)):
         return _captioner(read_model(path, device))
     if not path:
         raise InputError("an ensemble needs at least one checkpoint")

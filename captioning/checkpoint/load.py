@@ -14,7 +14,7 @@ from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint
-from captioning.checkpoint.pretrained import pretrained_folder
+from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
@@ -63,12 +63,12 @@ class SavedModel(NamedTuple):
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
 
 
-def read_model(path: str | os.PathLike[str] | None = None, device: str | torch.device = "cpu") -> SavedModel:
+def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.device = "cpu") -> SavedModel:
     """Return the model that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: A .ckpt file of this project, a folder that `captioning export` wrote, or the name of such a folder on the
-            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision". None reads the pretrained captioner, which is
+        path: A .ckpt file of this project, a folder that `captioning export` wrote, the name of such a folder on the
+            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision", or "pretrained", the captioner that is
             installed with the package.
         device: Where the model goes: "cpu", "cuda", "cuda:1" ...
 
@@ -77,8 +77,7 @@ def read_model(path: str | os.PathLike[str] | None = None, device: str | torch.d
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    path = pretrained_folder() if path is None else path
-    place = download(str(path)) if is_on_hub(path) else Path(path)
+    place = _place(path)
     checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
@@ -99,6 +98,12 @@ def read_model(path: str | os.PathLike[str] | None = None, device: str | torch.d
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
     return SavedModel(str(path), captioner, vocabulary, settings)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    if path == PRETRAINED:
+        return pretrained_folder()
+    return download(str(path)) if is_on_hub(path) else Path(path)
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -7,7 +7,10 @@ from pathlib import Path
 from captioning.checkpoint.export import is_export
 from captioning.errors import InputError
 
-PRETRAINED = Path(__file__).parent.parent / "pretrained" / "flickr8k_mobilenet"
+PRETRAINED = "pretrained"
+"""The name under which every command and ``load`` take the captioner."""
+
+FOLDER = Path(__file__).parent.parent / "pretrained" / "flickr8k_mobilenet"
 
 
 def pretrained_folder() -> Path:
@@ -16,9 +19,9 @@ def pretrained_folder() -> Path:
     Raises:
         InputError: This installation lacks it.
     """
-    if not is_export(PRETRAINED):
+    if not is_export(FOLDER):
         raise InputError(
-            f"this installation has no pretrained captioner (captioning/pretrained/{PRETRAINED.name} is missing); "
+            f"this installation has no pretrained captioner (captioning/pretrained/{FOLDER.name} is missing); "
             "install the whole package, or name a model: a .ckpt file, an exported folder or hf:owner/name"
         )
-    return PRETRAINED
+    return FOLDER

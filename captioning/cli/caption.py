@@ -88,7 +88,8 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    caption.save_figure(target, arguments.style or "color", heads=arguments.heads)
+                    style = arguments.style or "color"
+                    caption.save_figure(target, style, heads=arguments.heads, details=arguments.details)
                     extra["overlay"] = target
                 except InputError as error:
                     undrawn += 1
@@ -123,13 +124,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--overlay",
         metavar="PATH",
-        help="draw the attention at each word (for a marginal output before and after the word): FILE.png, FILE.pdf or "
-        "FILE.svg of a single image, else a folder",
+        help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
     )
     parser.add_argument(
         "--style",
         choices=("color", "paper"),
-        help="of overlays: colours on the dimmed image, or the white mask of the paper's Fig. 3 (default: color)",
+        help="of overlays: colours on the image, or light alone, as in the paper's Fig. 3 (default: color)",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="of overlays: also beta and each map's maximum, and, if the output sums over locations, the attention "
+        "before the word is known",
     )
     parser.add_argument(
         "--heads", action="store_true", help="of overlays: also where each head of multi-head attention looked"
@@ -180,8 +186,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
             parser.error(f"--{name} has no effect with --sample")
     if arguments.style and not arguments.overlay:
         parser.error("--style has an effect only with --overlay")
-    if arguments.heads and not arguments.overlay:
-        parser.error("--heads has an effect only with --overlay")
+    for name in ("heads", "details"):
+        if getattr(arguments, name) and not arguments.overlay:
+            parser.error(f"--{name} has an effect only with --overlay")
     if arguments.overlay_format and not arguments.overlay:
         parser.error("--overlay_format has an effect only with --overlay FOLDER")
     return arguments

@@ -114,8 +114,7 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
             "dimBelow": maps.DIM_BELOW,
-            "dimChosen": maps.DIM_CHOSEN,
-            "dimView": maps.DIM_VIEW,
+            "look": maps.LOOKS["color"]._asdict(),
         },
         "runs": list(runs),
         "attentions": _labels([caption for image in shown for run in image["runs"] for caption in run["captions"]]),
@@ -124,11 +123,14 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
 
 
 def _labels(captions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the labels of the kinds of attention that the captions have, in the order of the buttons."""
+    """Return the labels of the kinds of attention that the captions have, in the order of the buttons.
+
+    The first one is shown at first. A posterior goes before its prior, because it says where the word came from.
+    """
     names = {name for caption in captions for name in caption["attention"]} - {"prior", "posterior"}
     heads = {name: name.capitalize() for name in sorted(names, key=lambda name: int(name.removeprefix("head ")))}
     if any("posterior" in caption["attention"] for caption in captions):
-        return {"prior": "Before the word", "posterior": "After the word", **heads}
+        return {"posterior": "After the word", "prior": "Before the word", **heads}
     return {"prior": "All heads" if heads else "Attention", **heads}
 
 

@@ -13,12 +13,12 @@ from helpers_runs import save_checkpoint
 
 from captioning.captioner import load
 from captioning.checkpoint import pretrained
-from captioning.checkpoint.pretrained import PRETRAINED
+from captioning.checkpoint.pretrained import FOLDER
 from captioning.cli import caption
 from captioning.errors import InputError
 
 ROOT = Path(__file__).resolve().parent.parent
-SHIPPED = pytest.mark.skipif(not PRETRAINED.exists(), reason="the weights are not in this tree")
+SHIPPED = pytest.mark.skipif(not FOLDER.exists(), reason="the weights are not in this tree")
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def installed(tmp_path, monkeypatch):
     """A small captioner in the place of the pretrained one."""
     folder = tmp_path / "package/pretrained/small"
     load(save_checkpoint(tmp_path / "best.ckpt")).export(folder, dtype="float16")
-    monkeypatch.setattr(pretrained, "PRETRAINED", folder)
+    monkeypatch.setattr(pretrained, "FOLDER", folder)
     return folder
 
 
@@ -36,11 +36,11 @@ def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
     assert load().caption(image).text == expected
     caption.main([str(image), "--explorer", str(tmp_path / "page.html")])
     assert capsys.readouterr().out == f"{expected}\n"
-    assert "Where the pretrained captioner looks" in (tmp_path / "page.html").read_text()
+    assert "Where pretrained looks" in (tmp_path / "page.html").read_text()
 
 
 def test_an_installation_without_it_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrained, "PRETRAINED", tmp_path / "small")
+    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "small")
     with pytest.raises(InputError, match=r"no pretrained captioner .*pretrained/small is missing\); install the whole"):
         load()
     with pytest.raises(SystemExit) as caught:
@@ -64,14 +64,14 @@ def test_what_is_no_photograph_is_one_line(installed, name, tmp_path, capsys):
 
 @SHIPPED
 def test_it_is_small_enough_and_complete():
-    files = {path.name: path.stat().st_size for path in PRETRAINED.iterdir()}
+    files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
     assert set(files) == {"README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.json"}
     assert sum(files.values()) <= 24_000_000
 
 
 @SHIPPED
 def test_its_card_keeps_the_two_licences_apart_and_has_scores_with_intervals():
-    card = (PRETRAINED / "README.md").read_text(encoding="utf-8")
+    card = (FOLDER / "README.md").read_text(encoding="utf-8")
     for part in (
         "## Limits",
         "**The code**",
@@ -85,7 +85,7 @@ def test_its_card_keeps_the_two_licences_apart_and_has_scores_with_intervals():
 
 @SHIPPED
 def test_its_configuration_names_no_folder_of_a_machine_and_no_library_that_is_optional():
-    text = (PRETRAINED / "config.json").read_text(encoding="utf-8")
+    text = (FOLDER / "config.json").read_text(encoding="utf-8")
     assert '"/' not in text and "\\\\" not in text
     assert json.loads(text)["encoder"]["class_path"] == "captioning.encoders.MobileNetV1"
 

@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
                 explored.append(caption)
             progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint or [])
+        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
     images = len(unreadable) + progress.done
     for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
@@ -177,6 +177,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_import_option(parser)
     parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
     arguments = parser.parse_args(argv)
+    arguments.checkpoint = arguments.checkpoint or ["pretrained"]
 
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
@@ -211,7 +212,7 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     Raises:
         InputError: An output is one of the inputs.
     """
-    inputs = [*paths, *(arguments.checkpoint or [])]
+    inputs = [*paths, *arguments.checkpoint]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
         if target is not None and target != "-":
@@ -290,7 +291,6 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str])
 
     folders = [(checkpoint, RunFolder.of(checkpoint)) for checkpoint in checkpoints]
     run = " + ".join(folder.path.resolve().name if folder else Path(file).stem for file, folder in folders)
-    run = run or "the pretrained captioner"
     images = [
         ExploredImage(view=caption.view, name=Path(str(caption.path)).name, runs=[caption.for_explorer(run)])
         for caption in captions

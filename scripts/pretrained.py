@@ -86,7 +86,10 @@ def recipe(runs: Path) -> list[Stage]:
     """Return the commands that make the captioner, in their order."""
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
     features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
-    evaluate, export = ["evaluate", "--checkpoint", best[_MEAN]], ["export", best[_MEAN], "--output", str(EXPORTED)]
+    evaluate, export = (
+        ["evaluate", "--checkpoint", best[_MEAN]],
+        ["export", best[_MEAN], "--output", str(EXPORTED), "--calibrate"],
+    )
     extract = ["extract", "--config", str(CONFIG), "--splits", "train", "val", "--flipped"]
 
     def fit(stage: str, run: str, *options: str) -> Stage:

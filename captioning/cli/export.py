@@ -5,21 +5,28 @@ validate` left in the checkpoint's run folder. Nothing in the folder runs when i
 captioning.captioner captions with it. With --onnx it also has encoder.onnx and step.onnx, which scripts/caption_onnx.py
 captions with, without PyTorch.
 
+With --calibrate the model captions the validation images of its data settings. Half of them fit the confidence of
+captions, and what images the model is used to; calibration.json tells how well that holds on the other half.
+
 examples:
   captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
   captioning export best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
   captioning export best.ckpt --output exported/mine --notes limits.md
   captioning export best.ckpt --output exported/mine --onnx
+  captioning export best.ckpt --output exported/mine --calibrate
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error, one_line
-from captioning.files import refuse_inputs
+from captioning.files import refuse_inputs, write_json
+from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
 
@@ -29,6 +36,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
+    from captioning.cli.calibrate import REPORT, calibrate, summary
     from captioning.cli.model_card import card
     from captioning.component import import_modules
 
@@ -44,11 +52,20 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.checkpoint)
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    report = None
+    if arguments.calibrate:
+        captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.checkpoint).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)
     captioner.export(folder, text, dtype=arguments.dtype)
+    if report is not None:
+        command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
+        write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
+        print(summary(report))
+    elif captioner.calibration is None:
+        (folder / REPORT).unlink(missing_ok=True)  # of an earlier model
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -71,6 +88,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         help="what only a person knows: a `## SECTION` replaces the card's own of that title, or follows the others",
     )
     parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
+    parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")
     add_import_option(parser)
     return parser.parse_args(argv)
 

@@ -146,7 +146,12 @@ class Caption(Alternative):
         )
 
     def for_explorer(
-        self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
+        self,
+        run: str,
+        *,
+        references: Sequence[str] = (),
+        numbers: Mapping[str, float | str] | None = None,
+        start: int = 0,
     ) -> RunCaptions:
         """Return this caption and its alternatives as the explorer shows them.
 
@@ -154,6 +159,7 @@ class Caption(Alternative):
             run: The name of the run.
             references: Captions that people wrote for the image.
             numbers: Numbers shown beside the name, such as a sentence score.
+            start: The word that is shown first, counted from 0.
         """
         from captioning.views.explorer import RunCaptions
 
@@ -163,6 +169,7 @@ class Caption(Alternative):
             cells=self.cells,
             references=references,
             numbers=numbers or {},
+            start=start,
         )
 
     def save_figure(

@@ -27,6 +27,7 @@ from captioning.tokenizers import PennTreebank, Tokenizer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from captioning.data.attributes import AttributeJudge
     from captioning.data.objects import ObjectLookup
     from captioning.data.transforms import Preprocessing
 
@@ -337,6 +338,10 @@ class CaptionSource:
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the named objects in the split's images; None if the data set has no masks."""
+        return None
+
+    def attributes(self, split: str) -> AttributeJudge | None:
+        """Return a judge of what captions of the split's images say; None if the data set does not know the truth."""
         return None
 
 

@@ -26,7 +26,7 @@ START, END = "<!-- models, from: python docs/_site/models_table.py -->", "<!-- e
 TRAINED = {"coco": 113_287, "flickr8k": 6_000}
 IMAGES = {"coco": TRAINED["coco"] + 5_000, "flickr8k": TRAINED["flickr8k"] + 1_000}
 """Of training and validation in Karpathy's splits."""
-CHANNELS = {"flickr8k_mobilenet_deeper": 1024}
+CHANNELS = {"flickr8k_mobilenet_deeper": 1024, "flickr8k_pretrained": 1024}
 """D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
 VOCABULARY = {"coco": 9_490, "flickr8k": 2_539, "ShapesSource": 60}
 """Words that are counted for the size of a model; shapes have a few less."""

@@ -33,7 +33,7 @@ class Explorer {
 
   /** Caption, word and pins of a run's panel, which survive while another image or run is shown. */
   stateOf(run) {
-    if (!this.states.has(run)) this.states.set(run, { caption: 0, word: 0, pins: [] });
+    if (!this.states.has(run)) this.states.set(run, { caption: 0, word: run.start, pins: [] });
     return this.states.get(run);
   }
 

@@ -60,7 +60,7 @@ def data_module(source: CaptionSource, encoder: Any, **options: Any) -> CaptionD
 def cached_features(
     folder: Path, encoder: FeatureSource, *, images: int, batch_size: int, vocabulary: int
 ) -> CaptionDataModule:
-    """Return a data module of random features in a cache of one file, as ``scripts/extract_features.py`` writes it."""
+    """Return a data module of random features in a cache of one file, as ``captioning extract`` writes it."""
     paths, shape = [f"{n}.jpg" for n in range(images)], (math.prod(encoder.grid_size), encoder.annotation_dim)
     options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape}
     writer = FeatureWriter(folder, "train", **options, shard_images=images)

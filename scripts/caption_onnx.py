@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Caption images with onnxruntime, NumPy and Pillow alone: no PyTorch, and nothing of this repository but this file.
 
-The folder is one that `python scripts/export.py CHECKPOINT --output DIR --onnx` wrote. Its captions are those of the
+The folder is one that `captioning export CHECKPOINT --output DIR --onnx` wrote. Its captions are those of the
 checkpoint, word for word.
 
 examples:
@@ -164,7 +164,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", metavar="DIR", help="a folder that scripts/export.py --onnx wrote")
+    parser.add_argument("folder", metavar="DIR", help="a folder that `captioning export --onnx` wrote")
     parser.add_argument("images", metavar="IMAGE", nargs="+")
     for name, kind in (("beam_size", int), ("length_normalization", float), ("max_length", int), ("min_length", int)):
         parser.add_argument(f"--{name}", type=kind, help="(default: as the model was evaluated)")

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 import shlex
 import time
 from pathlib import Path
 from typing import Any
 
+from captioning.cli import compare as compare_runs
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
@@ -125,12 +125,12 @@ def compare(runs: Path, names: list[str]) -> Path:
     """Print the comparison of the demo's runs with the first and write it as a page; returns the page."""
     page = runs / "comparison.html"
     arguments = [*(str(runs / name) for name in names), "--output", str(page)]
-    print(f"\n$ python scripts/compare_runs.py {shlex.join(arguments)}", flush=True)
-    runpy.run_path(str(REPOSITORY / "scripts" / "compare_runs.py"))["main"](arguments)
+    print(f"\n$ captioning compare {shlex.join(arguments)}", flush=True)
+    compare_runs.main(arguments)
     return page
 
 
-_COMMAND = r"\$ python scripts/caption_image\.py (\S+) \\\n.*--checkpoint runs/demo/soft/.*\n"
+_COMMAND = r"\$ captioning caption (\S+) \\\n.*--checkpoint runs/demo/soft/.*\n"
 
 
 def with_captions(readme: str, entry: dict[str, Any]) -> str:
@@ -171,9 +171,9 @@ def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
         print(f"comparison    {page}   (open it in a browser)")
     checkpoint = next(iter(summary.values()))["checkpoint"]
     print("\nNext:")
-    print(f"  python scripts/caption_image.py YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
+    print(f"  captioning caption YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
     print("  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20")
-    print("  python scripts/prepare_data.py coco --karpathy && captioning fit --config configs/coco_vgg19_soft.yaml")
+    print("  captioning prepare coco --karpathy && captioning fit --config configs/coco_vgg19_soft.yaml")
 
 
 if __name__ == "__main__":

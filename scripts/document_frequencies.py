@@ -1,45 +1,7 @@
 #!/usr/bin/env python
-"""Count in how many images' references each n-gram occurs: these counts weight the words of a CIDEr-D reward.
+"""`captioning prepare frequencies` for a clone of the repository. The options are the same."""
 
-Training counts its own references, unless model.self_critical.frequencies names a file: a large corpus tells rare words
-better than a small data set. The end of a caption counts as a word, as in the reward.
-
-examples:
-  python scripts/document_frequencies.py --config configs/coco_vgg19_soft.yaml --output data/coco/frequencies.json
-"""
-
-from __future__ import annotations
-
-from captioning.cli.arguments import config_parser
-from captioning.errors import exits_on_input_error
-
-
-@exits_on_input_error
-def main(argv: list[str] | None = None) -> None:
-    parser = config_parser(__doc__, output="the JSON file to write")
-    parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="(default: %(default)s)")
-    options, overrides = parser.parse_known_args(argv)
-
-    from captioning.cli.build import build_parts
-    from captioning.data import CaptionSource
-    from captioning.evaluation.cider import DocumentFrequencies
-    from captioning.evaluation.rewards import words_with_end
-    from captioning.tokenizers import Tokenizer
-
-    source, tokenizer = build_parts(
-        {"data.source": CaptionSource},
-        options.config,
-        options.imports,
-        overrides,
-        optional={"data.vocabulary.tokenizer": Tokenizer},
-    )
-    source.tokenizer = tokenizer or source.tokenizer
-    source.prepare()
-    frequencies = DocumentFrequencies.of(words_with_end(source.index(options.split)))
-    frequencies.save(options.output)
-    print(f"{len(frequencies.counts)} n-grams of {frequencies.documents} images, written to {options.output}")
-    print(f"To train with them, add to the training command:  --model.self_critical.frequencies {options.output}")
-
+from captioning.cli.frequencies import main
 
 if __name__ == "__main__":
     main()

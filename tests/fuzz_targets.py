@@ -21,6 +21,7 @@ from PIL import Image
 from pycocotools import mask as run_lengths
 
 from captioning.captioner import load
+from captioning.cli import compare, export
 from captioning.cli.build import build
 from captioning.comparison.study import read_study
 from captioning.comparison.wandb_runs import find_run
@@ -246,7 +247,7 @@ def runs(made: Path) -> Target:
 def comparison(made: Path) -> Target:
     files = {f"a/{name}": content for name, content in make_tested(made / "a", 0.5).items()}
     files |= {f"b/{name}": content for name, content in make_tested(made / "b", 0.9).items()}
-    main = load_script("compare_runs").main
+    main = compare.main
 
     def run(folder: Path, draw: random.Random) -> None:
         main(["a", "b", "--samples", "20", "--images", "2"])
@@ -275,7 +276,7 @@ def checkpoints(made: Path) -> Target:
 def exports(made: Path) -> Target:
     made.mkdir(parents=True, exist_ok=True)
     checkpoint = save_checkpoint(made / "x.ckpt", settings=SETTINGS)
-    load_script("export").main([str(checkpoint), "--output", str(made / "e")])
+    export.main([str(checkpoint), "--output", str(made / "e")])
     files = contents(made / "e")
     return Target(files, [name for name in files if name != "README.md"], lambda folder, draw: load(folder), 1.5)
 

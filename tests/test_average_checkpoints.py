@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import load_script, save_image
+from helpers import save_image
 from helpers_runs import WORDS, edit_checkpoint, save_checkpoint
 from torch import Tensor
 
 from captioning.attention import HardAttention
 from captioning.captioner import load
+from captioning.cli import average
 from captioning.model import MarginalOutput
 
 
@@ -38,7 +39,7 @@ def make(name: str, shift: float = 0.0, *, batches: int = 0, **options) -> Path:
 
 
 def main(*argv: object) -> None:
-    load_script("average_checkpoints").main([str(word) for word in argv])
+    average.main([str(word) for word in argv])
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import json
 
 import pytest
 import torch
-from helpers import load_script
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import epoch, loading
@@ -17,13 +16,13 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, Timing, interleave
 from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_products, parameters, training_bytes
 from captioning.attention import AdditiveScore, SoftAttention
+from captioning.cli import bench
 from captioning.data import CocoSource
 from captioning.model import AttentionDecoder
 from captioning.objective import reductions
 from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")
-script = load_script("benchmark")
 SIZES = Sizes(3, (4, 2, 3), 9, 6, 5, 7, 8, 23)
 
 
@@ -232,7 +231,7 @@ def test_a_report_holds_every_ratio_by_name():
 def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "benchmark.json"
-    script.main(["--quick", "--rounds", "1", "--only", *script.SUBJECTS, "--json", str(file)])
+    bench.main(["--quick", "--rounds", "1", "--only", *bench.SUBJECTS, "--json", str(file)])
     content = json.loads(file.read_text())
     sizes = ("512", "2048")
     steps = {f"train_step_{size}_{kind}" for size in (*sizes, "512_mixed") for kind in ("fp32", "bf16")}
@@ -277,10 +276,10 @@ def test_a_missing_device_is_named(capsys):
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(SystemExit) as left:
-        script.main(["--quick", "--only", "train", "--device", "cuda"])
+        bench.main(["--quick", "--only", "train", "--device", "cuda"])
     assert left.value.code == 2 and "no CUDA device" in capsys.readouterr().err
 
 
 def test_rounds_must_be_positive():
     with pytest.raises(SystemExit):
-        script.main(["--rounds", "0"])
+        bench.main(["--rounds", "0"])

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import load_script
 
+from captioning.cli import evaluate as evaluate_command
 from captioning.errors import InputError
 from captioning.evaluation import scores
 from captioning.evaluation.files import pair, read_references, read_results, write_results
@@ -142,7 +142,7 @@ def test_captions_are_paired_with_the_references_of_their_image():
 
 
 def evaluate(*arguments: str) -> None:
-    load_script("evaluate").main(list(arguments))
+    evaluate_command.main(list(arguments))
 
 
 def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkeypatch):

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SCRIPTS, load_script, save_image
+from helpers import SCRIPTS, save_image
 from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention
 from captioning.captioner import load
+from captioning.cli import caption
 from captioning.model import MarginalOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
-script = load_script("caption_image")
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def folder(tmp_path) -> Path:
 def run(capsys, *arguments: object, code: int | None = None) -> tuple[list[str], str]:
     """Return the lines on stdout and the text on stderr."""
     if code is None:
-        script.main([str(argument) for argument in arguments])
+        caption.main([str(argument) for argument in arguments])
     else:
         with pytest.raises(SystemExit) as ended:
-            script.main([str(argument) for argument in arguments])
+            caption.main([str(argument) for argument in arguments])
         assert ended.value.code == code
     out, err = capsys.readouterr()
     return out.splitlines(), err
@@ -214,7 +214,7 @@ def test_json_of_several_images_has_a_line_for_each_that_can_be_read(capsys, che
 def test_an_interrupted_json_keeps_the_old_file(capsys, checkpoint, folder, tmp_path, monkeypatch):
     target = tmp_path / "captions.jsonl"
     target.write_text("old")
-    save, saved = script.json.dumps, []
+    save, saved = caption.json.dumps, []
 
     def interrupted(content):
         if saved:
@@ -222,7 +222,7 @@ def test_an_interrupted_json_keeps_the_old_file(capsys, checkpoint, folder, tmp_
         saved.append(content)
         return save(content)
 
-    monkeypatch.setattr(script.json, "dumps", interrupted)
+    monkeypatch.setattr(caption.json, "dumps", interrupted)
     _, err = run(capsys, folder, "--checkpoint", checkpoint, "--json", target, code=130)
     assert target.read_text() == "old"
     assert err == "interrupted\n" and saved

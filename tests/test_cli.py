@@ -256,9 +256,7 @@ def test_missing_data_are_noticed_before_anything_is_built(workdir, monkeypatch)
 
     monkeypatch.setattr("captioning.encoders.conv.ConvEncoder.__init__", build)
     coco = ["--data.source", "CocoSource", "--data.source.root", "nowhere"]
-    with pytest.raises(
-        InputError, match=r"captions_train2017\.json: missing; run python scripts/prepare_data\.py coco"
-    ):
+    with pytest.raises(InputError, match=r"captions_train2017\.json: missing; run captioning prepare coco"):
         main(["fit", "--config", "tiny.yaml", *coco])
     assert not Path("runs/tiny").exists()
 

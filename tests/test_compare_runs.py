@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import SCRIPTS, load_script
+from helpers import SCRIPTS
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
 from captioning.captioner import load
+from captioning.cli import compare as compare_command
 from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison
@@ -27,8 +28,6 @@ from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
 from captioning.model import MarginalOutput
 
-script = load_script("compare_runs")
-
 
 def read_tested(folder: Path) -> list[dict]:
     return json.loads((folder / "test_captions.json").read_text())
@@ -37,7 +36,7 @@ def read_tested(folder: Path) -> list[dict]:
 def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     soft, hard = map(str, tested_pair)
     numbers = tested_pair[0].parent / "numbers.json"
-    script.main([soft, hard, "--samples", "50", "--json", str(numbers), "--metric", "bleu1"])
+    compare_command.main([soft, hard, "--samples", "50", "--json", str(numbers), "--metric", "bleu1"])
     out = capsys.readouterr().out
     for expected in (
         "hard scores BLEU-1",
@@ -48,7 +47,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
         assert expected in out
     assert "beam_size" not in out and "wandb sync" not in out
     content = json.loads(numbers.read_text())
-    assert content["provenance"]["command"].startswith("python scripts/compare_runs.py ")
+    assert content["provenance"]["command"].startswith("captioning compare ")
     assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
     page = (tested_pair[0].parent / "comparison.html").read_text()
     explored = json.loads(re.search(r'class="explorer-data">(.*?)</script>', page, flags=re.S)[1])
@@ -65,7 +64,9 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
 
 
 def test_one_run_stands_beside_the_paper(tested_pair, tmp_path, capsys):
-    script.main([str(tested_pair[0]), "--paper", "coco", "--samples", "9", "--output", str(tmp_path / "x.html")])
+    compare_command.main(
+        [str(tested_pair[0]), "--paper", "coco", "--samples", "9", "--output", str(tmp_path / "x.html")]
+    )
     out = capsys.readouterr().out
     assert "25.0" in out and "24.3" in out  # hard's and soft's BLEU-4 in Table 1
     assert "explorer-data" not in (tmp_path / "x.html").read_text()  # nothing that two runs could disagree on
@@ -76,7 +77,7 @@ def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tm
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["data"]["source"]["init_args"]["root"] = str(tmp_path / "gone")
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    script.main([*map(str, tested_pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
+    compare_command.main([*map(str, tested_pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
@@ -97,7 +98,7 @@ def test_images_are_found_in_a_data_set_without_a_test_split(tested_pair, tmp_pa
 def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
     (tested_pair[0] / "checkpoints/best.ckpt").unlink()
     (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
-    script.main([*map(str, tested_pair), "--samples", "9"])
+    compare_command.main([*map(str, tested_pair), "--samples", "9"])
     out = capsys.readouterr().out
     assert "No attention of soft: its checkpoint is missing." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
@@ -109,7 +110,7 @@ def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair, tm
     content = json.loads(metrics.read_text())
     metrics.write_text(json.dumps(content | {"search": content["search"] | {"checkpoint": "last.ckpt"}}))
     assert read_run(tested_pair[0]).checkpoint.name == "best.ckpt"
-    script.main([*map(str, tested_pair), "--output", str(tmp_path / "x.html")])
+    compare_command.main([*map(str, tested_pair), "--output", str(tmp_path / "x.html")])
     out = capsys.readouterr().out
     assert "soft was tested with last.ckpt, which is gone; the attention shown is best.ckpt's." in out
     assert "Checkpoint of the test" in out
@@ -207,7 +208,7 @@ def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
 
 def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
     (tested_pair[1] / "test_captions.json").unlink()
-    script.main([*map(str, tested_pair), "--samples", "9", "--images", "0"])
+    compare_command.main([*map(str, tested_pair), "--samples", "9", "--images", "0"])
     out = capsys.readouterr().out
     assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {tested_pair[1]}" in out
 
@@ -222,7 +223,7 @@ def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
 )
 def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message):
     with pytest.raises(SystemExit) as left:
-        script.main([text.format(soft=tested_pair[0], runs=tested_pair[0].parent) for text in argv])
+        compare_command.main([text.format(soft=tested_pair[0], runs=tested_pair[0].parent) for text in argv])
     assert left.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
@@ -231,7 +232,7 @@ def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message)
 @pytest.mark.parametrize("argv", [["--samples", "0"], ["--images", "-1"], ["--samples", "x"], ["--metric", "cider"]])
 def test_options_out_of_range_are_refused(capsys, argv):
     with pytest.raises(SystemExit) as left:
-        script.main(["a", "b", *argv])
+        compare_command.main(["a", "b", *argv])
     assert left.value.code == 2 and argv[0] in capsys.readouterr().err
 
 
@@ -315,9 +316,9 @@ def test_a_runs_folder_knows_its_wandb_run_and_the_command_that_makes_the_report
     assert run.name == "logged" and run.curves["val/bleu4"] == [(4, 10.5), (9, 11)]  # the folder's own
     assert run.wandb.run_id == "abc123" and [path.name for path in run.wandb.offline] == [path.name for path in offline]
     assert run.seconds is not None
-    command = report_command([run], "python scripts/compare_runs.py logged logged")
+    command = report_command([run], "captioning compare logged logged")
     places = " ".join(f"logged/wandb/{path.name}" for path in offline)
-    assert command == f"wandb sync {places} && python scripts/compare_runs.py logged logged --report"
+    assert command == f"wandb sync {places} && captioning compare logged logged --report"
     assert report_command([run, Run("b", "b")], "x") == ""
 
 
@@ -427,7 +428,7 @@ def test_a_folder_stands_for_its_runs_in_order_and_the_first_one_given_is_not_th
     assert [run.name for run in find_runs(str(hard))] == ["hard"]
     page = soft.parent.parent / "folder.html"
     numbers = page.with_suffix(".json")
-    script.main(
+    compare_command.main(
         [str(soft), str(soft.parent), "--samples", "9", "--images", "0", "--output", str(page), "--json", str(numbers)]
     )
     assert json.loads(numbers.read_text())["runs"] == ["soft", "hard"]
@@ -443,7 +444,7 @@ def test_runs_without_captions_are_tested_first_if_that_is_asked_for(tested_pair
         captions.write_text(content)
 
     monkeypatch.setattr("captioning.cli.commands.Commands.run", run)
-    script.main([*map(str, tested_pair), "--samples", "9", "--images", "0", "--test"])
+    compare_command.main([*map(str, tested_pair), "--samples", "9", "--images", "0", "--test"])
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     assert commands == [("hard", ["-m", "captioning", "test", "--ckpt_path", best])]
     assert "has no captions" not in capsys.readouterr().out
@@ -565,10 +566,10 @@ def test_without_the_library_the_option_says_what_to_install(tested_pair, monkey
     monkeypatch.setitem(sys.modules, "wandb_workspaces.reports.v2", None)
     monkeypatch.delitem(sys.modules, "captioning.comparison.wandb_report", raising=False)
     with pytest.raises(SystemExit):
-        script.main([*map(str, tested_pair), "--report"])
+        compare_command.main([*map(str, tested_pair), "--report"])
     assert "pip install -e '.[reports]'" in capsys.readouterr().err
 
 
 def test_every_score_may_be_the_metric():
-    (metric,) = [action for action in script._parser()._actions if action.dest == "metric"]
+    (metric,) = [action for action in compare_command._parser()._actions if action.dest == "metric"]
     assert metric.choices == NAMES

@@ -18,7 +18,7 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(te
     runs = tested_pair[0].parent
     page = load_script("demo").compare(runs, ["soft", "hard"])
     out = capsys.readouterr().out
-    assert f"$ python scripts/compare_runs.py {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
+    assert f"$ captioning compare {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
     assert "hard scores BLEU-4" in out or "hard and soft have the same BLEU-4" in out
     assert "explorer-data" in page.read_text()
 
@@ -36,11 +36,13 @@ def test_the_readme_shows_the_captions_of_the_measured_demo():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     entry = json.loads((ROOT / "docs/measurements/demo.json").read_text())["soft"]
     assert load_script("demo").with_captions(readme, entry) == readme
-    assert re.search(r"caption_image\.py data/\S+ .*\n.*\n" + re.escape(list(entry["examples"].values())[1]), readme)
+    assert re.search(
+        r"caption(?:_image\.py)? data/\S+ .*\n.*\n" + re.escape(list(entry["examples"].values())[1]), readme
+    )
 
 
 def test_captions_are_written_where_the_readme_shows_them():
-    command = "$ python scripts/caption_image.py a.png \\\n  --checkpoint runs/demo/soft/x.ckpt\n"
+    command = "$ captioning caption a.png \\\n  --checkpoint runs/demo/soft/x.ckpt\n"
     text = f"intro\n{command}old\nend\nsoft: old\n"
     entry = {"caption": "a dog", "examples": {"a.png": "two cats"}}
     found = load_script("demo").with_captions(text, entry)

@@ -1,4 +1,4 @@
-"""From nothing to a scored, captioned, drawn image, through the scripts that users run."""
+"""From nothing to a scored, captioned, drawn image, through the commands that users run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ import pytest
 import yaml
 from helpers import load_script
 from PIL import Image
+
+from captioning.cli import caption as caption_command
+from captioning.cli import evaluate
 
 TINY = {
     "trainer": {
@@ -69,11 +72,11 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
 
-    shown = "$ python scripts/caption_image.py {} \\\n --checkpoint runs/demo/soft/checkpoints/best.ckpt\n{}\n"
+    shown = "$ captioning caption {} \\\n --checkpoint runs/demo/soft/checkpoints/best.ckpt\n{}\n"
     Path("README.md").write_text(shown.format(entry["image"], "of another demo"))
     load_script("demo").main(["--overlay-config", "tiny.yaml", "--readme", "README.md"])
     assert "Next:" in capsys.readouterr().out
-    load_script("caption_image").main([entry["image"], "--checkpoint", entry["checkpoint"], "--device", "cpu"])
+    caption_command.main([entry["image"], "--checkpoint", entry["checkpoint"], "--device", "cpu"])
     caption = capsys.readouterr().out.strip()
     assert Path("README.md").read_text() == shown.format(entry["image"], caption)
     again = json.loads((demo / "summary.json").read_text())["soft"]
@@ -83,12 +86,12 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
 def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):
     checkpoint = str(demo / "soft/checkpoints/best.ckpt")
     measurement = demo / "measured.json"
-    load_script("evaluate").main(
-        ["--checkpoint", checkpoint, "--split", "val", "--beam_size", "2", "--measurement", str(measurement)]
-    )
+    evaluate.main(["--checkpoint", checkpoint, "--split", "val", "--beam_size", "2", "--measurement", str(measurement)])
     written = json.loads(measurement.read_text())
     assert written["split"] == "val" and written["images"] == 2 and written["search"]["beam_size"] == 2
-    assert written["seed"] == 1 and written["machine"]["cores"] and written["command"].startswith("python scripts/")
+    assert (
+        written["seed"] == 1 and written["machine"]["cores"] and written["command"].startswith("captioning evaluate ")
+    )
     assert {"bleu4", "bleu4_no_penalty", "nll", "brevity_penalty"} <= set(written["values"])
     assert "BLEU-4" in capsys.readouterr().out
 
@@ -98,6 +101,6 @@ def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, 
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (70, 50), "teal").save("new.png")
     capsys.readouterr()
-    load_script("caption_image").main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
+    caption_command.main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
     assert len(capsys.readouterr().out.strip().splitlines()) == 1
     assert Path("seen.png").is_file()

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import load_script
 from helpers_runs import tiny_config
 from PIL import Image
 
 from captioning.captioner import load
 from captioning.cells import CellGrid
+from captioning.cli import evaluate
 from captioning.cli.fit import main
 from captioning.data.objects import GroundedObject
 from captioning.encoders import Encoder
@@ -71,7 +71,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
     main(["test", "--ckpt_path", CHECKPOINT])
     own = Path("runs/tiny/test_metrics.json").read_bytes()
     capsys.readouterr()
-    load_script("evaluate").main(
+    evaluate.main(
         ["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml", "--measurement", "measured.json"]
     )
     printed = capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
 
 
 def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):
-    load_script("evaluate").main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
+    evaluate.main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
     captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
     model = load(CHECKPOINT)
     for (name, (top, bottom, left, right), texts), entry in zip(PICTURES, captions, strict=True):
@@ -114,7 +114,7 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
     other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
     main(["fit", "--config", "tiny.yaml", *other])
     both = [CHECKPOINT, "runs/other/checkpoints/last.ckpt"]
-    load_script("evaluate").main(["--checkpoint", *both, "--split", "val", "--measurement", "both.json"])
+    evaluate.main(["--checkpoint", *both, "--split", "val", "--measurement", "both.json"])
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     assert Path("runs/tiny/test_metrics.json").read_bytes() == own
     (caption,) = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
@@ -130,7 +130,7 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
 
 
 def evaluate_nll(*arguments: str) -> float:
-    load_script("evaluate").main([*arguments, "--split", "val", "--measurement", "one.json"])
+    evaluate.main([*arguments, "--split", "val", "--measurement", "one.json"])
     return json.loads(Path("one.json").read_text())["values"]["nll"]
 
 
@@ -151,7 +151,7 @@ def test_scores_need_what_training_saved(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     Path("exported").mkdir()
     with pytest.raises(SystemExit):
-        load_script("evaluate").main(["--checkpoint", name])
+        evaluate.main(["--checkpoint", name])
     assert f"error: --checkpoint {name}: scores need what training saved, a FILE.ckpt" in capsys.readouterr().err
 
 
@@ -183,4 +183,4 @@ def test_a_file_without_a_data_set_is_refused_by_name(tmp_path, monkeypatch, tex
     if text is not None:
         Path("other.yaml").write_text(text)
     with pytest.raises(InputError, match=message):
-        load_script("evaluate")._data_overlay(Path("other.yaml"), tmp_path)
+        evaluate._data_overlay(Path("other.yaml"), tmp_path)

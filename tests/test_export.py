@@ -6,11 +6,12 @@ import json
 
 import pytest
 import torch
-from helpers import load_script, save_image
+from helpers import save_image
 from helpers_runs import make_captions, save_checkpoint
 from safetensors import safe_open
 
 from captioning.captioner import load
+from captioning.cli import export as export_command
 from captioning.errors import InputError
 from captioning.evaluation.records import write_evaluation
 from captioning.evaluation.scores import score_captions
@@ -37,7 +38,7 @@ def run(tmp_path):
 
 def export(run, *options):
     target = run.parent.parent / "exported"
-    load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
+    export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
     return target
 
 
@@ -98,7 +99,7 @@ def test_the_card_has_no_scores_of_another_checkpoint_of_the_run(run):
 
 def test_a_card_without_a_test_says_so(tmp_path):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
-    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "out")])
+    export_command.main([str(checkpoint), "--output", str(tmp_path / "out")])
     text = (tmp_path / "out/README.md").read_text()
     assert "It was not tested" in text and "settings were not saved" in text and "not stated" in text
 
@@ -108,7 +109,7 @@ def test_a_card_without_a_test_says_so(tmp_path):
     [
         ("config.json", b"[", r"config\.json: cannot be read"),
         ("config.json", b'{"format": 99}', "has checkpoint format 99"),
-        ("vocabulary.json", b'{"words": 3}', r"is not what scripts/export\.py writes"),
+        ("vocabulary.json", b'{"words": 3}', r"is not what captioning export writes"),
     ],
 )
 def test_a_damaged_folder_is_one_line(run, file, content, message):
@@ -143,10 +144,10 @@ def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(r
 
 def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
-        load_script("export").main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
+        export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
     assert "is a file; give a folder" in capsys.readouterr().err
 
 
 def test_settings_of_any_kind_make_a_card():
     settings = {"model": "x", "trainer": ["y"], "data": {"source": {"class_path": 3, "init_args": "z"}}}
-    assert "| data | 3 |" in load_script("export")._training(settings)
+    assert "| data | 3 |" in export_command._training(settings)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import SCRIPTS, load_script
+from helpers import SCRIPTS
 from helpers_runs import save_checkpoint
 from PIL import Image
 
+from captioning.cli import extract
 from captioning.cli.build import build
 from captioning.data import ShapesSource
 from captioning.data.features import FeatureCache, FeatureWriter
@@ -25,9 +26,6 @@ from captioning.errors import InputError
 from captioning.settings import read_config
 
 N = {"train": 5, "val": 3}
-
-
-script = load_script("extract_features")
 
 
 class TinySource(CaptionSource):
@@ -78,7 +76,7 @@ def config(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
 def run(config: dict[str, Any], tmp_path: Path, *options: str, out: str = "out") -> Path:
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     common = ["--batch_size", "2", "--num_workers", "0", "--device", "cpu"]
-    script.main(["--config", str(tmp_path / "config.yaml"), "--output", str(tmp_path / out), *common, *options])
+    extract.main(["--config", str(tmp_path / "config.yaml"), "--output", str(tmp_path / out), *common, *options])
     return tmp_path / out
 
 
@@ -201,7 +199,7 @@ def test_two_processes_write_one_cache_at_the_same_time(config, tmp_path):
         assert process.communicate(timeout=300)[1] == "" and process.returncode == 0
     assert len(list((tmp_path / "shared/train").glob("*.npy"))) == 11
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
-    script.main(["--output", str(tmp_path / "shared"), "--verify"])
+    extract.main(["--output", str(tmp_path / "shared"), "--verify"])
 
 
 @pytest.mark.parametrize("shard", ["2/2", "1", "a/b", "-1/2", "1/0"])
@@ -218,14 +216,14 @@ def test_a_disk_too_small_is_refused_before_the_start(config, tmp_path, capsys, 
 def test_shards_are_verified_and_damaged_ones_written_again(config, tmp_path, capsys):
     out = run(config, tmp_path, "--flipped")
     verify = ["--output", str(out), "--verify"]
-    script.main(verify)
+    extract.main(verify)
     assert "train_flipped: 1 shards were read\nval: 1 shards were read" in capsys.readouterr().out
     (out / "train_flipped/00000.npy").unlink()
     (out / "val/00000.npy").write_bytes((out / "val/00000.npy").read_bytes()[:-1])
     message = failing(config, tmp_path, capsys, *verify, config_file=False)
     assert "train_flipped/00000.npy: missing (damaged shards: 2)" in message and message.count("\n") == 1
     run(config, tmp_path, "--flipped")
-    script.main(verify)
+    extract.main(verify)
 
 
 def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
@@ -237,7 +235,7 @@ def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
 def failing(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], *options: str, config_file: bool = True
 ) -> str:
-    command = run if config_file else lambda *_: script.main(["--output", str(tmp_path / "out"), *options])
+    command = run if config_file else lambda *_: extract.main(["--output", str(tmp_path / "out"), *options])
     with pytest.raises(SystemExit) as ended:
         command(config, tmp_path, *options)
     assert ended.value.code == 2

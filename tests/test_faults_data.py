@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import load_script, random_view, save_image
+from helpers import random_view, save_image
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import CAPTION, make_run, save_checkpoint
 from PIL import Image
 from pycocotools import mask as run_lengths
 
 from captioning.captioner import load
+from captioning.cli import caption, compare
 from captioning.comparison.wandb_runs import find_run
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
@@ -77,7 +78,6 @@ def test_an_image_that_cannot_be_read_costs_itself_alone(tmp_path, capsys, check
     """Its line names it; JSON and explorer have the others; exit code 2."""
     bad, good = bad_image(tmp_path, case), save_image(tmp_path / "good.png", 1)
     says(fault, load_image, bad)
-    script = load_script("caption_image")
     outputs = [tmp_path / "out.json", tmp_path / "out.html"]
     arguments = [
         str(bad),
@@ -90,7 +90,7 @@ def test_an_image_that_cannot_be_read_costs_itself_alone(tmp_path, capsys, check
         str(outputs[1]),
     ]
     with pytest.raises(SystemExit) as ended:
-        script.main(arguments)
+        caption.main(arguments)
     err = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and fault.sees in err[0] and err[1] == "error: 1 of 2 images unreadable"
     assert json.loads(outputs[0].read_text())["image"] == str(good)
@@ -106,9 +106,7 @@ def test_an_overlay_that_cannot_be_written_costs_itself_alone(tmp_path, capsys, 
     (tmp_path / "out" / "b.png").mkdir(parents=True)
     arguments = [*(str(tmp_path / f"{name}.png") for name in "abc"), "--checkpoint", checkpoint]
     with pytest.raises(SystemExit) as ended:
-        load_script("caption_image").main(
-            [*arguments, "--overlay", str(tmp_path / "out"), "--json", str(tmp_path / "o.json")]
-        )
+        caption.main([*arguments, "--overlay", str(tmp_path / "out"), "--json", str(tmp_path / "o.json")])
     err = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and fault.sees in err[0] and err[1] == "error: 1 of 3 overlays not written"
     written = [json.loads(line) for line in (tmp_path / "o.json").read_text().splitlines()]
@@ -369,4 +367,4 @@ def test_damaged_results_of_a_run_are_named(tmp_path, capsys, fault, case):
     other = make_run(tmp_path / "b", captions=[CAPTION], settings={})
     (folder / name).write_bytes(content)
     says(fault, find_run, str(folder))
-    ends(capsys, fault, load_script("compare_runs").main, [str(other), str(folder)])
+    ends(capsys, fault, compare.main, [str(other), str(folder)])

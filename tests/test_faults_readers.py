@@ -18,6 +18,7 @@ from PIL import Image
 
 from captioning.captioner import DecodingOptions, load
 from captioning.captioner.caption import figure_suffix
+from captioning.cli import export
 from captioning.cli.build import build
 from captioning.cli.foreign_settings import resume_settings
 from captioning.comparison.study import read_study
@@ -52,7 +53,7 @@ def put(path: Path, content: Any) -> Path:
 IMAGE = {"id": 1, "file_name": "1.jpg"}
 CAPTION = {"id": 4, "image_id": 1, "caption": "a dog"}
 COCO: dict[Fault, Any] = {
-    Fault("COCO's captions file is not there", "missing; run python scripts/prepare_data.py coco"): None,
+    Fault("COCO's captions file is not there", "missing; run captioning prepare coco"): None,
     Fault("COCO's captions file is no JSON", "not a COCO annotation file"): "hello",
     Fault("COCO's captions file is cut short", "not a COCO annotation file"): '{"images": [{"id": 1',
     Fault("a COCO file without images", "(Object missing required field `images`)"): {"annotations": []},
@@ -100,7 +101,7 @@ def test_a_coco_file_that_cannot_be_used_is_named(tmp_path, fault, case):
 
 KARPATHY_IMAGE = {"filename": "1.jpg", "imgid": 1, "split": "val", "sentences": [{"tokens": ["a", "dog"]}]}
 KARPATHY: dict[Fault, Any] = {
-    Fault("Karpathy's file is not there", "missing; run python scripts/prepare_data.py flickr8k"): None,
+    Fault("Karpathy's file is not there", "missing; run captioning prepare flickr8k"): None,
     Fault("Karpathy's file has no such split", "has no val split, only train"): [KARPATHY_IMAGE | {"split": "train"}],
     Fault("a split that is a list", "not a split file (Expected `str`, got `array`"): [
         KARPATHY_IMAGE | {"split": ["val"]}
@@ -218,10 +219,10 @@ def damaged_array(folder: Path) -> None:
 
 
 FEATURES: dict[Fault, Callable[[Path], Any]] = {
-    Fault("features that were never extracted", "no features; run scripts/extract_features.py with --splits"): (
+    Fault("features that were never extracted", "no features; run captioning extract with --splits"): (
         lambda folder: (folder / "val.json").unlink()
     ),
-    Fault("features that are not finished", "finish them with scripts/extract_features.py"): (
+    Fault("features that are not finished", "finish them with captioning extract"): (
         lambda folder: (folder / SHARD).unlink()
     ),
     Fault("features with a damaged array", "00000.npy: cannot be read ("): damaged_array,
@@ -346,7 +347,7 @@ EXPORTS: dict[Fault, Callable[[Path], Any]] = {
         folder / "config.json",
         json.loads((folder / "config.json").read_text()) | {"settings": {"model": {"search": {"beam_size": "x"}}}},
     ),
-    Fault("an exported config of another kind", "is not what scripts/export.py writes"): lambda folder: put(
+    Fault("an exported config of another kind", "is not what captioning export writes"): lambda folder: put(
         folder / "config.json", []
     ),
     Fault("an exported config without an encoder", "has no 'encoder'; it is damaged or was edited"): lambda folder: put(
@@ -361,7 +362,7 @@ EXPORTS: dict[Fault, Callable[[Path], Any]] = {
 
 @faults(EXPORTS)
 def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, capsys, fault, case):
-    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "e")])
+    export.main([str(checkpoint), "--output", str(tmp_path / "e")])
     case(tmp_path / "e")
     says(fault, load, tmp_path / "e")
 

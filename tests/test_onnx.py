@@ -20,6 +20,7 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.captioner import load
+from captioning.cli import export
 from captioning.errors import InputError
 from captioning.model import MarginalOutput
 
@@ -54,7 +55,7 @@ def photos(tmp_path_factory) -> list[Path]:
 
 def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
     checkpoint = save_checkpoint(tmp_path / "best.ckpt", search=SEARCH, **changes)
-    load_script("export").main([str(checkpoint), "--output", str(tmp_path / "out"), "--onnx"])
+    export.main([str(checkpoint), "--output", str(tmp_path / "out"), "--onnx"])
     return checkpoint, tmp_path / "out"
 
 

@@ -14,8 +14,9 @@ import zipfile
 
 import pytest
 import yaml
-from helpers import SCRIPTS, load_script
+from helpers import SCRIPTS
 
+from captioning.cli import prepare
 from captioning.data import download
 from captioning.errors import InputError
 
@@ -24,10 +25,9 @@ PAYLOAD = bytes(range(256)) * 4000  # 1 MB
 
 @pytest.fixture
 def script(monkeypatch):
-    module = load_script("prepare_data")
     monkeypatch.setattr(download, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "*")
-    return module
+    return prepare
 
 
 class Server(http.server.ThreadingHTTPServer):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import yaml
-from helpers import load_script, trace_of
+from helpers import trace_of
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
@@ -27,6 +27,7 @@ from captioning.attention import (
     ScaledDotScore,
     SoftAttention,
 )
+from captioning.cli import frequencies
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions, Hypothesis
@@ -329,7 +330,7 @@ def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, ca
         "init_args": {"root": str(shapes.root), "image_size": 48} | shapes.images,
     }
     (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": {"source": source}}))
-    load_script("document_frequencies").main(["--config", str(tmp_path / "data.yaml"), "--output", str(path)])
+    frequencies.main(["--config", str(tmp_path / "data.yaml"), "--output", str(path)])
     assert "of 12 images" in capsys.readouterr().out
     index = shapes.index("train")
     vocabulary = Vocabulary.build(caption.split() for caption in index.captions)

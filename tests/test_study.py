@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from helpers import load_script
 from helpers_runs import make_captions, tiny_config
 
+from captioning.cli import study
 from captioning.cli.commands import Commands
 from captioning.comparison.captions_table import ONE_SEED
 from captioning.comparison.compare import compare
@@ -51,7 +51,7 @@ def place(tmp_path, monkeypatch) -> Path:
 
 
 def main(*argv: str) -> None:
-    load_script("study").main(["tiny.yaml", "--measurements", "measured", *argv])
+    study.main(["tiny.yaml", "--measurements", "measured", *argv])
 
 
 def write(content: dict) -> None:
@@ -179,7 +179,7 @@ def test_options_that_cannot_be_used_are_one_line(place, capsys, argv, message):
 def test_reproducing_begins_anew_whatever_was_measured_before():
     """The repository's own files of scores would be taken for finished runs."""
     target = (ROOT / "Makefile").read_text().partition("reproduce-flickr8k: ")[2].partition("\n\n")[0]
-    assert target.count("--measurements runs/reproduced") == target.count("study.py") == 2
+    assert target.count("--measurements runs/reproduced") == target.count("captioning study") == 2
 
 
 def test_reproducing_flickr8k_makes_every_study_of_it():
@@ -203,7 +203,7 @@ def ran(place, monkeypatch) -> list[list[str]]:
             checkpoints = Path("runs", name, "checkpoints")
             checkpoints.mkdir(parents=True, exist_ok=True)
             (checkpoints / "best.ckpt").touch()
-        elif arguments[0].endswith("average_checkpoints.py"):
+        elif "average" in arguments:
             output = Path(arguments[-1])
             output.parent.mkdir(parents=True, exist_ok=True)
             output.touch()
@@ -275,15 +275,16 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
     error = capsys.readouterr().err
     assert "2 of 6 runs failed" in error and "tiny_mean_2: starts from tiny_none_2" in error
     of_the_mean = [command[1:] for command in ran if command[0] == "tiny_mean_1"]
-    scripts = ["average_checkpoints.py", "evaluate.py", "evaluate.py"]
-    assert [Path(command[0]).name for command in of_the_mean] == scripts
+    assert [command[:3] for command in of_the_mean] == [
+        ["-m", "captioning", subcommand] for subcommand in ("average", "evaluate", "evaluate")
+    ]
     none, soft, mean = (f"runs/tiny_{variant}_1/checkpoints/best.ckpt" for variant in ("none", "soft", "mean"))
-    assert of_the_mean[0][1:] == [none, soft, "--output", mean]
-    assert of_the_mean[1][2] == mean and "--beam_size=5" in of_the_mean[2]
+    assert of_the_mean[0][3:] == [none, soft, "--output", mean]
+    assert of_the_mean[1][4] == mean and "--beam_size=5" in of_the_mean[2]
     ran.clear()
     forget("mean_1")
     main("--only", "mean", "--seeds", "1")
-    assert [Path(command[1]).name for command in ran] == ["average_checkpoints.py", "evaluate.py"]
+    assert [command[3] for command in ran] == ["average", "evaluate"]
 
 
 def test_a_second_stage_does_not_begin_with_a_first_that_is_half_trained(ran, capsys):
@@ -360,8 +361,8 @@ def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     assert "left: extract train, val  (cache)" in capsys.readouterr().out
     extract("train")
     main("--only", "soft", "--seeds", "1")
-    assert ran[0][0] == "features" and ran[0][1].endswith("scripts/extract_features.py")
-    assert ran[0][4:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
+    assert ran[0][:4] == ["features", "-m", "captioning", "extract"]
+    assert ran[0][6:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
     extract("val")
     ran.clear()
     main("--only", "soft", "--seeds", "2")
@@ -379,7 +380,7 @@ def test_missing_data_are_named_with_what_to_do_before_anything_is_trained(ran, 
         main()
     (line,) = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and ran == []
-    assert "dataset_flickr8k.json: missing; run python scripts/prepare_data.py flickr8k" in line
+    assert "dataset_flickr8k.json: missing; run captioning prepare flickr8k" in line
 
 
 # The report
@@ -407,7 +408,7 @@ def counts(variant: str) -> np.ndarray:
 def test_the_tables_are_of_the_files_and_the_rest_of_the_page_stays(measured, capsys):
     main("--report", "results.md")
     page = Path("results.md").read_text()
-    assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `python scripts/study.py tiny.yaml ")
+    assert page.startswith("# Results\n\n<!-- study tiny -->\nMade by `captioning study tiny.yaml ")
     assert page.endswith("<!-- end -->\n\nAfter.\n") and "of before" not in page
     scores = table(page, "val, 30 images")
     bleu4 = [bleu_from_counts(run.sum(axis=0))[3] for run in counts("hard")]
@@ -454,7 +455,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
 
 
 def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
-    """One engine: what a study says of its variants is what compare_runs.py says of their runs."""
+    """One engine: what a study says of its variants is what `captioning compare` says of their runs."""
     write(STUDY | {"references": ["soft"]})
     for folder in Path("runs").iterdir():
         variant, _, seed = folder.name.rpartition("_")
@@ -601,7 +602,7 @@ def test_a_damaged_measurement_is_named(measured, capsys):
         ("[]", "measured/tiny.json: not the measurements of a study"),
         (
             json.dumps(content | {"scores": {"soft_2": {}}}),
-            "measured/tiny.json: scores.soft_2: not what scripts/evaluate.py --measurement writes",
+            "measured/tiny.json: scores.soft_2: not what captioning evaluate --measurement writes",
         ),
         (
             json.dumps(content | {"comparisons": {"tiny": {"tests": [{"variant": "hard"}]}}}),

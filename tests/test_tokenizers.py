@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers import load_script, save_image
+from helpers import save_image
 from helpers_runs import TINY, edit_checkpoint, save_checkpoint
 
 from captioning.captioner import load
+from captioning.cli import evaluate, export
 from captioning.cli.fit import main
 from captioning.cli.foreign_settings import evaluation_settings
 from captioning.data import CocoSource, FolderSource, KarpathySource
@@ -222,11 +223,11 @@ def test_white_space_from_photos_to_scores(workdir):
 
 
 def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
-    load_script("evaluate").main(["--checkpoint", BEST])
+    evaluate.main(["--checkpoint", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
         main(["test", "--ckpt_path", BEST, "--data.vocabulary.tokenizer", "Whitespace"])
-    load_script("export").main([BEST, "--output", "card"])
+    export.main([BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
 
@@ -236,7 +237,7 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     results, references = tmp_path / "said.json", tmp_path / "annotations/captions_val2017.json"
     results.write_text(json.dumps([{"image_id": i, "caption": text} for i, text in said.items()]))
     command = ["--captions", str(results), "--references", str(references)]
-    load_script("evaluate").main([*command, "--tokenizer", "Characters"])
+    evaluate.main([*command, "--tokenizer", "Characters"])
     printed = capsys.readouterr().out
     words = [[list(CHINESE[0].strip("。")), list(CHINESE[2].strip("。"))], [list(CHINESE[1]), list(CHINESE[3])]]
     expected = score_captions([list(text) for text in said.values()], words, java=False)
@@ -248,7 +249,7 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     )
     assert references_of[0] == [[CHINESE[0]], [CHINESE[2]]]
     with pytest.raises(SystemExit):
-        load_script("evaluate").main([*command, "--tokenizer", "Nobody"])
+        evaluate.main([*command, "--tokenizer", "Nobody"])
     assert "Nobody is not a known Tokenizer" in capsys.readouterr().err
 
 

@@ -22,6 +22,7 @@ from torchvision.models import mobilenet_v3_large
 
 from captioning.cli.commands import Commands
 from captioning.cli.fit import main
+from captioning.cli.usage import TOOLS
 from captioning.data.folder import hashed_split
 
 # Lightning's advice on data as small as these.
@@ -66,7 +67,10 @@ def follow(name: str) -> list[str]:
 def run(command: list[str], tiny: list[str]) -> None:
     """Run a command in this process, which has imported what takes seconds to import; a test in one of its own."""
     program, *words = command
-    if program == "captioning":
+    if program == "captioning" and words[0] in TOOLS:
+        encoder = SMALL_ENCODER if words[0] == "extract" else []
+        importlib.import_module(f"captioning.cli.{words[0]}").main([*words[1:], *encoder])
+    elif program == "captioning":
         main([*words, *tiny] if words[0] == "fit" else words)
     elif words[:2] == ["-m", "pytest"]:
         environment = os.environ | {"PYTHONPATH": f"{Path.cwd()}{os.pathsep}{ROOT}"}
@@ -74,24 +78,14 @@ def run(command: list[str], tiny: list[str]) -> None:
         assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
     else:
         assert program == "python"
-        script, *arguments = words
-        if script.startswith("scripts/"):
-            sys.path.insert(0, str(ROOT / "scripts"))
-            try:
-                encoder = SMALL_ENCODER if script == "scripts/extract_features.py" else []
-                importlib.import_module(Path(script).stem).main([*arguments, *encoder])
-            finally:
-                sys.path.pop(0)
-        else:
-            runpy.run_path(script, run_name="__main__")
+        runpy.run_path(words[0], run_name="__main__")
 
 
 @pytest.fixture
 def workplace(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A folder with the repository's scripts and configs, as its user stands in it."""
+    """A folder with the repository's configs, as its user stands in it."""
     monkeypatch.chdir(tmp_path)
-    for name in ("configs", "scripts"):
-        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
     monkeypatch.setattr(sys, "argv", ["captioning"])
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.delenv("WANDB_DIR", raising=False)
@@ -164,7 +158,7 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     assert groups[0] == groups[1] != groups[2] == groups[3]
     assert groups[0].startswith("shapes_soft-") and groups[2].startswith("shapes_marginal-")  # sized by further options
     with pytest.raises(SystemExit):
-        run(["python", "scripts/compare_runs.py", "runs/soft_hard/soft_1"], [])
+        run(["captioning", "compare", "runs/soft_hard/soft_1"], [])
     assert "give two or more runs" in capsys.readouterr().err
 
 

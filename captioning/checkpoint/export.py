@@ -73,7 +73,7 @@ def read_export(folder: Path) -> dict[str, Any]:
 
     config, words = read_json(folder / CONFIG), read_json(folder / VOCABULARY)
     if not isinstance(config, dict) or not isinstance(words, dict) or not isinstance(words.get("words"), list):
-        raise InputError(f"{folder}: {CONFIG} or {VOCABULARY} is not what scripts/export.py writes; export it again")
+        raise InputError(f"{folder}: {CONFIG} or {VOCABULARY} is not what captioning export writes; export it again")
     try:
         weights = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:

@@ -1,4 +1,4 @@
-"""A captioner from the Hugging Face hub: the files that scripts/export.py writes. Nothing from the hub is run."""
+"""A captioner from the Hugging Face hub: the files that `captioning export` writes. Nothing from the hub is run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from captioning.files import read_json
 _PREFIX = "hf:"
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}[A-Za-z0-9])?"
 _NAME = re.compile(rf"{_PREFIX}(?P<repository>{_PART}/{_PART})(?:@(?P<revision>[\w./-]+))?", re.ASCII)
-_OTHER_MODEL = "no captioner of this project; scripts/export.py writes what can be uploaded"
+_OTHER_MODEL = "no captioner of this project; `captioning export` writes what can be uploaded"
 
 
 def is_on_hub(name: object) -> bool:

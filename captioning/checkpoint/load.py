@@ -54,7 +54,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     """Return the model that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: A .ckpt file of this project, a folder that scripts/export.py wrote, or the name of such a folder on the
+        path: A .ckpt file of this project, a folder that `captioning export` wrote, or the name of such a folder on the
             Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision".
         device: Where the model goes: "cpu", "cuda", "cuda:1" ...
 

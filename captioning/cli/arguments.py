@@ -1,4 +1,4 @@
-"""The argument parsers of scripts."""
+"""The argument parsers of subcommands and scripts."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from typing import NoReturn
 from captioning.errors import DEBUG, printable
 
 
-def script_parser(doc: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is a script's docstring: what it does, then the options, then its ``examples:``.
+def script_parser(doc: str | None, command: str = "") -> argparse.ArgumentParser:
+    """Return a parser whose help is a module's docstring: what it does, then the options, then its ``examples:``.
 
     Options cannot be abbreviated, so that a new option never changes what a command line means.
+
+    Args:
+        doc: The docstring.
+        command: The subcommand of ``captioning``. Empty for a script, which goes by its file's name.
     """
     description, _, examples = (doc or "").partition("\n\nexamples:")
     parser = _Parser(
+        prog=f"captioning {command}" if command else None,
         description=description,
         epilog=f"examples:{examples}" if examples else None,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -56,16 +61,18 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_parser(doc: str | None, *, output: str) -> argparse.ArgumentParser:
-    """Return the parser of a script that builds parts of training configurations and writes one file or folder.
+def config_parser(doc: str | None, command: str, *, output: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand that builds parts of training configurations and writes one file or folder.
 
     Options that it does not know are those of the training command: pass them from ``parse_known_args`` to
     ``cli.build.build_parts``.
 
     Args:
+        doc: As for ``script_parser``.
+        command: As for ``script_parser``.
         output: Help of ``--output``.
     """
-    parser = script_parser(doc)
+    parser = script_parser(doc, command)
     parser.add_argument(
         "--config", action="append", type=Path, default=[], help="training YAML; later files override earlier ones"
     )

@@ -10,16 +10,33 @@ from captioning.errors import InputError
 from captioning.run_folder import RunFolder
 
 COMMANDS = ("fit", "validate", "test", "predict")
+"""Subcommands of the LightningCLI, which share their options."""
 
-HELP = """usage: captioning {fit,validate,test,predict} [--config CONFIG.yaml ...] [options]
+TOOLS = ("caption", "evaluate", "compare", "prepare", "extract", "export", "average", "study", "bench")
+"""Further subcommands. Each is the module of this folder that has its name."""
+
+HELP = """usage: captioning COMMAND [options]
 
 Image captioning with visual attention (Show, Attend and Tell).
 
-commands:
+train and test:
   fit        train; validates by free-running decoding and keeps the best checkpoint by val/bleu4
   validate   score a checkpoint on the validation split
   test       score a checkpoint on the test split
   predict    caption the test split, into RUNS/NAME/predictions.jsonl and the COCO server's predict_results.json
+
+use a trained model:
+  caption    caption photos, and draw where the model looked
+  evaluate   score a checkpoint on other data, an ensemble, or a file of captions
+  compare    compare runs: scores with intervals and tests, curves, captions, attention
+  export     write a trained captioner as a folder to pass on
+  average    write a checkpoint whose weights are the mean of several
+
+prepare and measure:
+  prepare    get a data set or an encoder's weights; count n-grams for a CIDEr-D reward
+  extract    compute a frozen encoder's annotations once
+  study      train and score every variant of a study with several seeds, and make its tables
+  bench      measure speed (in a clone of the repository)
 
 examples:
   captioning fit --config configs/shapes_soft.yaml
@@ -27,7 +44,7 @@ examples:
   captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)
 
-The options, most used first: captioning fit --help
+The options of a command, most used first: captioning COMMAND --help
 """
 
 _COMMON = """
@@ -48,7 +65,7 @@ training:
   --trainer.precision bf16-mixed|32-true|...
   --trainer.logger false        no wandb; metrics are kept as CSV anyway
   --model.optimizer.lr RATE
-  --data.features DIR           annotations written by scripts/extract_features.py, for a frozen encoder
+  --data.features DIR           annotations written by captioning extract, for a frozen encoder
 """
 
 _EVALUATION = """
@@ -119,7 +136,8 @@ def first_line(args: Sequence[str]) -> str:
     """
     command = args[0]
     if command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS) or f"; one of {', '.join(COMMANDS)}"
+        commands = (*COMMANDS, *TOOLS)
+        hint = did_you_mean(command, commands) or f"; one of {', '.join(commands)}"
         raise InputError(f"captioning {command}: no such command{hint}")
     configs = [value for value in values_of(args, "--config", "-c") if not value.startswith("{")]
     for config in configs:

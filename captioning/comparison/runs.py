@@ -106,12 +106,10 @@ def add_test(run: Run, folder: Path) -> None:
     if captions.is_file():
         run.captions = read_captions(captions) or None
     if run.captions is None and run.checkpoint is not None:
-        # Without its config.yaml only the evaluation script finds the settings, in the checkpoint.
-        script = "captioning test --ckpt_path" if RunFolder(folder).config.is_file() else _EVALUATE
-        run.how_to_test = f"{script} {run.checkpoint}"
-
-
-_EVALUATE = "python scripts/evaluate.py --checkpoint"
+        # Without its config.yaml only `captioning evaluate` finds the settings, in the checkpoint.
+        with_config = RunFolder(folder).config.is_file()
+        command = "captioning test --ckpt_path" if with_config else "captioning evaluate --checkpoint"
+        run.how_to_test = f"{command} {run.checkpoint}"
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

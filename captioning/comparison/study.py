@@ -38,7 +38,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
         fit: Further options of ``captioning fit``, each --name=value.
         after: A variant above this one, whose best checkpoint of the same seed training starts from (--init_from).
         average: Two or more variants above this one, whose best checkpoints of the same seed are averaged.
-        evaluations: By name, options of scripts/evaluate.py for one more score.
+        evaluations: By name, options of ``captioning evaluate`` for one more score.
     """
 
     config: str | None = None
@@ -55,7 +55,7 @@ class Variant(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Features(Struct, frozen=True, forbid_unknown_fields=True):
-    """The features that scripts/extract_features.py computes before any training.
+    """The features that ``captioning extract`` computes before any training.
 
     Attributes:
         config: A file of configs/, without its ending.
@@ -78,7 +78,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
         seeds: Seeds of every variant.
         variants: By name, what is compared.
         fit: Options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
-        evaluate: Options of scripts/evaluate.py for all variants.
+        evaluate: Options of ``captioning evaluate`` for all variants.
         features: Features to extract first.
         references: The variants that all others are compared with.
     """

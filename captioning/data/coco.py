@@ -121,7 +121,7 @@ class CocoSource(CaptionSource):
         return self.root / "annotations" / f"captions_{name}.json", name
 
     def _remedy(self) -> str:
-        return f"run python scripts/prepare_data.py coco --year {self.year} --root {self.root}, or see data/README.md"
+        return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
 
 
 class CocoObjects:

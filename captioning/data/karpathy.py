@@ -77,7 +77,7 @@ class KarpathySource(CaptionSource):
         name = self.json_path.stem.removeprefix("dataset_")
         if self.json_path.name in ("dataset_coco.json", "dataset_flickr8k.json", "dataset_flickr30k.json"):
             option = " --karpathy" if name == "coco" else ""
-            return f"run python scripts/prepare_data.py {name}{option} --root {self.json_path.parent}"
+            return f"run captioning prepare {name}{option} --root {self.json_path.parent}"
         return "see data/README.md"
 
 

@@ -284,7 +284,7 @@ class CaptionIndex:
         """Check that the files of ``sample`` images exist, spread evenly over the split.
 
         Checking all 120,000 images of COCO takes long on a network disk. A sample shows a forgotten download or a wrong
-        folder; ``scripts/prepare_data.py --check`` checks every file. The code that opens images calls this, readers
+        folder; ``captioning prepare --check`` checks every file. The code that opens images calls this, readers
         do not, because training from cached features needs no images.
 
         Raises:

@@ -157,7 +157,7 @@ class ShapesSource(CaptionSource):
         try:
             content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise InputError(f"{path}: missing; run python scripts/prepare_data.py shapes") from None
+            raise InputError(f"{path}: missing; run captioning prepare shapes") from None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: not JSON ({one_line(error)}); delete {self.root} to regenerate it") from error
         return content

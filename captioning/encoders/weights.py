@@ -26,7 +26,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise InputError(f"{OPTION}: {path} is no file; `scripts/prepare_data.py weights` fetches those of the configs")
+        raise InputError(f"{OPTION}: {path} is no file; `captioning prepare weights` fetches those of the configs")
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -48,7 +48,7 @@ class CaptionReward:
             if END_WORD not in frequencies.counts:
                 raise InputError(
                     f"objective.frequencies: {options.frequencies} does not count the ends of captions, "
-                    f"{END_WORD}; count them with scripts/document_frequencies.py, or leave it out"
+                    f"{END_WORD}; count them with captioning prepare frequencies, or leave it out"
                 )
         self._cider = CiderD(words_with_end(index), frequencies=frequencies)
 

@@ -117,7 +117,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: Processes that load images. By default one per processor, at most 8, and none for cached
             features, which threads of this process read ahead.
         vocabulary: Which words the captions are made of.
-        features: Folder written by ``scripts/extract_features.py``; training reads annotations from it.
+        features: Folder written by ``captioning extract``; training reads annotations from it.
         augmentation: Random changes of training images.
         test_split: Split that ``test`` and ``predict`` use.
         limit_images: Use only the first images of every split, to try something out.

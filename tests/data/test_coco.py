@@ -86,7 +86,7 @@ def test_categories_in_a_captions_file_do_no_harm(root):
 def test_preparing_names_the_missing_file_and_the_command(root):
     CocoSource(str(root)).prepare()
     (root / "annotations" / "captions_val2017.json").unlink()
-    with pytest.raises(InputError, match=r"captions_val2017\.json: missing; run python scripts/prepare_data\.py coco"):
+    with pytest.raises(InputError, match=r"captions_val2017\.json: missing; run captioning prepare coco"):
         CocoSource(str(root)).prepare()
 
 

@@ -204,7 +204,7 @@ def test_another_encoders_features_are_refused_by_name(cache, change, message):
 
 
 def test_a_missing_cache_says_how_to_make_it(tmp_path):
-    with pytest.raises(InputError, match=r"val\.json: no features; run scripts/extract_features\.py"):
+    with pytest.raises(InputError, match=r"val\.json: no features; run captioning extract"):
         FeatureCache(tmp_path, "val", FINGERPRINT)
 
 

@@ -64,7 +64,7 @@ class FeatureCache:
             missing = Path(directory) / f"{split}.json"
             images = split.removesuffix("_flipped")
             raise InputError(
-                f"{missing}: no features; run scripts/extract_features.py with --splits {images}, or give "
+                f"{missing}: no features; run captioning extract with --splits {images}, or give "
                 "--data.features null to compute them from the images"
             )
         refuse_other_encoder(manifest.path, manifest.fingerprint, fingerprint)
@@ -92,7 +92,7 @@ class FeatureCache:
         if missing:
             raise InputError(
                 f"{self._manifest.array(missing[0])}: missing or incomplete, like {len(missing)} of {len(shards)} "
-                "files that are needed here; finish them with scripts/extract_features.py"
+                "files that are needed here; finish them with captioning extract"
             )
 
     def gather(self, rows: Sequence[int] | Tensor, *, pinned: bool = False) -> Tensor:

@@ -1,0 +1,92 @@
+"""Measure the speed of this project against the common port and against the machine's limit.
+
+Every number is a median, with quartiles, over rounds in which all subjects take turns in one process. The *common port*
+is a decoder of our own that works as the most used PyTorch implementation does. The *limit* is the time of the same
+work's matrix products, tanh and unavoidable memory traffic at this machine's measured speed. docs/performance.md
+explains the numbers.
+
+examples:
+  captioning bench --json benchmark.json
+  captioning bench --only train decode --device cuda
+  captioning bench --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from pathlib import Path
+
+from captioning.cli.arguments import script_parser
+from captioning.errors import InputError, exits_on_input_error
+
+SUBJECTS = {
+    "train": "training steps",
+    "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
+    "alone": "the same, one image at a time",
+    "load": "the loader of cached features, and the fraction of a training step that waits for it",
+    "epoch": "an epoch of COCO's size, simulated; without --only, on a GPU alone",
+}
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parse(argv)
+    repository = Path(__file__).resolve().parents[2]
+    if not (repository / "benchmarks").is_dir():
+        raise InputError("captioning bench: benchmarks/ is no part of the installed package; run it in a clone")
+    sys.path.insert(0, str(repository))
+
+    import torch
+    from rich.console import Console
+
+    from benchmarks import decoding, epoch, loading, training
+    from benchmarks.report import Report
+    from benchmarks.timing import Setup
+    from captioning.files import write_json
+    from captioning.provenance import provenance
+
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda: torch finds no CUDA device; use cpu")
+    names = args.only or [name for name in SUBJECTS if name != "epoch" or args.device == "cuda"]
+    measures = {
+        "train": training.measure,
+        "decode": decoding.measure,
+        "alone": decoding.measure_alone,
+        "load": loading.measure,
+        "epoch": epoch.measure,
+    }
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:
+        setup = Setup(torch.device(args.device), args.quick, args.rounds, Path(folder))
+        for name in names:
+            print(f"{name}: {SUBJECTS[name]} ...", file=sys.stderr, flush=True)
+            report.extend(measures[name](setup))
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for table in report.tables():
+        console.print(table)
+    if args.json is not None:
+        origin = provenance(command=f"captioning bench {shlex.join(argv)}", seed=None)
+        settings = {"device": args.device, "threads": torch.get_num_threads(), "rounds": args.rounds}
+        write_json(args.json, report.to_dict() | {"settings": settings, "provenance": origin})
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    parser = script_parser(__doc__, "bench")
+    subjects = "; ".join(f"{name}: {description}" for name, description in SUBJECTS.items())
+    parser.add_argument(
+        "--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help=f"measure only these. {subjects}"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+    parser.add_argument("--rounds", type=int, help="rounds of measurement (default: 7; with --quick: 2)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")
+    args = parser.parse_args(argv)
+    if args.rounds is None:
+        args.rounds = 2 if args.quick else 7
+    if args.rounds < 1:
+        raise InputError(f"--rounds must be at least 1, got {args.rounds}")
+    return args

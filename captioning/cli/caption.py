@@ -1,0 +1,324 @@
+"""Caption images with a trained model, and draw its attention.
+
+Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
+(searched recursively), or a list of paths on standard input. Only the checkpoint is needed beside the images. Several
+checkpoints, each after its own --checkpoint, make an ensemble: every word comes from the mean of their distributions.
+
+examples:
+  captioning caption photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
+  captioning caption holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
+  captioning caption photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
+  captioning caption holiday/ --checkpoint best.ckpt --explorer holiday.html
+  captioning caption photo.jpg --checkpoint soft.ckpt --checkpoint hard.ckpt
+  find . -name '*.jpg' | captioning caption - --checkpoint best.ckpt --device cuda > captions.tsv
+
+For an image that cannot be read, or an overlay that cannot be written, one line is printed on standard error. The
+other images are captioned, and the exit code is 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from captioning.cli.arguments import add_import_option, script_parser
+from captioning.errors import InputError, exits_on_input_error, printable
+from captioning.files import refuse_inputs, replacing, write_text
+from captioning.progress import Progress
+from captioning.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from captioning.captioner import DecodingOptions, ImageCaptioner
+    from captioning.captioner.caption import Caption
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    arguments = _parse(argv)
+    single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
+    paths: Iterable[str] = _paths(arguments.images)
+    if arguments.overlay is not None or "-" not in arguments.images:
+        paths = list(paths)  # so that all are known before the first overlay is drawn
+    overlay = _overlay_namer(arguments, single)
+    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"--explorer {arguments.explorer}: must end in .html")
+    _keep_inputs(arguments, paths if isinstance(paths, list) else [])
+
+    from captioning.captioner import load
+    from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
+
+    import_modules(arguments.imports, [Path()])
+    captioner = load(arguments.checkpoint, _device(arguments.device))
+    options = _options(arguments, captioner)
+    unreadable: list[str] = []
+    undrawn = 0
+    explored: list[Caption] = []
+
+    def skip(path: Any, error: InputError) -> None:
+        unreadable.append(path)
+        progress.say(f"error: {error}")
+
+    captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
+    quiet = arguments.json == "-"
+    shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
+    with (
+        Progress("captions", stream=sys.stderr, shown=shown) as progress,
+        _json_file(arguments.json) as json_file,
+        _until_the_reader_leaves(),
+    ):
+        for caption in captions:
+            if not isinstance(paths, list):
+                _keep_inputs(arguments, [str(caption.path)])
+            extra = {}
+            if overlay is not None:
+                try:
+                    target = str(overlay(caption))
+                    caption.save_figure(target, arguments.style or "color", heads=arguments.heads)
+                    extra["overlay"] = target
+                except InputError as error:
+                    undrawn += 1
+                    progress.say(f"error: {error}")
+            if not quiet:
+                text = printable(caption.text)
+                print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
+            if json_file is not None:
+                print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
+            if arguments.explorer is not None:
+                explored.append(caption)
+            progress.update(progress.done + 1)
+    if explored:
+        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
+    images = len(unreadable) + progress.done
+    for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
+        if count and not single:
+            print(f"error: {count} of {images} {fate}", file=sys.stderr)
+    if unreadable or undrawn:
+        raise SystemExit(2)
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = script_parser(__doc__, "caption")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="what `captioning fit` saved; given again: an ensemble",
+    )
+    parser.add_argument(
+        "--overlay",
+        metavar="PATH",
+        help="draw the attention at each word (for a marginal output before and after the word): FILE.png, FILE.pdf or "
+        "FILE.svg of a single image, else a folder",
+    )
+    parser.add_argument(
+        "--style",
+        choices=("color", "paper"),
+        help="of overlays: colours on the dimmed image, or the white mask of the paper's Fig. 3 (default: color)",
+    )
+    parser.add_argument(
+        "--heads", action="store_true", help="of overlays: also where each head of multi-head attention looked"
+    )
+    parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
+    parser.add_argument(
+        "--explorer",
+        metavar="FILE.html",
+        help="write a page, about 50 KB per image, that shows in a browser the attention at every word, beam "
+        "alternatives included; it needs no network",
+    )
+    parser.add_argument(
+        "--json",
+        metavar="FILE.jsonl",
+        help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
+        "caption), alphas (words x locations), posteriors, betas, grid size and beam alternatives; - writes them to "
+        "standard output in place of the captions",
+    )
+    search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
+    search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
+    search.add_argument(
+        "--length_normalization", type=float, metavar="A", help="0 ranks by log-probability, 1 by its mean per word"
+    )
+    search.add_argument("--max_length", type=_positive, metavar="WORDS")
+    search.add_argument("--min_length", type=int, metavar="WORDS")
+    search.add_argument(
+        "--inference",
+        choices=("expected", "argmax", "sample"),
+        help="context of hard attention: the expectation over locations, the most probable location, or a drawn one "
+        "(default: as in training's evaluation)",
+    )
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
+    sampling.add_argument("--temperature", type=float, help="below 1: more probable words more often (default: 1)")
+    sampling.add_argument("--top_k", type=_positive, metavar="K", help="draw from the K most probable words")
+    sampling.add_argument("--top_p", type=float, metavar="P", help="draw from the most probable words that make up P")
+    sampling.add_argument("--seed", type=int, help="the same seed, images and batch size give the same captions")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_import_option(parser)
+    parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
+    arguments = parser.parse_args(argv)
+
+    given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
+    if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
+        parser.error(f"{given[0]} has an effect only with --sample")
+    for name in ("beam_size", "length_normalization"):
+        if arguments.sample and getattr(arguments, name) is not None:
+            parser.error(f"--{name} has no effect with --sample")
+    if arguments.style and not arguments.overlay:
+        parser.error("--style has an effect only with --overlay")
+    if arguments.heads and not arguments.overlay:
+        parser.error("--heads has an effect only with --overlay")
+    if arguments.overlay_format and not arguments.overlay:
+        parser.error("--overlay_format has an effect only with --overlay FOLDER")
+    return arguments
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
+    """Refuse an output that would replace an image or a checkpoint.
+
+    Args:
+        arguments: The command line.
+        paths: The images that are known.
+
+    Raises:
+        InputError: An output is one of the inputs.
+    """
+    inputs = [*paths, *arguments.checkpoint]
+    for option in ("overlay", "json", "explorer"):
+        target = getattr(arguments, option)
+        if target is not None and target != "-":
+            refuse_inputs(target, inputs, f"--{option}")
+    if arguments.overlay is not None and Path(arguments.overlay).is_dir():
+        suffix, folder = "." + (arguments.overlay_format or "png"), Path(arguments.overlay).resolve()
+        for path in map(Path, inputs):
+            if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
+                refuse_inputs(path, [path], "--overlay")
+
+
+def _paths(images: list[str]) -> Iterator[str]:
+    """Return the files as named, the images of folders in the order of their names, and the lines of standard input.
+
+    Raises:
+        InputError: A folder has no image.
+    """
+    folders = {name: _inside(name) for name in images if name != "-" and Path(name).is_dir()}
+
+    def one_by_one() -> Iterator[str]:
+        for name in images:
+            if name == "-":
+                yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip())
+            else:
+                yield from folders.get(name, [name])
+
+    return one_by_one()
+
+
+def _inside(folder: str) -> list[str]:
+    images = sorted(
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
+    )
+    if not images:
+        raise InputError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+    return images
+
+
+def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Caption], Path] | None:
+    """Return a function that names an image's overlay; None without --overlay."""
+    if arguments.overlay is None:
+        return None
+    from captioning.captioner.caption import FIGURE_SUFFIXES
+
+    target = Path(arguments.overlay)
+    if target.suffix and not target.is_dir():
+        if not single:
+            raise InputError(f"--overlay {target}: there may be several images; give a folder")
+        if arguments.overlay_format:
+            raise InputError(f"--overlay_format: {target} is a file and its suffix says the format")
+        if target.suffix.lower() not in FIGURE_SUFFIXES:
+            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURE_SUFFIXES)}, or be a folder")
+        return lambda caption: target
+    if target.exists() and not target.is_dir():
+        raise InputError(f"--overlay {target}: is a file without .png, .pdf or .svg; give such a name, or a folder")
+    suffix = "." + (arguments.overlay_format or "png")
+    taken: set[str] = set()
+
+    def name(caption: Caption) -> Path:
+        stem = Path(str(caption.path)).stem
+        unique, number = stem, 1
+        while unique in taken:  # images of the same name from several folders
+            number += 1
+            unique = f"{stem}-{number}"
+        taken.add(unique)
+        return target / (unique + suffix)
+
+    return name
+
+
+def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str]) -> None:
+    from captioning.views.explorer import ExploredImage, explorer_page
+
+    folders = [(checkpoint, RunFolder.of(checkpoint)) for checkpoint in checkpoints]
+    run = " + ".join(folder.path.resolve().name if folder else Path(file).stem for file, folder in folders)
+    images = [
+        ExploredImage(view=caption.view, name=Path(str(caption.path)).name, runs=[caption.for_explorer(run)])
+        for caption in captions
+    ]
+    page = explorer_page(images, f"Where {run} looks")
+    write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # file names need not be valid text
+
+
+def _device(name: str) -> str:
+    if name != "auto":
+        return name
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> DecodingOptions:
+    names = [field.name for field in dataclasses.fields(captioner.options) if hasattr(arguments, field.name)]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return dataclasses.replace(captioner.options, method="sample" if arguments.sample else "beam", **given)
+
+
+@contextmanager
+def _json_file(target: str | None) -> Iterator[TextIO | None]:
+    """Yield the file that --json names, if any. It gets its name when it is complete."""
+    if target is None or target == "-":
+        yield None if target is None else sys.stdout
+        return
+    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+        yield file
+
+
+@contextmanager
+def _until_the_reader_leaves() -> Iterator[None]:
+    """End quietly when the output is closed, as by ``| head``."""
+    try:
+        yield
+    except BrokenPipeError:
+        # Python flushes stdout once more at exit, which would raise again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

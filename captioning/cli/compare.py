@@ -1,0 +1,144 @@
+"""Compare training runs: scores on the same images with their uncertainty, curves, speed, settings, attention.
+
+A RUN is a run's folder (runs/NAME), a folder of such folders, a folder that wandb wrote offline
+(.../wandb/offline-run-*), or the address of a run (ENTITY/PROJECT/RUN_ID) or of a sweep (ENTITY/PROJECT/sweeps/ID)
+online. All runs are compared with the first. Prints tables and writes a page that opens from disk in any browser.
+Scores need the captions that `captioning test` leaves in a run's folder; --test makes those that are missing.
+
+Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
+more are compared over seeds and images. With --paper one run is enough: it stands beside the paper's scores.
+
+examples:
+  captioning compare runs/shapes_soft runs/shapes_hard
+  captioning compare runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
+  captioning compare runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
+  captioning compare runs/coco_vgg19_soft --paper coco
+  captioning compare runs/soft_hard/soft_1 runs/soft_hard --test
+  captioning compare me/captioning/7426p8xi me/captioning/sxg5h2sh --report
+  captioning compare me/captioning/sweeps/k2v9x1qa --test --report
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captioning.cli.arguments import add_import_option, script_parser, whole_number
+from captioning.errors import InputError, exits_on_input_error
+
+if TYPE_CHECKING:
+    from captioning.comparison.runs import Run
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(argv)
+    if args.report:
+        from captioning.comparison.wandb_report import publish  # fails before the work, not after
+
+    from captioning.comparison.attention_explorer import explore, load_models
+    from captioning.comparison.compare import compare
+    from captioning.comparison.page import comparison_page
+    from captioning.comparison.paper import compare_with_paper
+    from captioning.comparison.runs import common_folder, name_apart
+    from captioning.comparison.terminal import print_comparison
+    from captioning.comparison.wandb_runs import find_runs, report_command
+    from captioning.component import import_modules
+    from captioning.files import write_json, write_text
+    from captioning.provenance import provenance
+
+    import_modules(args.imports, [Path()])
+    runs: list[Run] = []
+    for name in args.runs:
+        folders = [run.folder.resolve() for run in runs if run.folder is not None]
+        for run in find_runs(name):
+            folder = None if run.folder is None else run.folder.resolve()
+            # A run that was named by itself, to compare with, is not added again with the other runs of its folder.
+            if folder is None or folder == Path(name).resolve() or folder not in folders:
+                runs.append(run)
+    if len(runs) < 2 and not args.paper:
+        raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
+    name_apart(runs)
+    if args.test:
+        test_untested(runs, args.imports)
+    models, problems = load_models(runs)
+    comparison = compare(
+        runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
+    )
+    if args.paper:
+        compare_with_paper(comparison, runs, args.paper)
+    explorer, more = explore(runs, models, comparison, seed=args.seed)
+    comparison.notices += problems + more
+    print_comparison(comparison)
+
+    command = f"captioning compare {shlex.join(argv)}"
+    origin = provenance(command=command, seed=args.seed)
+    version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
+    footer = [command, f"Version {version}; {origin['date']}; {args.samples} resamples from seed {args.seed}."]
+    page = comparison_page(comparison, explorer=explorer, footer=footer)
+    output = Path(args.output) if args.output else common_folder(runs) / "comparison.html"
+    write_text(output, page, "--output")
+    print(f"\npage          {output}")
+    if args.json:
+        write_json(Path(args.json), comparison.to_dict() | {"provenance": origin})
+        print(f"numbers       {args.json}")
+    if args.report:
+        print(f"W&B report    {publish(runs, comparison, output)}")
+    elif command_line := report_command(runs, command):
+        print(f"W&B report    {command_line}")
+
+
+def test_untested(runs: list[Run], imports: list[str]) -> None:
+    """Test every run that has a checkpoint and no captions.
+
+    Raises:
+        InputError: A test failed. The captions made so far are kept.
+    """
+    from captioning.cli.commands import Commands
+    from captioning.comparison.runs import add_test
+
+    commands = Commands(1, "(train|val|test): |brevity penalty")
+    for run in runs:
+        if run.captions is None and run.how_to_test and run.folder is not None:
+            words = shlex.split(run.how_to_test) + [f"--import={module}" for module in imports]
+            commands.run(run.name, ["-m", *words])
+            add_test(run, run.folder)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__, "compare")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, an offline wandb folder, or an address")
+    parser.add_argument("--test", action="store_true", help="first test the best checkpoints of runs without captions")
+    parser.add_argument(
+        "--metric",
+        choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
+        default="bleu4",
+        help="what the verdict and the ranking of images are about (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data"
+    )
+    parser.add_argument(
+        "--images",
+        type=whole_number(0, 10_000),
+        default=12,
+        help="images to show where the runs differ (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--samples",
+        type=whole_number(1, 1_000_000),
+        default=1000,
+        help="resamples for intervals and tests (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
+    )
+    parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers")
+    add_import_option(parser)
+    parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
+    return parser

@@ -1,0 +1,125 @@
+"""Compute a frozen encoder's annotations once, so that training reads them instead of running the encoder.
+
+The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration; options of the
+training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``. With --init_from the
+encoder's weights come from a checkpoint, for instance one that it was fine-tuned in.
+The script prints the size on disk before it starts. Features are written in files of about 128 MiB, the shards: if it
+is stopped or killed, the same command writes the missing shards. Several processes can divide the work, each with its
+own --shard I/N.
+
+examples:
+  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
+  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
+      --flipped          # then train with --data.features data/features/flickr8k --data.augmentation.flip 0.5
+  captioning extract --config configs/coco_vgg19_soft.yaml --output data/features/coco \
+      --shard 0/4        # and 1/4, 2/4, 3/4 in other processes
+  captioning extract --output data/features/coco --verify      # read all shards, compare checksums
+  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \
+      --init_from runs/tuned/checkpoints/best.ckpt
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING
+
+from captioning.cli.arguments import config_parser, whole_number
+from captioning.errors import InputError, exits_on_input_error, one_line
+
+if TYPE_CHECKING:
+    from captioning.encoders import Encoder
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    options, overrides = _parse(argv)
+    if options.verify:
+        from captioning.data.features import verify
+
+        verify(options.output)
+        return
+    import torch
+
+    from captioning.checkpoint.load import check_device
+    from captioning.cli.build import build_parts
+    from captioning.data import CaptionSource
+    from captioning.data.extraction import extract_features
+    from captioning.encoders import Encoder
+    from captioning.encoders.base import without_weights
+    from captioning.tokenizers import Tokenizer
+
+    kinds: dict[str, type] = {"model.encoder": Encoder, "data.source": CaptionSource}
+    with without_weights() if options.init_from else contextlib.nullcontext():
+        encoder, source, tokenizer = build_parts(
+            kinds, options.config, options.imports, overrides, optional={"data.vocabulary.tokenizer": Tokenizer}
+        )
+    source.tokenizer = tokenizer or source.tokenizer
+    if options.init_from:
+        _load_encoder(encoder, options.init_from)
+    elif encoder.to_config()["init_args"].get("weights", "DEFAULT") is None:
+        raise InputError(
+            "model.encoder.weights is null: random weights differ in every run, so no training run could use these "
+            "features; give --model.encoder.weights PATH"
+        )
+    source.prepare()
+    device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    extract_features(
+        encoder.to(device).eval(),
+        {split: source.index(split) for split in options.splits},
+        options.output,
+        device=device,
+        batch_size=options.batch_size,
+        num_workers=options.num_workers,
+        flipped=["train"] if options.flipped else [],
+        process=options.shard,
+    )
+    flip = " --data.augmentation.flip 0.5" if options.flipped else ""
+    start = f" --init_from {options.init_from}" if options.init_from else ""
+    print(f"To train from these features, add to the training command:  --data.features {options.output}{flip}{start}")
+
+
+def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
+    from captioning.captioner import load
+
+    try:
+        encoder.load_state_dict(load(checkpoint).captioner.encoder.state_dict())
+    except RuntimeError as error:
+        raise InputError(
+            f"--init_from {checkpoint}: its encoder is not that of the config ({one_line(error)})"
+        ) from error
+
+
+def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return this script's own options, and those of the training command."""
+    parser = config_parser(__doc__, "extract", output="folder of the feature cache")
+    parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
+    parser.add_argument("--init_from", metavar="FILE", help="a checkpoint to take the encoder's weights from")
+    parser.add_argument(
+        "--flipped", action="store_true", help="also write the mirrored training images, for data.augmentation.flip"
+    )
+    parser.add_argument(
+        "--shard", type=_process, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
+    )
+    parser.add_argument("--batch_size", type=whole_number(1), default=32, help="images per batch (default: 32)")
+    parser.add_argument(
+        "--num_workers", type=whole_number(0), default=min(8, os.cpu_count() or 1), help="processes that decode images"
+    )
+    parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
+    parser.add_argument(
+        "--verify", action="store_true", help="write nothing: read every shard and compare it with its checksum"
+    )
+    options, overrides = parser.parse_known_args(argv)
+    if options.flipped and "train" not in options.splits:
+        raise InputError("--flipped: only training images are mirrored; add train to --splits")
+    return options, overrides
+
+
+def _process(text: str) -> tuple[int, int]:
+    """Return (i, n) of ``i/n``."""
+    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+    if not match or not int(match[1]) < int(match[2]):
+        raise argparse.ArgumentTypeError(f"expected I/N with I in 0 .. N - 1, such as 0/4, got {text!r}")
+    return int(match[1]), int(match[2])

@@ -15,6 +15,7 @@ from typing import Any
 from captioning.cli import compare as compare_runs
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
+from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
@@ -31,7 +32,10 @@ def main(argv: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="write the captions of this demo into the README's examples"
+        "--readme",
+        type=OutputFile(""),
+        metavar="FILE",
+        help="write the captions of this demo into the README's examples",
     )
     parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)

@@ -6,6 +6,7 @@ Each would leave a file named ``marker`` if what is in it ran. docs/reliability.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
 import os
@@ -25,7 +26,7 @@ from captioning.cli import caption, evaluate
 from captioning.cli.allowed_values import checked_component, checked_plain
 from captioning.cli.build import build
 from captioning.cli.fit import main
-from captioning.cli.foreign_settings import evaluation_settings, resume_settings
+from captioning.cli.foreign_settings import resume_settings
 from captioning.cli.parser import CommandLineParser
 from captioning.component import import_modules
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource, ShapesSource
@@ -83,7 +84,7 @@ def put(settings: dict[str, Any], place: str, value: Any) -> None:
     *groups, name = place.split(".")
     for group in groups:
         settings = settings[int(group) if isinstance(settings, list) else group]
-    settings[name] = value
+    settings[int(name) if isinstance(settings, list) else name] = value
 
 
 def edit_run(place: str, value: Any) -> None:
@@ -215,21 +216,21 @@ def test_config_of_a_run_folder_runs_nothing_in_a_resumed_run(workdir, capsys, m
 
 
 def leaves_of(settings: Any, place: str = "") -> Iterator[str]:
-    """Yield the places of all values that are no mapping, and of the mappings themselves."""
+    """Yield the places of all values, and of the mappings and lists that they are in."""
     if place:
         yield place
-    items = settings.items() if isinstance(settings, dict) else []
+    settings = dict(enumerate(settings)) if isinstance(settings, list) else settings
+    items = settings.items() if isinstance(settings, dict) else ()
     for name, value in items:
         yield from leaves_of(value, f"{place}.{name}".lstrip("."))
 
 
 # Every way in which jsonargparse finds a class or a file in a value
-BAITS = ["sent.payload.X", "payload.X", {"class_path": "sent.payload.X"}, "bait", "sent/bait.yaml", ["payload.X"]]
-BAITS += [json.dumps({"class_path": "payload.X"}), {"payload.X": "payload.X"}, {"a": "payload.X"}, " payload.X"]
+BAITS: list[Any] = ["sent.payload.X", {"class_path": "sent.payload.X"}, {"a": "payload.X"}, ["payload.X"]]
+BAITS += ["bait", "sent/bait.yaml"]
 
 
-@pytest.mark.parametrize("command", ["fit", "test"])
-def test_no_value_of_a_config_imports_a_file_of_its_folder(workdir, monkeypatch, command):
+def test_no_value_of_a_config_imports_a_file_of_its_folder(workdir, monkeypatch):
     """``--import`` puts the working directory on the path, from where every file of the folder can be imported."""
     monkeypatch.syspath_prepend(str(workdir))
     monkeypatch.setattr(sys, "path", [str(workdir / "sent"), *sys.path])
@@ -245,29 +246,24 @@ def test_no_value_of_a_config_imports_a_file_of_its_folder(workdir, monkeypatch,
     ]
     settings["model"] |= {"scheduled_sampling": None, "self_critical": None}
     settings["model"]["optimizer"]["init_args"]["lr"] = 0.01
-    callbacks = dict(enumerate(settings["trainer"]["callbacks"]))
-    places = [*leaves_of(settings), *(f"trainer.callbacks.{place}" for place in leaves_of(callbacks))]
+    places = list(leaves_of(settings))
     assert len(places) > 150
-    select = resume_settings if command == "fit" else evaluation_settings
-    parse = command_parser(monkeypatch, command)
-    parsed = 0
+    parse = command_parser(monkeypatch)
+    honest, parsed = json.dumps(resume_settings(settings, path)), 0
     for place, bait in itertools.product(places, BAITS):
-        hostile = yaml.safe_load(yaml.safe_dump(settings))
+        hostile = copy.deepcopy(settings)
         put(hostile, place, bait)
-        try:
-            chosen = select(hostile, path)
-        except InputError:
-            continue
         with contextlib.suppress(InputError):
-            parse(chosen)
-        parsed += 1
+            chosen = json.dumps(resume_settings(hostile, path))
+            if chosen != honest:
+                parsed += 1
+                parse(chosen)
         assert not Path("marker").exists(), f"{place}: {bait}"
-    print(len(places), len(BAITS), parsed)
-    assert 0 < parsed < len(places) * len(BAITS) / 2
+    assert 50 < parsed < len(places) * len(BAITS) / 2
 
 
-def command_parser(monkeypatch, command: str) -> Callable[[Any], Any]:
-    """Return a function that parses settings as the command does. One parser serves for all, which saves minutes."""
+def command_parser(monkeypatch) -> Callable[[str], Any]:
+    """Return a function that parses settings as ``captioning fit`` does, with one parser, which saves minutes."""
     parse_args, parsers = CommandLineParser.parse_args, []
 
     def keep(parser: CommandLineParser, args: Any = None, *others: Any, **options: Any) -> Any:
@@ -277,8 +273,8 @@ def command_parser(monkeypatch, command: str) -> Callable[[Any], Any]:
     with monkeypatch.context() as patch:
         patch.setattr(CommandLineParser, "parse_args", keep)
         with pytest.raises(SystemExit):
-            main([command, "--config", "tiny.yaml", "--print_config"])
-    return lambda settings: parsers[0].parse_args([command, "--config", json.dumps(settings)])
+            main(["fit", "--config", "tiny.yaml", "--print_config"])
+    return lambda settings: parsers[0].parse_args(["fit", "--config", settings])
 
 
 def test_evaluations_take_nothing_of_training(workdir, capsys):

@@ -115,7 +115,7 @@ def _source(value: Any) -> dict[str, Any]:
     arguments = source.get("init_args", {})
     arguments.pop("allow_outside", None)
     root = arguments.get("root")
-    if source["class_path"] == "captioning.data.ShapesSource" and root is not None:
+    if source["class_path"] == "captioning.data.ShapesSource" and isinstance(root, str):
         writes = not os.path.isfile(os.path.join(root, "shapes.json"))  # False also for what is no name
         if writes and not Path(os.path.realpath(root)).is_relative_to(os.path.realpath(".")):
             raise InputError(f"data.source: {ShapesSource.__name__} would write to {root}, outside this folder")

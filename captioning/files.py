@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import hashlib
 import json
 import os
 import secrets
@@ -135,6 +136,7 @@ def replacing(
             raise
 
 
+<<<<<<< HEAD
 def regular(path: str, flags: int) -> int:
     """Open a file as ``open(path, opener=regular)`` does: a regular one, because a pipe would be waited for.
 
@@ -154,6 +156,22 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file. The errors are those of ``regular``."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
+=======
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 checksum of a file, in hexadecimal.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
+>>>>>>> main
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:

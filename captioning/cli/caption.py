@@ -10,6 +10,7 @@ examples:
   captioning caption photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
   captioning caption holiday/ --checkpoint best.ckpt --explorer holiday.html
   captioning caption photo.jpg --checkpoint soft.ckpt --checkpoint hard.ckpt
+  captioning caption photo.jpg --checkpoint best.ckpt --samples 5 --diverse 5 --no_repeat_ngram 3
   find . -name '*.jpg' | captioning caption - --checkpoint best.ckpt --device cuda > captions.tsv
 
 For an image that cannot be read, or an overlay that cannot be written, one line is printed on standard error. The
@@ -72,6 +73,9 @@ def main(argv: list[str] | None = None) -> None:
         unreadable.append(path)
         progress.say(f"error: {error}")
 
+    if arguments.confidence and captioner.calibration is None:
+        raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
+
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == STDOUT
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
@@ -87,14 +91,19 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    caption.save_figure(target, arguments.style or "color", heads=arguments.heads)
+                    style = arguments.style or "color"
+                    caption.save_figure(target, style, heads=arguments.heads, details=arguments.details)
                     extra["overlay"] = target
                 except InputError as error:
                     undrawn += 1
                     progress.say(f"error: {error}")
+            if caption.unlike is not None:
+                progress.say(
+                    f"warning: {printable(caption.path)}: this image is unlike {caption.unlike} that this model was "
+                    "trained on; do not trust the caption"
+                )
             if not quiet:
-                text = printable(caption.text)
-                print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
+                _print_captions(caption, arguments, single)
             if json_file is not None:
                 print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
             if arguments.explorer is not None:
@@ -108,6 +117,17 @@ def main(argv: list[str] | None = None) -> None:
             print(f"error: {count} of {images} {fate}", file=sys.stderr)
     if unreadable or undrawn:
         raise SystemExit(2)
+
+
+def _print_captions(caption: Caption, arguments: argparse.Namespace, single: bool) -> None:
+    """Print a line for the caption, or for each of --samples."""
+    captions = [caption, *caption.alternatives] if arguments.samples else [caption]
+    for one in captions:
+        columns = [] if single else [printable(caption.path)]
+        columns.append(printable(one.text))
+        if arguments.confidence:
+            columns.append("" if one.confidence is None else f"{one.confidence:.2f}")
+        print("\t".join(columns), flush=True)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
@@ -124,13 +144,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         "--overlay",
         type=OutputFile(""),
         metavar="PATH",
-        help="draw the attention at each word (for a marginal output before and after the word): FILE.png, FILE.pdf or "
-        "FILE.svg of a single image, else a folder",
+        help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
     )
     parser.add_argument(
         "--style",
         choices=("color", "paper"),
-        help="of overlays: colours on the dimmed image, or the white mask of the paper's Fig. 3 (default: color)",
+        help="of overlays: colours on the image, or light alone, as in the paper's Fig. 3 (default: color)",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="of overlays: also beta and each map's maximum, and, if the output sums over locations, the attention "
+        "before the word is known",
     )
     parser.add_argument(
         "--heads", action="store_true", help="of overlays: also where each head of multi-head attention looked"
@@ -148,8 +173,13 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         type=OutputFile("JSON"),
         metavar="FILE.jsonl",
         help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
-        "caption), alphas (words x locations), posteriors, betas, grid size and beam alternatives; - writes them to "
-        "standard output in place of the captions",
+        "caption), confidences, alphas (words x locations), posteriors, betas, grid size and alternatives; - writes "
+        "them to standard output in place of the captions",
+    )
+    parser.add_argument(
+        "--confidence",
+        action="store_true",
+        help="print behind each caption the expected fraction of its words that people use, too (a calibrated model)",
     )
     search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
     search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
@@ -158,6 +188,18 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     search.add_argument("--max_length", type=_positive, metavar="WORDS")
     search.add_argument("--min_length", type=int, metavar="WORDS")
+    search.add_argument("--no_repeat_ngram", type=_positive, metavar="N", help="no N words in a row occur twice")
+    search.add_argument("--prefix", metavar="TEXT", help='what every caption begins with, such as "a photo of"')
+    search.add_argument(
+        "--samples",
+        type=_positive,
+        metavar="N",
+        help="print the N best captions of each image, or with --sample N draws",
+    )
+    search.add_argument(
+        "--diverse", type=_positive, metavar="GROUPS", help="beam groups that avoid each other's words (default: 1)"
+    )
+    search.add_argument("--diversity", type=float, metavar="NATS", help="how much they avoid them (default: 0.5)")
     search.add_argument(
         "--inference",
         choices=("expected", "argmax", "sample"),
@@ -178,13 +220,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
         parser.error(f"{given[0]} has an effect only with --sample")
-    for name in ("beam_size", "length_normalization"):
+    for name in ("beam_size", "length_normalization", "diverse", "diversity"):
         if arguments.sample and getattr(arguments, name) is not None:
             parser.error(f"--{name} has no effect with --sample")
     if arguments.style and not arguments.overlay:
         parser.error("--style has an effect only with --overlay")
-    if arguments.heads and not arguments.overlay:
-        parser.error("--heads has an effect only with --overlay")
+    for name in ("heads", "details"):
+        if getattr(arguments, name) and not arguments.overlay:
+            parser.error(f"--{name} has an effect only with --overlay")
     if arguments.overlay_format and not arguments.overlay:
         parser.error("--overlay_format has an effect only with --overlay FOLDER")
     return arguments

@@ -5,22 +5,29 @@ validate` left in the checkpoint's run folder. Nothing in the folder runs when i
 captioning.captioner captions with it. With --onnx it also has encoder.onnx and step.onnx, which scripts/caption_onnx.py
 captions with, without PyTorch.
 
+With --calibrate the model captions the validation images of its data settings. Half of them fit the confidence of
+captions, and what images the model is used to; calibration.json tells how well that holds on the other half.
+
 examples:
   captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export best.ckpt --output exported/mine --license cc-by-4.0
+  captioning export best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
   captioning export best.ckpt --output exported/mine --onnx
+  captioning export best.ckpt --output exported/mine --calibrate
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioning.cli.arguments import add_import_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import refuse_inputs
+from captioning.files import refuse_inputs, write_json
+from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -34,6 +41,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
+    from captioning.cli.calibrate import REPORT, calibrate, summary
     from captioning.component import import_modules
 
     folder = Path(arguments.output)
@@ -47,10 +55,20 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.checkpoint)
     run = RunFolder.of(arguments.checkpoint)
     name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    report = None
+    if arguments.calibrate:
+        captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.checkpoint).name
-    captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
+    text = card(captioner, name, run.path if run else None, checkpoint, arguments.license)
+    captioner.export(folder, text, dtype=arguments.dtype)
+    if report is not None:
+        command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
+        write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
+        print(summary(report))
+    elif captioner.calibration is None:
+        (folder / REPORT).unlink(missing_ok=True)  # of an earlier model
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -59,8 +77,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = script_parser(__doc__, "export")
     parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        help="type that the weights are stored in; float16 halves the file (default: float32)",
+    )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
+    parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")
     add_import_option(parser)
     return parser.parse_args(argv)
 

@@ -12,7 +12,7 @@ from captioning.run_folder import RunFolder
 COMMANDS = ("fit", "validate", "test", "predict")
 """Subcommands of the LightningCLI, which share their options."""
 
-TOOLS = ("caption", "evaluate", "compare", "prepare", "extract", "export", "average", "study", "bench")
+TOOLS = ("caption", "app", "evaluate", "compare", "prepare", "extract", "export", "average", "study", "bench")
 """Further subcommands. Each is the module of this folder that has its name."""
 
 HELP = """usage: captioning COMMAND [options]
@@ -27,6 +27,7 @@ train and test:
 
 use a trained model:
   caption    caption photos, and draw where the model looked
+  app        the same for one photo at a time, on a page in the browser
   evaluate   score a checkpoint on other data, an ensemble, or a file of captions
   compare    compare runs: scores with intervals and tests, curves, captions, attention
   export     write a trained captioner as a folder to pass on

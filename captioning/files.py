@@ -136,7 +136,6 @@ def replacing(
             raise
 
 
-<<<<<<< HEAD
 def regular(path: str, flags: int) -> int:
     """Open a file as ``open(path, opener=regular)`` does: a regular one, because a pipe would be waited for.
 
@@ -156,7 +155,8 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file. The errors are those of ``regular``."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
-=======
+
+
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 checksum of a file, in hexadecimal.
 
@@ -171,7 +171,6 @@ def sha256_of(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()
->>>>>>> main
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:

@@ -46,11 +46,12 @@ def test_the_summary_says_where_the_comparison_is_if_there_is_one(tmp_path, entr
 
 
 def test_the_report_says_what_is_right_of_what_is_said_and_what_was_expected(tmp_path, entry, capsys):
-    load_script("demo").report(tmp_path, {"soft": entry, "marginal": entry}, None)
+    other = entry | {"attributes": {"colour": entry["attributes"]["colour"]}}
+    load_script("demo").report(tmp_path, {"soft": entry, "marginal": other}, None)
     lines = capsys.readouterr().out.splitlines()
     cells = {line[:18].strip(): [cell.strip() for cell in line[18:].split("  ") if cell] for line in lines}
     assert cells["colour"] == ["99.0 of 100 (3)"] * 2
-    assert cells["pattern"] == ["87.5 of 8 (0)"] * 2
+    assert cells["pattern"] == ["87.5 of 8 (0)", "0.0 of 0 (0)"]
     at = lines.index("hard, summed exactly: two cats")
     assert lines[at + 1] == "  expected    a cat left of a dog   (one of five references)"
 

@@ -1,10 +1,12 @@
 """Caption images with a trained model, and draw its attention.
 
 Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
-(searched recursively), or a list of paths on standard input. Only the checkpoint is needed beside the images. Several
-checkpoints, each after its own --checkpoint, make an ensemble: every word comes from the mean of their distributions.
+(searched recursively), or a list of paths on standard input. Without --checkpoint, the pretrained captioner is used,
+which is installed with the package. Several checkpoints, each after its own --checkpoint, make an ensemble: every word
+comes from the mean of their distributions.
 
 examples:
+  captioning caption photo.jpg
   captioning caption photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
   captioning caption holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
   captioning caption photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
@@ -134,10 +136,9 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
     parser.add_argument(
         "--checkpoint",
-        required=True,
         action="append",
         metavar="FILE",
-        help="what `captioning fit` saved; given again: an ensemble",
+        help="what `captioning fit` saved; given again: an ensemble (default: the pretrained captioner)",
     )
     parser.add_argument(
         "--overlay",
@@ -212,6 +213,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     add_import_option(parser)
     parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
     arguments = parser.parse_args(argv)
+    arguments.checkpoint = arguments.checkpoint or ["pretrained"]
 
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):

@@ -208,8 +208,8 @@ def score_table(summary: dict[str, Any]) -> list[str]:
     rows = {"": [TITLES[name] for name in summary]}
     rows |= {name: [f"{entry[name]:.1f}" for entry in entries] for name in names}
     rows["of what is said"] = ["right of number (not said)"] * len(entries)
-    for name in entries[0]["attributes"]:
-        counts = [AttributeCount(**entry["attributes"][name]) for entry in entries]
+    for name in sorted({name for entry in entries for name in entry["attributes"]}):
+        counts = [AttributeCount(**entry["attributes"].get(name, {})) for entry in entries]
         rows[name] = [f"{count.accuracy:.1f} of {count.said} ({count.unsaid})" for count in counts]
     return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 

@@ -21,7 +21,7 @@ from captioning.errors import InputError
 # Options that take a text and write no file
 READ = (
     "images checkpoint config init_from captions references data study runs checkpoints imports mirror device license "
-    "only overlay_config tokenizer prefix model notes"
+    "only overlay_config tokenizer prefix model notes host"
 ).split()
 # In a folder a command replaces its own files alone
 FOLDERS = {

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from captioning.cli.outputs import STDOUT, OutputFile, refuse_outputs
 from captioning.errors import DEBUG, printable
 
 
@@ -36,6 +38,18 @@ class _Parser(argparse.ArgumentParser):
         """Exit with one line instead of the list of all options."""
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and check every output before work starts."""
+        words = sys.argv[1:] if args is None else list(args)
+        options, others = super().parse_known_args(words, namespace)
+        outputs = [
+            (action.option_strings[0], path, action.type.kind)
+            for action in self._actions
+            if isinstance(action.type, OutputFile) and (path := getattr(options, action.dest)) not in (None, STDOUT)
+        ]
+        refuse_outputs(outputs, words)
+        return options, others
+
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number of at least ``low``, and at most ``high``."""
@@ -61,7 +75,9 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_parser(doc: str | None, command: str, *, output: str) -> argparse.ArgumentParser:
+def config_parser(
+    doc: str | None, command: str, *, output: str, kind: Callable[[str], Path] = Path
+) -> argparse.ArgumentParser:
     """Return the parser of a subcommand that builds parts of training configurations and writes one file or folder.
 
     Options that it does not know are those of the training command: pass them from ``parse_known_args`` to
@@ -71,11 +87,12 @@ def config_parser(doc: str | None, command: str, *, output: str) -> argparse.Arg
         doc: As for ``script_parser``.
         command: As for ``script_parser``.
         output: Help of ``--output``.
+        kind: Type of ``--output``: an ``OutputFile``, or a path for a folder.
     """
     parser = script_parser(doc, command)
     parser.add_argument(
         "--config", action="append", type=Path, default=[], help="training YAML; later files override earlier ones"
     )
-    parser.add_argument("--output", type=Path, required=True, help=output)
+    parser.add_argument("--output", type=kind, required=True, help=output)
     add_import_option(parser)
     return parser

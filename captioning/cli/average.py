@@ -17,8 +17,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import exits_on_input_error
-from captioning.files import refuse_inputs
 
 
 @exits_on_input_error
@@ -28,7 +28,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--fractions", nargs="+", type=float, metavar="F", help="of each checkpoint in the mean (default: equal)"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.ckpt", help="the checkpoint to write")
+    parser.add_argument(
+        "--output", type=OutputFile("checkpoint"), required=True, metavar="FILE.ckpt", help="the checkpoint to write"
+    )
     add_import_option(parser)
     arguments = parser.parse_args(argv)
 
@@ -36,7 +38,6 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.checkpoint.io import write_checkpoint
     from captioning.component import import_modules
 
-    refuse_inputs(arguments.output, arguments.checkpoints, "--output")
     import_modules(arguments.imports, [Path()])
     checkpoint = average_checkpoints(arguments.checkpoints, arguments.fractions)
     write_checkpoint(checkpoint, arguments.output)

@@ -20,6 +20,7 @@ import tempfile
 from pathlib import Path
 
 from captioning.cli.arguments import script_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
 
 SUBJECTS = {
@@ -80,7 +81,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help=f"measure only these. {subjects}"
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")
+    parser.add_argument("--json", type=OutputFile("JSON"), metavar="FILE", help="write ratios, seconds and provenance")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
     parser.add_argument("--rounds", type=int, help="rounds of measurement (default: 7; with --quick: 2)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.outputs import STDOUT, OutputFile
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.progress import Progress
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.overlay is not None or "-" not in arguments.images:
         paths = list(paths)  # so that all are known before the first overlay is drawn
     overlay = _overlay_namer(arguments, single)
-    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+    if arguments.explorer is not None and arguments.explorer.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
 
@@ -78,7 +79,7 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
-    quiet = arguments.json == "-"
+    quiet = arguments.json == STDOUT
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
@@ -111,7 +112,7 @@ def main(argv: list[str] | None = None) -> None:
                 explored.append(caption)
             progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
+        _write_explorer(arguments.explorer, explored, arguments.checkpoint)
     images = len(unreadable) + progress.done
     for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
@@ -142,6 +143,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--overlay",
+        type=OutputFile(""),
         metavar="PATH",
         help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
     )
@@ -162,12 +164,14 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
     parser.add_argument(
         "--explorer",
+        type=OutputFile("HTML"),
         metavar="FILE.html",
         help="write a page, about 50 KB per image, that shows in a browser the attention at every word, beam "
         "alternatives included; it needs no network",
     )
     parser.add_argument(
         "--json",
+        type=OutputFile("JSON"),
         metavar="FILE.jsonl",
         help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
         "caption), confidences, alphas (words x locations), posteriors, betas, grid size and alternatives; - writes "
@@ -251,10 +255,10 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     inputs = [*paths, *arguments.checkpoint]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
-        if target is not None and target != "-":
+        if target is not None and target != STDOUT:
             refuse_inputs(target, inputs, f"--{option}")
-    if arguments.overlay is not None and Path(arguments.overlay).is_dir():
-        suffix, folder = "." + (arguments.overlay_format or "png"), Path(arguments.overlay).resolve()
+    if arguments.overlay is not None and arguments.overlay.is_dir():
+        suffix, folder = "." + (arguments.overlay_format or "png"), arguments.overlay.resolve()
         for path in map(Path, inputs):
             if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
                 refuse_inputs(path, [path], "--overlay")
@@ -296,7 +300,7 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
         return None
     from captioning.captioner.caption import FIGURE_SUFFIXES
 
-    target = Path(arguments.overlay)
+    target = arguments.overlay
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
@@ -350,12 +354,12 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> D
 
 
 @contextmanager
-def _json_file(target: str | None) -> Iterator[TextIO | None]:
+def _json_file(target: Path | None) -> Iterator[TextIO | None]:
     """Yield the file that --json names, if any. It gets its name when it is complete."""
-    if target is None or target == "-":
+    if target is None or target == STDOUT:
         yield None if target is None else sys.stdout
         return
-    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+    with replacing(target, "--json") as part, part.open("w", encoding="utf-8") as file:
         yield file
 
 

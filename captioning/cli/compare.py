@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioning.cli.arguments import add_import_option, script_parser, whole_number
+from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -80,11 +81,11 @@ def main(argv: list[str] | None = None) -> None:
     version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
     footer = [command, f"Version {version}; {origin['date']}; {args.samples} resamples from seed {args.seed}."]
     page = comparison_page(comparison, explorer=explorer, footer=footer)
-    output = Path(args.output) if args.output else common_folder(runs) / "comparison.html"
-    write_text(output, page, "--output")
+    output = args.output or common_folder(runs) / "comparison.html"
+    write_text(output, page, "--output", follow=args.output is not None)
     print(f"\npage          {output}")
     if args.json:
-        write_json(Path(args.json), comparison.to_dict() | {"provenance": origin})
+        write_json(args.json, comparison.to_dict() | {"provenance": origin})
         print(f"numbers       {args.json}")
     if args.report:
         print(f"W&B report    {publish(runs, comparison, output)}")
@@ -137,8 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
     )
-    parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers")
+    parser.add_argument(
+        "--output", type=OutputFile("HTML"), metavar="FILE.html", help="(default: comparison.html beside the runs)"
+    )
+    parser.add_argument("--json", type=OutputFile("JSON"), metavar="FILE", help="also write the numbers")
     add_import_option(parser)
     parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
     return parser

@@ -33,8 +33,9 @@ import tempfile
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import refuse_inputs, write_json
+from captioning.files import write_json
 from captioning.run_folder import RunFolder
 
 
@@ -67,8 +68,6 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
 
     data_file = [args.data] if args.data else []
     import_modules(args.imports, [Path(), *(path.parent for path in data_file)])
-    if args.measurement is not None:
-        refuse_inputs(args.measurement, [*args.checkpoint, *data_file], "--measurement")
     for path in args.checkpoint:
         if Path(path).is_dir() or path.startswith("hf:"):
             raise InputError(f"--checkpoint {path}: scores need what training saved, a FILE.ckpt")
@@ -185,7 +184,9 @@ def _parser() -> argparse.ArgumentParser:
         help="with --captions: Whitespace, Characters .. (default: PennTreebank)",
     )
     add_import_option(parser)
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and their provenance")
+    parser.add_argument(
+        "--measurement", type=OutputFile("JSON"), metavar="JSON", help="write the scores and their provenance"
+    )
     return parser
 
 

@@ -10,12 +10,13 @@ examples:
 from __future__ import annotations
 
 from captioning.cli.arguments import config_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import exits_on_input_error
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write")
+    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write", kind=OutputFile("JSON"))
     parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="(default: %(default)s)")
     options, overrides = parser.parse_known_args(argv)
 

@@ -281,7 +281,9 @@ def test_the_value_scale_ends_at_the_median_map_and_marks_even_attention(visit):
 def test_all_words_of_a_caption_have_one_scale(visit, style):
     alphas = peaked([5, 5, 5])
     alphas[2] = 0.2 * alphas[0] + 0.8 / CELLS
-    page = visit(explorer_page([explored(run_captions("soft", "a cat of", alphas=alphas, grid_size=GRID), view=grey())]))
+    page = visit(
+        explorer_page([explored(run_captions("soft", "a cat of", alphas=alphas, grid_size=GRID), view=grey())])
+    )
     page.locator(f'.style[data-style="{style}"]').click()
     ends, heights = [], []
     for text in ("cat", "of"):

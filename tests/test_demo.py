@@ -42,7 +42,7 @@ def test_the_readme_shows_the_captions_of_the_measured_demo():
 
 
 def test_captions_are_written_where_the_readme_shows_them():
-    command = "$ captioning caption a.png \\\n  --checkpoint runs/demo/soft/x.ckpt\n"
+    command = "$ captioning caption a.png \\\n  --model runs/demo/soft/x.ckpt\n"
     text = f"intro\n{command}old\nend\nsoft: old\n"
     entry = {"caption": "a dog", "examples": {"a.png": "two cats"}}
     found = load_script("demo").with_captions(text, entry)

@@ -95,7 +95,7 @@ OPTIONS = {
     Fault(
         "a checkpoint where settings are taken",
         "--checkpoint best.ckpt: takes settings; a checkpoint is given by --ckpt_path best.ckpt",
-    ): ["--checkpoint", "best.ckpt"],
+    ): ["--model", "best.ckpt"],
     Fault("validations farther apart than an epoch is long", "--trainer.val_check_interval: "): [
         "--trainer.val_check_interval",
         "100",
@@ -357,9 +357,9 @@ def test_options_of_sampling_have_their_ranges(fault, case):
 
 
 SCRIPT_OPTIONS = {
-    Fault("`compare_runs.py --samples 1000000000`", "must be a whole number in 1 .. 1000000"): (
+    Fault("`compare_runs.py --resamples 1000000000`", "must be a whole number in 1 .. 1000000"): (
         "compare_runs",
-        ["a", "b", "--samples", "1000000000"],
+        ["a", "b", "--resamples", "1000000000"],
     ),
     Fault("`compare_runs.py --images -1`", "argument --images: must be a whole number"): (
         "compare_runs",
@@ -367,11 +367,11 @@ SCRIPT_OPTIONS = {
     ),
     Fault("`caption_image.py --beam_size 0`", "argument --beam_size: must be at least 1"): (
         "caption_image",
-        ["x.png", "--checkpoint", "x.ckpt", "--beam_size", "0"],
+        ["x.png", "--model", "x.ckpt", "--beam_size", "0"],
     ),
     Fault("a script's option that there is not", "unrecognized arguments: --beams 3"): (
         "caption_image",
-        ["x.png", "--checkpoint", "x.ckpt", "--beams", "3"],
+        ["x.png", "--model", "x.ckpt", "--beams", "3"],
     ),
 }
 

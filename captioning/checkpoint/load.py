@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ import torch
 from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
-from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.io import read_checkpoint, write_checkpoint
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
@@ -63,8 +64,7 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    place = download(str(path)) if is_on_hub(path) else Path(path)
-    checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
+    checkpoint = _read(path)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
     try:
@@ -81,6 +81,27 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
     return SavedModel(str(path), captioner.to(target), vocabulary, settings)
+
+
+def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
+    """Write an exported model as a checkpoint, which can be tested; returns its file.
+
+    Args:
+        path: As for ``read_model``.
+        target: The file to write.
+
+    Raises:
+        InputError: The folder is damaged, or the hub cannot be reached.
+    """
+    lightning = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": version("pytorch-lightning")}
+    write_checkpoint(_read(path) | lightning, target)
+    return target
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return content and weights of a checkpoint file, an exported folder or a captioner of the hub."""
+    place = download(str(path)) if is_on_hub(path) else Path(path)
+    return read_export(place) if is_export(place) else read_checkpoint(place)
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import contextlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from captioning.errors import DEBUG, printable
+from captioning.files import write_json
+
+Group = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 def script_parser(doc: str | None, command: str = "") -> argparse.ArgumentParser:
@@ -24,11 +31,25 @@ def script_parser(doc: str | None, command: str = "") -> argparse.ArgumentParser
         prog=f"captioning {command}" if command else None,
         description=description,
         epilog=f"examples:{examples}" if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
+        add_help=False,
         allow_abbrev=False,
     )
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)  # who reads it knows it
     parser.add_argument(DEBUG, action="store_true", help="show the traceback of an error")
     return parser
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """At most 100 columns, one line for an option where that fits, and a usage of one line."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=29, width=min(100, shutil.get_terminal_size().columns))
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        shown = [action for action in actions if action.required or not action.option_strings]
+        line = usage or f"{self._format_usage(None, shown, [], '').strip()} [options]"
+        super().add_usage(line, actions, groups, prefix)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -50,6 +71,90 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
+def add_model_option(parser: Group, *, several: str = "", required: bool = True) -> None:
+    """Add ``--model``, which names a trained model that is used; each one that is given is appended.
+
+    Args:
+        parser: The parser, or a group of it.
+        several: What several models are, such as "an ensemble".
+        required: Whether the command needs a model.
+    """
+    parser.add_argument(
+        "--model",
+        dest="models",
+        required=required,
+        action="append",
+        metavar="MODEL",
+        help=f"a FILE.ckpt, exported folder or hf:owner/name{several and f'; again: {several}'}",
+    )
+
+
+def add_json_option(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add ``--json``. Its value is "-" for standard output, where nothing else is printed then."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help=f"also write {what} as JSON; without FILE: print that alone",
+    )
+
+
+@contextlib.contextmanager
+def text_beside(target: str | None) -> Iterator[None]:
+    """Print to standard error inside the block if ``--json`` sends JSON alone to standard output."""
+    with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
+        yield
+
+
+def write_result(target: str | None, content: Any) -> None:
+    """Write what ``--json`` asks for: a file, or with "-" standard output."""
+    if target == "-":
+        print(json.dumps(content, ensure_ascii=False, indent=1))
+    elif target is not None:
+        write_json(Path(target), content)
+
+
+def add_device_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="auto", metavar="NAME", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def device_name(device: str) -> str:
+    """Return the value of ``--device``, with ``auto`` replaced by the device that is there."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def add_batch_size_option(parser: argparse.ArgumentParser, size: int) -> None:
+    parser.add_argument(
+        "--batch_size", type=whole_number(1), default=size, metavar="N", help=f"images at a time (default: {size})"
+    )
+
+
+def add_split_option(parser: argparse.ArgumentParser, *splits: str) -> None:
+    """Add ``--split``. With several defaults it takes several splits."""
+    parser.add_argument(
+        "--split",
+        nargs="+" if len(splits) > 1 else None,
+        default=list(splits) if len(splits) > 1 else splits[0],
+        choices=("train", "val", "test"),
+        metavar="SPLIT",
+        help=f"train, val or test (default: {' '.join(splits)})",
+    )
+
+
+def add_inference_option(parser: Group) -> None:
+    parser.add_argument(
+        "--inference",
+        choices=("expected", "argmax", "sample"),
+        metavar="HOW",
+        help="contexts of hard attention: expected, argmax or sample",
+    )
+
+
 def add_import_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--import",
@@ -57,7 +162,7 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import a module of your own whose classes a checkpoint or config names; looked for in this folder first",
+        help="a module of your own whose classes a model or config names",
     )
 
 
@@ -74,8 +179,13 @@ def config_parser(doc: str | None, command: str, *, output: str) -> argparse.Arg
     """
     parser = script_parser(doc, command)
     parser.add_argument(
-        "--config", action="append", type=Path, default=[], help="training YAML; later files override earlier ones"
+        "--config",
+        action="append",
+        type=Path,
+        default=[],
+        metavar="FILE.yaml",
+        help="a training configuration; given again, the later one wins",
     )
-    parser.add_argument("--output", type=Path, required=True, help=output)
+    parser.add_argument("--output", type=Path, required=True, metavar="PATH", help=output)
     add_import_option(parser)
     return parser

@@ -1,14 +1,11 @@
-"""Write a trained captioner as a folder to pass on: weights as safetensors, configuration, vocabulary, model card.
+"""Write a trained captioner as a folder to pass on: weights, settings, vocabulary, model card.
 
-The card describes the model, its training, and the scores with intervals that `captioning test` and `captioning
-validate` left in the checkpoint's run folder. Nothing in the folder runs when it is opened; `load(DIR)` of
-captioning.captioner captions with it. With --onnx it also has encoder.onnx and step.onnx, which scripts/caption_onnx.py
-captions with, without PyTorch.
+Weights are safetensors. The card has the scores that `captioning test` left in the run's folder.
+Nothing in the folder runs when it is opened. `--model DIR` of other commands uses it.
 
 examples:
-  captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export best.ckpt --output exported/mine --license cc-by-4.0
-  captioning export best.ckpt --output exported/mine --onnx
+  captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
+  captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --onnx
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.arguments import add_import_option, add_model_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    arguments = _parse(argv)
+    arguments = parser().parse_args(argv)
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
@@ -42,27 +39,27 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments.onnx and any((folder / name).exists() for name in (ENCODER, STEP)):
         raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(folder)
-    refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")
+    refuse_inputs(folder / WEIGHTS, [arguments.model], "--output")
     import_modules(arguments.imports, [Path()])
-    captioner = load(arguments.checkpoint)
-    run = RunFolder.of(arguments.checkpoint)
-    name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    captioner = load(arguments.model)
+    run = RunFolder.of(arguments.model)
+    name = run.path.resolve().name if run else Path(arguments.model).stem
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
-    checkpoint = Path(arguments.checkpoint).name
+    checkpoint = Path(arguments.model).name
     captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "export")
-    parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
+    add_model_option(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
-    parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
+    parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
     add_import_option(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def card(captioner: ImageCaptioner, name: str, run: Path | None, checkpoint: str, license: str | None) -> str:

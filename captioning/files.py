@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import os
 import secrets
@@ -125,6 +126,22 @@ def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool =
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 checksum of a file, in hexadecimal.
+
+    Raises:
+        InputError: The file cannot be read.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return digest.hexdigest()
 
 
 def read_json(path: Path, what_to_do: str = "") -> Any:

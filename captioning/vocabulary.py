@@ -88,6 +88,10 @@ class Vocabulary:
                 words.append(SPECIALS[i] if i < len(SPECIALS) else self.words[i - len(SPECIALS)])
         return words
 
+    def extended(self, words: Iterable[str]) -> Vocabulary:
+        """Return this vocabulary with those ``words`` behind it that it lacks; ids of its own words stay."""
+        return Vocabulary([*self.words, *(word for word in words if word not in self)], self.tokenizer)
+
     def difference(self, words: Sequence[str]) -> str:
         """Return a few words on how a list of words differs from this vocabulary, "" if it does not."""
         gone, new = [word for word in words if word not in self], sorted(set(self.words) - set(words))

@@ -367,7 +367,7 @@ def commands(made: Path) -> Target:
 LINES = {
     "caption_image": ["a.png", "--model", "x.ckpt", "--json", "o.json", "--beam_size", "2", "--max_length", "5"],
     "evaluate": ["--captions", "results.json", "--references", "references.json", "--split", "val"],
-    "export": ["x.ckpt", "--output", "e"],
+    "export": ["--model", "x.ckpt", "--output", "e"],
     "document_frequencies": ["--references", "references.json", "--output", "f.json"],
     "compare_runs": ["r", "r", "--resamples", "9", "--images", "1", "--seed", "3"],
 }

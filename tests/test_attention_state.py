@@ -18,6 +18,7 @@ from captioning.attention import (
     Score,
     SoftAttention,
 )
+from captioning.attention.memory import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, beam_search
 from captioning.encoders import ConvEncoder
@@ -118,6 +119,20 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
             sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
             before = sharp / sharp.sum()
             np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
+
+
+def test_the_mean_annotation_has_the_models_precision():
+    annotations, mask = torch.randn(B, L, D, dtype=torch.double), torch.arange(L).expand(B, L) < 7
+    mean = Memory(annotations, annotations, mask).mean_annotation()
+    torch.testing.assert_close(mean, annotations[:, :7].mean(dim=1), atol=1e-15, rtol=1e-14)
+
+
+def test_ntm_addressing_begins_in_the_models_precision():
+    score = NTMScore(A)
+    attention = built(SoftAttention(score)).double()
+    mask = torch.arange(L).expand(B, L) < 7
+    uniform, exists = attention.init_state(attention.prepare(torch.randn(B, L, D, dtype=torch.double), mask))
+    assert torch.equal(uniform, mask.double() / 7) and torch.equal(exists, mask)
 
 
 def test_concat_is_one_matrix_over_query_and_annotation():

@@ -16,7 +16,7 @@ from PIL import Image
 from captioning.evaluation.records import CaptionedImage
 from captioning.run_folder import RunFolder
 from captioning.training import WandbRun
-from captioning.training.callbacks import BestCheckpoint
+from captioning.training.callbacks import BestCheckpoint, StopEarly
 
 
 class FakeRun:
@@ -231,3 +231,25 @@ def test_of_equally_good_checkpoints_the_one_of_the_lowest_nll_is_kept(tmp_path)
     resumed = BestCheckpoint(tmp_path, monitor="val/bleu4", mode="max")
     resumed.load_state_dict(best.state_dict())
     assert not validate(resumed, 1.0, 5.5) and validate(resumed, 1.0, 4.5)
+
+
+def stops(callback: StopEarly, bleu4: float, nll: float) -> bool:
+    """Return whether training ends after a validation with these scores."""
+    trainer = SimpleNamespace(
+        callback_metrics={"val/bleu4": torch.tensor(bleu4), "val/nll": torch.tensor(nll)},
+        strategy=SimpleNamespace(reduce_boolean_decision=lambda stop, all: stop),
+        fast_dev_run=False,
+        should_stop=False,
+        current_epoch=0,
+    )
+    callback._run_early_stopping_check(trainer)
+    return trainer.should_stop
+
+
+def test_while_bleu_is_zero_training_goes_on_as_long_as_the_nll_falls():
+    early = StopEarly("val/bleu4", mode="max", patience=2)
+    assert not any(stops(early, 0.0, nll) for nll in (5.0, 4.0, 4.5, 3.0, 2.5, 2.0, 1.5))
+    resumed = StopEarly("val/bleu4", mode="max", patience=2)
+    resumed.load_state_dict(early.state_dict())
+    assert [stops(resumed, 0.0, nll) for nll in (1.6, 1.7)] == [False, True]  # neither is below 1.5
+    assert [stops(early, bleu4, 1.0) for bleu4 in (3.0, 2.0, 2.0)] == [False, False, True]  # BLEU comes first

@@ -248,7 +248,7 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
     [
         (["x.png", "--model", "x", "--top_k", "3"], "--top_k has an effect only with --sample"),
         (["x.png", "--model", "x", "--sample", "--beam_size", "3"], "--beam_size has no effect with --sample"),
-        (["x.png", "--model", "x", "--batch_size", "0"], "--batch_size: must be at least 1, got 0"),
+        (["x.png", "--model", "x", "--batch_size", "0"], "--batch_size: must be a whole number of at least 1, got '0'"),
         (["x.png", "--model", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
         (["x.png", "--model", "x", "--style", "paper"], "--style has an effect only with --overlay"),
         (["x.png", "--model", "x", "--heads"], "--heads has an effect only with --overlay"),

@@ -17,11 +17,13 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
+from captioning.captioner import load
 from captioning.cli.command_line import with_run_config
 from captioning.cli.fit import main
 from captioning.cli.loggers import wandb_offline_without_account
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank
+from captioning.vocabulary import UNK
 
 
 @pytest.fixture
@@ -361,11 +363,27 @@ def test_a_second_stage_begins_with_the_weights_of_the_first_and_resumes_without
     assert "test/cider_d" in json.loads(Path("runs/second/test_metrics.json").read_text())
 
 
+def test_a_model_is_fine_tuned_on_captions_with_further_words(workdir):
+    main(["fit", "--config", "tiny.yaml", "--data.vocabulary.max_words", "6"])
+    first = "runs/tiny/checkpoints/best.ckpt"
+    extended = ["--data.vocabulary.extend", first, "--model.optimizer.init_args.lr", "0"]  # nothing is learned
+    main(["fit", "--config", "tiny.yaml", "--name", "second", "--init_from", first, *extended])
+    old, new = load(first), load("runs/second/checkpoints/last.ckpt")
+    assert new.vocabulary.words[:6] == old.vocabulary.words and len(new.vocabulary) > len(old.vocabulary)
+    assert len(set(new.vocabulary.words)) == len(new.vocabulary.words)
+    after = dict(new.captioner.named_parameters())
+    for name, weight in old.captioner.named_parameters():
+        assert torch.equal(after[name][: len(weight)], weight), name
+    to_words = after["decoder.output.L_o.weight"]
+    assert all(torch.equal(row, to_words[UNK]) for row in to_words[10:])
+    main(["test", "--ckpt_path", "runs/second/checkpoints/last.ckpt"])  # the same words again
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--init_from", "none.ckpt"], "--init_from none.ckpt: no such checkpoint"),
-        (["--init_from", "tiny.yaml"], "tiny.yaml: not a checkpoint of this project"),
+        (["--init_from", "none.ckpt"], "--init_from none.ckpt: the checkpoint cannot be read .No such file"),
+        (["--init_from", "tiny.yaml"], "--init_from tiny.yaml: not a checkpoint of this project"),
         (
             ["--init_from", "first.ckpt", "--data.vocabulary.max_words", "5"],
             "first.ckpt: its vocabulary .* is not the data's .5.",

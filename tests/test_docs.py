@@ -92,7 +92,7 @@ def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(
     styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
     reference = (tmp_path / "site/reference/captioner.html").read_text(encoding="utf-8")
-    assert "Return the captioner that a training run saved" in reference
+    assert "Return the pretrained captioner, or one that a training run saved" in reference
     attention = (tmp_path / "site/reference/attention.html").read_text(encoding="utf-8")
     assert "AdditiveScore" in attention and "HardAttention" in attention
 

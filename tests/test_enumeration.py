@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Callable
 from statistics import NormalDist
 
 import pytest
@@ -118,11 +119,28 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
 
 def sampled_gradients(captioner: Captioner, estimator: Estimator, **weights: float) -> Tensor:
     """Return the gradient of each batch, (BATCHES, parameters)."""
-    options = {"reward_weight": 1.0, "entropy_weight": 0.0, "attention_penalty": 0.0} | weights
-    objective = Likelihood(estimator=estimator, **options).connect(captioner.decoder.attention).double()
+    objective = make_objective(captioner, estimator, **weights)
     batch = make_batch(DRAWS // BATCHES // estimator.samples)
-    objective(captioner, batch)  # baselines start with the mean of a batch, which is not counted
     return torch.stack([gradient(captioner, objective(captioner, batch)[0]) for _ in range(BATCHES)])
+
+
+def make_objective(captioner: Captioner, estimator: Estimator, **weights: float) -> Likelihood:
+    options = {"reward_weight": 1.0, "entropy_weight": 0.0, "attention_penalty": 0.0} | weights
+    return Likelihood(estimator=estimator, **options).connect(captioner.decoder.attention).double()
+
+
+def expected_gradient(captioner: Captioner, make_estimator: Callable[[], Estimator]) -> Tensor:
+    """Return the mean gradient of the first batch over the draws of two captions of two steps, by their probability."""
+    batch = make_batch()
+    log_paths = [every_path(captioner, image)[1].detach() for image in range(2)]
+    paths = [list(itertools.product(range(L), repeat=2))] * 2
+    loss = torch.zeros((), dtype=torch.double)
+    for (first, p), (second, q) in itertools.product(*map(zip, paths, log_paths)):
+        drawn = iter(torch.tensor([first, second]).unsqueeze(1).unbind(-1))  # (images, 1) at every step
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(hard, "draw", lambda alphas, drawn=drawn: next(drawn))
+            loss = loss + (p + q).exp() * make_objective(captioner, make_estimator())(captioner, batch)[0]
+    return gradient(captioner, loss)
 
 
 def assert_agrees(gradients: Tensor, exact: Tensor) -> None:
@@ -150,6 +168,15 @@ def test_moving_average_gradient_matches_enumeration():
 def test_reward_to_go_gradient_matches_enumeration():
     captioner = make_captioner()
     assert_agrees(sampled_gradients(captioner, RewardToGo()), exact_gradient(captioner))
+
+
+@pytest.mark.parametrize("make", [MovingAverage, RewardToGo])
+def test_expected_gradient_of_the_first_batch_is_exact(make, monkeypatch):
+    """Before an average exists, a baseline must not be made of the batch's own draws."""
+    monkeypatch.setattr(sys.modules[__name__], "CAPTIONS", ([4], [5]))
+    monkeypatch.setattr(sys.modules[__name__], "WORDS", 4)
+    captioner = make_captioner()
+    torch.testing.assert_close(expected_gradient(captioner, make), exact_gradient(captioner), atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("to_go", [False, True])

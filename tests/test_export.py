@@ -12,9 +12,11 @@ from safetensors import safe_open
 
 from captioning.captioner import load
 from captioning.cli import export as export_command
+from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.records import write_evaluation
 from captioning.evaluation.scores import score_captions
+from captioning.files import sha256_of
 
 SETTINGS = {
     "seed_everything": 7,
@@ -50,13 +52,13 @@ def test_the_folder_captions_as_the_checkpoint_does(run, tmp_path, capsys):
     assert exported.settings == SETTINGS and exported.encoder.preprocessing == expected.encoder.preprocessing
     for caption, other in zip(exported(images, max_length=6), expected(images, max_length=6), strict=True):
         assert (caption.text, caption.log_probs) == (other.text, other.log_probs)
-    assert "model.safetensors, vocabulary.json" in capsys.readouterr().out
+    assert "README.md, SHA256SUMS, config.json, model.safetensors, vocabulary.json" in capsys.readouterr().out
 
 
 def test_the_weights_are_those_of_the_model_alone(run):
     folder = export(run)
     assert sorted(file.name for file in folder.iterdir()) == [
-        *("README.md", "config.json", "model.safetensors", "vocabulary.json")
+        *("README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.json")
     ]
     expected = load(run / "checkpoints/best.ckpt").captioner.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -104,6 +106,74 @@ def test_a_card_without_a_test_says_so(tmp_path):
     assert "It was not tested" in text and "settings were not saved" in text and "not stated" in text
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_parameters_are_stored_in_half_the_bytes_and_computed_with_in_float32(run, dtype):
+    captioner = load(run / "checkpoints/best.ckpt").captioner
+    expected, parameters = captioner.state_dict(), dict(captioner.named_parameters())
+    folder = export(run, "--dtype", dtype)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        types = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 - no mapping
+    assert {types[name] for name in parameters} == {getattr(torch, dtype)}
+    assert all(types[name] == expected[name].dtype for name in types.keys() - parameters.keys())  # statistics
+    for name, tensor in load(folder).captioner.state_dict().items():
+        assert tensor.dtype == expected[name].dtype
+        assert torch.equal(tensor, expected[name].to(types[name]).to(tensor.dtype))
+
+
+def test_a_weight_beyond_float16_is_refused_before_anything_is_written(run, tmp_path):
+    captioner = load(run / "checkpoints/best.ckpt")
+    with torch.no_grad():
+        captioner.captioner.decoder.embedding.weight[2, 3] = -7e4
+    with pytest.raises(
+        InputError, match=r"--dtype float16: decoder.embedding.weight reaches 7e\+04, .* 65504; take bf"
+    ):
+        captioner.export(tmp_path / "new", dtype="float16")
+    assert not (tmp_path / "new").exists()
+    captioner.export(tmp_path / "new", dtype="bfloat16")
+    assert load(tmp_path / "new").captioner.decoder.embedding.weight[2, 3] == -70144
+
+
+def test_cells_are_not_measured_again(run, monkeypatch):
+    expected = load(run / "checkpoints/best.ckpt").encoder.cells
+    folder = export(run)
+    monkeypatch.setattr(Encoder, "_measured_cells", None)
+    assert load(folder).encoder.cells == expected
+
+
+def test_folders_of_the_machine_are_not_passed_on(tmp_path):
+    settings = {"data": {"source": {"json_path": "/mnt/me/data.json"}, "files": ["/a/b", "c/d"]}, "scale": 0.5}
+    load(save_checkpoint(tmp_path / "best.ckpt", settings=settings)).export(tmp_path / "new")
+    assert load(tmp_path / "new").settings == {
+        "data": {"source": {"json_path": "data.json"}, "files": ["b", "c/d"]},
+        "scale": 0.5,
+    }
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "vocabulary.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "missing"])
+def test_a_damaged_file_is_one_line(run, file, damage):
+    path = export(run) / file
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(content if damage == "flipped" else content[:-1])
+    with pytest.raises(InputError) as caught:
+        load(path.parent)
+    assert str(path) in str(caught.value) or str(path.parent) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    if damage != "missing":
+        assert "is not what was exported; copy the folder again, or export it again" in str(caught.value)
+
+
+def test_a_folder_without_checksums_is_one_line(run):
+    folder = export(run)
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(InputError, match=r"SHA256SUMS: cannot be read; copy the folder again"):
+        load(folder)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -112,9 +182,11 @@ def test_a_card_without_a_test_says_so(tmp_path):
         ("vocabulary.json", b'{"words": 3}', r"is not what captioning export writes"),
     ],
 )
-def test_a_damaged_folder_is_one_line(run, file, content, message):
+def test_a_file_of_another_program_is_one_line(run, file, content, message):
     folder = export(run)
     (folder / file).write_bytes(content)
+    names = ("model.safetensors", "config.json", "vocabulary.json")
+    (folder / "SHA256SUMS").write_text("".join(f"{sha256_of(folder / name)}  {name}\n" for name in names))
     with pytest.raises(InputError, match=message):
         load(folder)
 

@@ -95,7 +95,7 @@ OPTIONS = {
     Fault(
         "a checkpoint where settings are taken",
         "--checkpoint best.ckpt: takes settings; a checkpoint is given by --ckpt_path best.ckpt",
-    ): ["--model", "best.ckpt"],
+    ): ["--checkpoint", "best.ckpt"],
     Fault("validations farther apart than an epoch is long", "--trainer.val_check_interval: "): [
         "--trainer.val_check_interval",
         "100",
@@ -365,7 +365,7 @@ SCRIPT_OPTIONS = {
         "compare_runs",
         ["a", "b", "--images", "-1"],
     ),
-    Fault("`caption_image.py --beam_size 0`", "argument --beam_size: must be at least 1"): (
+    Fault("`caption_image.py --beam_size 0`", "argument --beam_size: must be a whole number of at least 1"): (
         "caption_image",
         ["x.png", "--model", "x.ckpt", "--beam_size", "0"],
     ),

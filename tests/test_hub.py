@@ -90,7 +90,7 @@ def test_a_captioner_is_loaded_by_its_name(hub, tmp_path):
     here, there = load(tmp_path / "best.ckpt"), load("hf:owner/mine")
     assert there(image, max_length=6).log_probs == here(image, max_length=6).log_probs
     fetched = {asked.removeprefix("GET ") for asked in hub.asked if asked.startswith("GET")}
-    assert fetched == {"config.json", "vocabulary.json", "model.safetensors", "README.md"}
+    assert fetched == {"config.json", "vocabulary.json", "model.safetensors", "SHA256SUMS", "README.md"}
 
 
 def test_a_revision_is_the_one_that_is_asked_for(hub, tmp_path):

@@ -241,7 +241,7 @@ def test_the_scores_of_a_corpus_have_meteor_and_spice_where_java_is(fake):
         (spice, "pass", "SPICE's result cannot be read"),
         (spice, SCORE.replace("out[::-1]", "out[:-1]"), "SPICE scored 1 of 2 images"),
         (spice, SCORE.replace("out[::-1]", "[1]"), "SPICE's result cannot be read"),
-        (spice, "time.sleep(60)", "SPICE took longer than 1 s and was ended"),
+        (spice, "time.sleep(60)", "SPICE gave no output for 1 s and was ended"),
         (meteor_counts, "sys.exit(3)", r"METEOR failed \(exit code 3\): no message"),
         (meteor_counts, "print('Error: x\\nError: y')", "METEOR answered 'Error: x' where 23 numbers were expected"),
         (
@@ -251,7 +251,8 @@ def test_the_scores_of_a_corpus_have_meteor_and_spice_where_java_is(fake):
         ),
         (meteor_counts, "print('1.0 2.0')", r"METEOR gave 1 answers for 2 images: '1.0 2.0\\n'"),
         (meteor_counts, "pass", "METEOR gave 0 answers for 2 images: ''"),
-        (meteor_counts, "time.sleep(60)", "METEOR took longer than 1 s and was ended"),
+        (meteor_counts, "time.sleep(60)", "METEOR gave no output for 1 s and was ended"),
+        (meteor_counts, "print('1', flush=True)\ntime.sleep(60)", "METEOR gave no output for 1 s and was ended"),
     ],
 )
 def test_a_failing_program_is_reported_in_one_line_and_leaves_nothing_behind(
@@ -261,10 +262,19 @@ def test_a_failing_program_is_reported_in_one_line_and_leaves_nothing_behind(
     assert missing_spice() is None and missing_meteor() is None
     monkeypatch.setattr(java, "_START_SECONDS", 1.0 if "sleep" in program else 60.0)
     monkeypatch.setattr(java, "_SPICE_SECONDS", 0.0)
-    monkeypatch.setattr(java, "_METEOR_SECONDS", 0.0)
     with pytest.raises(JavaError, match=message) as error:
         score([["a"], ["b"]], [[["a"]], [["b"]]])
     assert "\n" not in str(error.value)
+
+
+def test_meteors_time_limit_is_that_of_one_answer_however_large_the_corpus(fake, monkeypatch):
+    monkeypatch.setattr(java, "_START_SECONDS", 2.0)
+    corpus = [["a"]] * 500, [[["a"]]] * 500
+    fake("print('1 ' * 23, flush=True)\ntime.sleep(60)")
+    with pytest.raises(JavaError, match="METEOR gave no output for 2 s"):
+        meteor_counts(*corpus)
+    fake("for _ in range(500):\n    print('1 ' * 23, flush=True)\n    time.sleep(0.006)")  # 3 s in all
+    assert meteor_counts(*corpus).shape == (500, 23)
 
 
 def test_what_is_missing_is_named(fake, monkeypatch, tmp_path):

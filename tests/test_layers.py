@@ -30,7 +30,7 @@ FLOORS: list[dict[str, str]] = [
     {"encoders": "cells component data errors"},
     {"model": "attention component data decoding encoders errors kernels trace vocabulary"},
     {
-        "checkpoint": "attention data encoders errors files kernels model run_folder tokenizers vocabulary",
+        "checkpoint": "attention cells data encoders errors files kernels model run_folder tokenizers vocabulary",
         "objective": "attention component data decoding errors kernels model trace vocabulary",
     },
     {

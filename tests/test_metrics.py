@@ -37,6 +37,14 @@ def test_bleu_equals_the_coco_toolkit_also_with_hypotheses_shorter_than_four_wor
     assert [ours[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(coco_bleu(hypotheses, references), abs=1e-4)
 
 
+@pytest.mark.parametrize(("hypothesis", "toolkit"), [("abc", 2.266), ("abcx", 0.013)])
+def test_bleu4_without_a_match_of_four_words_is_0_where_the_toolkit_has_some(hypothesis, toolkit):
+    """As the docstring says: without n-grams of four words, and without a match among them."""
+    corpus = [list(hypothesis)], [[list("abcd")]]
+    assert corpus_bleu(*corpus)["bleu4"] == 0
+    assert coco_bleu(*corpus)[3] == pytest.approx(toolkit, abs=1e-3)
+
+
 def test_bleu_of_a_hand_counted_case():
     # "the the cat": clipped unigrams the 1 (twice said, once in the reference), cat 1 of 3; bigrams: "the cat" 1 of 2.
     scores = corpus_bleu([["the", "the", "cat"]], [[["the", "cat", "sat", "down"]]])

@@ -42,6 +42,13 @@ def test_exponentials(shape, dtype, in_place):
     torch.testing.assert_close(sums.double(), expected.sum(-1), rtol=2e-6, atol=0)
 
 
+def test_exponentials_of_all_sizes_are_as_exact_as_the_kernel_says():
+    x = torch.cat([torch.linspace(-87, 0, 1_000_003), torch.arange(-87.0, 1)])
+    out = torch.empty(1, len(x))
+    exponentials(x.unsqueeze(0), out=out)
+    torch.testing.assert_close(out[0].double(), x.double().exp(), rtol=5e-7, atol=0)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_log_probs(shape, dtype):

@@ -279,7 +279,7 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
         ["-m", "captioning", subcommand] for subcommand in ("average", "evaluate", "evaluate")
     ]
     none, soft, mean = (f"runs/tiny_{variant}_1/checkpoints/best.ckpt" for variant in ("none", "soft", "mean"))
-    assert of_the_mean[0][3:] == [none, soft, "--output", mean]
+    assert of_the_mean[0][3:] == ["--model", none, "--model", soft, "--output", mean]
     assert of_the_mean[1][4] == mean and "--beam_size=5" in of_the_mean[2]
     ran.clear()
     forget("mean_1")

@@ -60,7 +60,8 @@ class NTMScore(Score):
 
     def init_state(self, exists: Tensor) -> State:
         """Return uniform weights, and the mask, which restricts the addressing to locations that exist."""
-        return exists / exists.sum(dim=1, keepdim=True), exists
+        weights = exists.to(torch.promote_types(self.key.weight.dtype, torch.float32))
+        return weights / weights.sum(dim=1, keepdim=True), exists
 
     def update(self, alphas: Tensor, *state: Tensor) -> State:
         return alphas, state[1]

@@ -1,6 +1,6 @@
-"""Captions from a checkpoint file alone.
+"""Captions from the pretrained captioner, or from a checkpoint file alone.
 
-captioner = load("best.ckpt")
+captioner = load()  # or load("best.ckpt")
 caption = captioner("photo.jpg")
 caption.save_figure("photo_attention.png")
 

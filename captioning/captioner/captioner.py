@@ -19,8 +19,9 @@ from captioning import decoding
 from captioning.captioner.caption import Alternative, Caption
 from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, views_of
 from captioning.captioner.options import DecodingOptions, configured_options
-from captioning.checkpoint.export import write_export
+from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
+from captioning.checkpoint.pretrained import PRETRAINED
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -33,7 +34,7 @@ _Place = str | os.PathLike[str]
 
 
 @overload
-def load(path: _Place, device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
+def load(path: _Place = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
 
 
 @overload
@@ -43,14 +44,14 @@ def load(
 
 
 def load(
-    path: _Place | Sequence[_Place], device: str | torch.device = "cpu"
+    path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu"
 ) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]:
-    """Return the captioner that a training run saved. The file alone is enough, and no code in it is run.
+    """Return the pretrained captioner, or one that a training run saved. A saved one runs no code when it is opened.
 
     Args:
-        path: What ``read_model`` takes: a checkpoint, an exported folder, or a name on the hub; or several of them,
-            whose word distributions are averaged at every step. Views, settings and default options are then the
-            first one's.
+        path: What ``read_model`` takes: a checkpoint, an exported folder, a name on the hub, or "pretrained", the
+            captioner that is installed with the package; or several of them, whose word distributions are averaged at
+            every step. Views, settings and default options are then the first one's.
         device: "cpu", "cuda", "cuda:1" ...
 
     Raises:
@@ -105,16 +106,21 @@ class ImageCaptioner(Generic[Model]):
     def device(self) -> torch.device:
         return next(self.captioner.parameters()).device
 
-    def export(self, folder: str | Path, card: str = "") -> None:
+    def export(self, folder: str | Path, card: str = "", *, dtype: StoredType = "float32") -> None:
         """Write a folder that ``load`` takes, to be passed on: safetensors, JSON and a model card in Markdown.
 
+        Args:
+            folder: The folder, which need not exist.
+            card: The model card.
+            dtype: Type that the parameters are stored in; see ``write_export``.
+
         Raises:
-            InputError: The folder cannot be written, or this is an ensemble.
+            InputError: The folder cannot be written, a weight is too large for the type, or this is an ensemble.
         """
         captioner: CaptionModel = self.captioner
         if not isinstance(captioner, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        write_export(Path(folder), captioner, self.vocabulary, self.settings, card)
+        write_export(Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload
     def caption(

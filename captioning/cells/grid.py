@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,11 @@ class CellGrid:
         (rows, columns), (height, width) = grid_size, size
         stride = height / rows, width / columns
         return cls(grid_size, (stride[0] / 2, stride[1] / 2), stride, size)
+
+    @classmethod
+    def from_dict(cls, pairs: dict[str, Any]) -> CellGrid:
+        """Rebuild what ``dataclasses.asdict`` described; its tuples are lists in JSON."""
+        return cls(**{name: (pair[0], pair[1]) for name, pair in pairs.items()})
 
     def scaled(self, size: tuple[int, int]) -> CellGrid:
         """Return the same cells of a view that was enlarged or reduced to ``size``."""

@@ -87,7 +87,7 @@ def kept_cells(identity: Callable[[], dict[str, Any]], measure: Callable[[], Cel
     path = cache_folder(f"cells-{key[:32]}.json")
     # A file that is missing or damaged is written anew.
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        return CellGrid(**{name: (pair[0], pair[1]) for name, pair in json.loads(path.read_text()).items()})
+        return CellGrid.from_dict(json.loads(path.read_text()))
     start = time.monotonic()
     cells = measure()
     if time.monotonic() - start > _SLOW:

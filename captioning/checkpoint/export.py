@@ -1,22 +1,31 @@
 """A captioner as a folder that can be passed on: safetensors, JSON and a model card. Nothing in it runs.
 
 ``model.safetensors`` has the weights without the optimizer's state, ``config.json`` everything that rebuilds the model
-and prepares images, ``vocabulary.json`` the words, and ``README.md`` is the model card.
+and prepares images, ``vocabulary.json`` the words, and ``README.md`` is the model card. ``SHA256SUMS`` has checksums of
+the first three, for ``read_export`` and for ``sha256sum --check``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError
-from captioning.files import read_json, replacing, write_json, write_text
+from captioning.files import read_json, replacing, sha256_of, write_json, write_text
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
+CHECKSUMS = "SHA256SUMS"
+
+StoredType = Literal["float32", "float16", "bfloat16"]
 
 
 def is_export(folder: Path) -> bool:
@@ -35,9 +44,17 @@ def refuse_other_folder(folder: Path) -> None:
 
 
 def write_export(
-    folder: Path, captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any], card: str
+    folder: Path,
+    captioner: Captioner,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Any],
+    card: str,
+    *,
+    dtype: StoredType = "float32",
 ) -> None:
     """Write a folder that ``read_export`` reads.
+
+    Absolute paths in the settings are reduced to the file's name: they tell where files lay on another machine.
 
     Args:
         folder: The folder, which need not exist.
@@ -45,21 +62,26 @@ def write_export(
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
         card: The model card, in Markdown.
+        dtype: Type that the parameters are stored in. The model still computes in float32. Buffers keep their types:
+            statistics need the digits, and are small.
 
     Raises:
-        InputError: The folder cannot be written, or has the README of something else.
+        InputError: The folder cannot be written or has the README of something else, or a weight is beyond the range
+            of the type.
     """
     from safetensors.torch import save
 
     refuse_other_folder(folder)
+    weights = _stored(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
-        # Tied embeddings are one tensor with two names. The format takes no tensor twice, so each name gets a copy.
-        weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in captioner.state_dict().items()}
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
     config = describe(captioner, vocabulary, settings)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
-    write_json(folder / CONFIG, config)
+    config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
+    write_json(folder / CONFIG, _without_folders(config))
     write_text(folder / CARD, card)
+    sums = [f"{sha256_of(folder / name)}  {name}\n" for name in (WEIGHTS, CONFIG, VOCABULARY)]
+    write_text(folder / CHECKSUMS, "".join(sums))
 
 
 def read_export(folder: Path) -> dict[str, Any]:
@@ -71,6 +93,7 @@ def read_export(folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    _check_sums(folder)
     config, words = read_json(folder / CONFIG), read_json(folder / VOCABULARY)
     if not isinstance(config, dict) or not isinstance(words, dict) or not isinstance(words.get("words"), list):
         raise InputError(f"{folder}: {CONFIG} or {VOCABULARY} is not what captioning export writes; export it again")
@@ -80,3 +103,49 @@ def read_export(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder / WEIGHTS}: damaged ({error}); export it again") from error
     state = {f"captioner.{name}": tensor for name, tensor in weights.items()}
     return {"captioning": config | {"vocabulary": words["words"]}, "state_dict": state}
+
+
+def _stored(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
+    """Return the model's state with its parameters in the type.
+
+    Raises:
+        InputError: A parameter is beyond the range of the type.
+    """
+    parameters = {name for name, _ in captioner.named_parameters(remove_duplicate=False)}
+    stored = {}
+    for name, tensor in captioner.state_dict().items():
+        # Tied embeddings are one tensor with two names. The format takes no tensor twice, so each name gets a copy.
+        stored[name] = tensor.detach().cpu().contiguous().clone()
+        if name in parameters:
+            stored[name] = stored[name].to(getattr(torch, dtype))
+            if tensor.isfinite().all() and not stored[name].isfinite().all():
+                raise InputError(
+                    f"--dtype {dtype}: {name} reaches {float(tensor.abs().max()):.3g}, the type ends at "
+                    f"{torch.finfo(stored[name].dtype).max:g}; take bfloat16 or float32"
+                )
+    return stored
+
+
+def _without_folders(value: Any) -> Any:
+    """Return plain data in which an absolute path is only its last part."""
+    if isinstance(value, dict):
+        return {name: _without_folders(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_folders(item) for item in value]
+    return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
+
+
+def _check_sums(folder: Path) -> None:
+    """Compare the files with their checksums.
+
+    Raises:
+        InputError: A file is missing, or is not what was exported.
+    """
+    try:
+        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise InputError(f"{folder / CHECKSUMS}: cannot be read; copy the folder again, or export it again") from error
+    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in (WEIGHTS, CONFIG, VOCABULARY):
+        if sha256_of(folder / name) != sums.get(name):
+            raise InputError(f"{folder / name}: is not what was exported; copy the folder again, or export it again")

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from captioning.checkpoint.export import CARD, CONFIG, VOCABULARY, WEIGHTS
+from captioning.checkpoint.export import CARD, CHECKSUMS, CONFIG, VOCABULARY, WEIGHTS
 from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
@@ -23,8 +23,8 @@ def is_on_hub(name: object) -> bool:
 def download(name: str) -> Path:
     """Return the folder of an exported captioner, downloaded where the hub's cache lacks it.
 
-    Without a connection, or with ``HF_HUB_OFFLINE=1``, only the cache is used. Only the four files of an export are
-    fetched, and the configuration first, so that the weights of another kind of model are never downloaded.
+    Without a connection, or with ``HF_HUB_OFFLINE=1``, only the cache is used. Only the files of an export are fetched,
+    and the configuration first, so that the weights of another kind of model are never downloaded.
 
     Args:
         name: "hf:owner/name", which may be followed by an "@" and a branch, a tag or a commit.
@@ -51,7 +51,7 @@ def download(name: str) -> Path:
         if not isinstance(content, dict) or not {"format", "encoder", "decoder", "preprocessing"} <= content.keys():
             raise InputError(f"{name}: {_OTHER_MODEL}")
         commit = config.parent.name  # the same state of the repository for all files
-        for file in (VOCABULARY, WEIGHTS):
+        for file in (VOCABULARY, WEIGHTS, CHECKSUMS):
             fetch(file, commit)
         with contextlib.suppress(EntryNotFoundError):
             fetch(CARD, commit)

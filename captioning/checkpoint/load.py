@@ -10,14 +10,16 @@ from typing import Any, NamedTuple
 
 import torch
 
+from captioning.cells import CellGrid
 from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint, write_checkpoint
+from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
-from captioning.vocabulary import Vocabulary
+from captioning.vocabulary import UNK, Vocabulary
 
 
 class SavedModel(NamedTuple):
@@ -38,12 +40,23 @@ class SavedModel(NamedTuple):
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
 
+        Args:
+            captioner: The captioner to be trained.
+            vocabulary: Its vocabulary: this model's words, and possibly further ones. A further word begins with the
+                weights of <unk>, which is what this model calls it.
+
         Raises:
             InputError: The weights belong to another vocabulary or to another model.
         """
-        check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary)
+        if vocabulary.words[: len(self.vocabulary.words)] != self.vocabulary.words:
+            check_vocabulary(f"{self.path}: its", self.vocabulary.words, vocabulary, ", or data.vocabulary.extend")
+        further = len(vocabulary) - len(self.vocabulary)
         weights = {name: tensor for name, tensor in self.captioner.state_dict().items() if not _is_counter(name)}
         counters = {name: tensor for name, tensor in captioner.state_dict().items() if _is_counter(name)}
+        for name, parameter in captioner.named_parameters():
+            if further and len(parameter) == len(vocabulary) and name in weights:
+                unknown = weights[name][UNK]
+                weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
         try:
             captioner.load_state_dict(weights | counters)
         except RuntimeError as error:
@@ -51,12 +64,13 @@ class SavedModel(NamedTuple):
             raise InputError(f"{self.path}: its weights do not fit the model of the config ({reason})") from error
 
 
-def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu") -> SavedModel:
+def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.device = "cpu") -> SavedModel:
     """Return the model that a training run saved. The file alone is enough, and no code in it is run.
 
     Args:
-        path: A .ckpt file of this project, a folder that `captioning export` wrote, or the name of such a folder on the
-            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision".
+        path: A .ckpt file of this project, a folder that `captioning export` wrote, the name of such a folder on the
+            Hugging Face hub, "hf:owner/name" or "hf:owner/name@revision", or "pretrained", the captioner that is
+            installed with the package.
         device: Where the model goes: "cpu", "cuda", "cuda:1" ...
 
     Raises:
@@ -70,6 +84,9 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
     try:
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         settings = dict(content["settings"] or {})
+        captioner.to(target)
+        if "cells" in content:
+            captioner.encoder.cells = CellGrid.from_dict(content["cells"])
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
     except KeyError as error:
@@ -80,7 +97,13 @@ def read_model(path: str | os.PathLike[str], device: str | torch.device = "cpu")
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return SavedModel(str(path), captioner.to(target), vocabulary, settings)
+    return SavedModel(str(path), captioner, vocabulary, settings)
+
+
+def _place(path: str | os.PathLike[str]) -> Path:
+    if path == PRETRAINED:
+        return pretrained_folder()
+    return download(str(path)) if is_on_hub(path) else Path(path)
 
 
 def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
@@ -99,8 +122,8 @@ def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return content and weights of a checkpoint file, an exported folder or a captioner of the hub."""
-    place = download(str(path)) if is_on_hub(path) else Path(path)
+    """Return content and weights of a model, arranged as in a checkpoint."""
+    place = _place(path)
     return read_export(place) if is_export(place) else read_checkpoint(place)
 
 
@@ -132,13 +155,14 @@ def check_tokenizer(checkpoint: Tokenizer, data: Tokenizer) -> None:
         raise InputError(f"data.vocabulary.tokenizer: {here}, the checkpoint's words are those of {there}; set {there}")
 
 
-def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -> None:
+def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary, remedy: str = "") -> None:
     """Refuse data that have other words than a checkpoint.
 
     Args:
         whose: The beginning of the message, such as "the checkpoint's".
         words: The words of the checkpoint.
         vocabulary: The vocabulary of the data.
+        remedy: What else than the checkpoint's data settings would help.
 
     Raises:
         InputError: The words differ.
@@ -146,7 +170,7 @@ def check_vocabulary(whose: str, words: Sequence[str], vocabulary: Vocabulary) -
     if tuple(words) != vocabulary.words:
         raise InputError(
             f"{whose} vocabulary ({len(words)} words) is not the data's ({len(vocabulary.words)}): "
-            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with"
+            f"{vocabulary.difference(words)}; use the data settings the checkpoint was trained with{remedy}"
         )
 
 

@@ -72,18 +72,18 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def add_model_option(parser: Group, *, several: str = "", required: bool = True) -> None:
-    """Add ``--model``, which names a trained model that is used; each one that is given is appended.
+    """Add ``--model``, which names a trained model that is used: ``model``, or the list ``models`` if several may be.
 
     Args:
         parser: The parser, or a group of it.
-        several: What several models are, such as "an ensemble".
+        several: What several models are, such as "an ensemble". Empty: the command takes one.
         required: Whether the command needs a model.
     """
     parser.add_argument(
         "--model",
-        dest="models",
+        dest="models" if several else "model",
         required=required,
-        action="append",
+        action="append" if several else "store",
         metavar="MODEL",
         help=f"a FILE.ckpt, exported folder or hf:owner/name{several and f'; again: {several}'}",
     )

@@ -49,7 +49,8 @@ def _add_listed_options(parser: argparse.ArgumentParser, text: str) -> None:
     """Add the options that the short help of a training command lists; all of them would take seconds of imports."""
     for option, metavar in _OPTION.findall(text):
         if "PLACE" not in option:
-            parser.add_argument(option, metavar=metavar or None, nargs=None if metavar else 0)
+            value = {"metavar": metavar} if metavar else {"action": "store_true"}
+            parser.add_argument(option, **value)
 
 
 def _mark_files(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ Nothing in the folder runs when it is opened. `--model DIR` of other commands us
 
 examples:
   captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --onnx
+  captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.model).name
-    captioner.export(folder, card(captioner, name, run.path if run else None, checkpoint, arguments.license))
+    text = card(captioner, name, run.path if run else None, checkpoint, arguments.license)
+    captioner.export(folder, text, dtype=arguments.dtype)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -56,6 +57,13 @@ def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "export")
     add_model_option(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        default="float32",
+        metavar="NAME",
+        help="of the weights: float32, float16 (half the size) or bfloat16 (default: float32)",
+    )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
     add_import_option(parser)

@@ -18,7 +18,6 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from captioning.captioner import load
-from captioning.checkpoint.io import refuse_other_files
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
 from captioning.cli.checks import refusal, refuse_impossible, while_restoring
@@ -159,7 +158,7 @@ class CaptioningCLI(LightningCLI):
             "--init_from",
             type=str | None,
             default=None,
-            help="fit: begin with the weights of this checkpoint, and a new optimizer. Resuming, --ckpt_path, wins.",
+            help="fit: begin with the weights of this model, and a new optimizer. Resuming, --ckpt_path, wins.",
         )
         parser.add_argument(
             "--ensemble",
@@ -222,10 +221,10 @@ class CaptioningCLI(LightningCLI):
 
     def _prepare_training(self, config: Any, *, resumed: bool) -> None:
         if config.get("init_from") and not resumed:
-            if not Path(config.init_from).exists():
-                raise InputError(f"--init_from {config.init_from}: no such checkpoint")
-            refuse_other_files(Path(config.init_from))
-            self.start = read_model(config.init_from)
+            try:
+                self.start = read_model(config.init_from)
+            except InputError as error:
+                raise InputError(f"--init_from {error}") from error
         if not process_rank() and not resumed:
             RunFolder(self.run_dir).wandb_run.unlink(missing_ok=True)  # left by a run that ended before its first epoch
         group = variant_name(config, self._words)

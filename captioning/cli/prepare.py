@@ -4,14 +4,9 @@ Existing files are not fetched again; the same command resumes an interrupted do
 are compared with the published checksums. data/README.md says where every file belongs.
 
 examples:
-  captioning prepare coco                   COCO 2017: downloads 20 GB, unpacks and checks it
-  captioning prepare coco --karpathy        COCO 2014 in Karpathy's split, which most papers use
-  captioning prepare flickr8k               captions are downloaded, images must be requested
-  captioning prepare flickr30k
-  captioning prepare shapes                 generated here, in a minute
-  captioning prepare weights                the encoder of the MobileNet configurations
+  captioning prepare coco --karpathy        Karpathy's split of the 2014 images, as in most papers
   captioning prepare coco --check           only check that all files are there
-  captioning prepare frequencies --help     counts of n-grams for a CIDEr-D reward
+  captioning prepare flickr8k
 """
 
 from __future__ import annotations
@@ -157,8 +152,8 @@ def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "prepare")
     commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes|weights|frequencies")
 
-    def command(name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, allow_abbrev=False, formatter_class=parser.formatter_class)
+    def command(name: str, run: Callable[[argparse.Namespace], None], what: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=what, allow_abbrev=False, formatter_class=parser.formatter_class)
         sub.set_defaults(run=run, dataset=name)
         sub.add_argument(
             "--root", type=Path, default=Path("data") / name, metavar="DIR", help="its folder (default: %(default)s)"
@@ -166,19 +161,21 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--check", action="store_true", help="only check that everything is there")
         return sub
 
-    coco = command("coco", _coco)
+    coco = command("coco", _coco, "COCO 2017, or 2014: downloads 20 GB, unpacks and checks it")
     coco.add_argument("--year", type=int, choices=(2014, 2017), help="which images (default: 2017)")
     coco.add_argument("--karpathy", action="store_true", help="Karpathy's split of the 2014 images")
-    for sub in (coco, command("flickr8k", _flickr), command("flickr30k", _flickr)):
+    flickr = "captions are downloaded, images must be requested"
+    for sub in (coco, command("flickr8k", _flickr, flickr), command("flickr30k", _flickr, flickr)):
         sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
-    command("weights", _weights)
-    shapes = command("shapes", _shapes)
+    command("weights", _weights, "the encoder of the MobileNet configurations")
+    shapes = command("shapes", _shapes, "drawn here, in a minute")
     shapes.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness (default: %(default)s)")
     for split, count in (("train", 6000), ("val", 500), ("test", 500)):
         shapes.add_argument(f"--{split}", type=int, default=count, metavar="N", help="images (default: %(default)s)")
     counting = frequencies.parser()
     commands.add_parser(
         "frequencies",
+        help="count n-grams for a CIDEr-D reward",
         parents=[counting],
         add_help=False,
         description=counting.description,

@@ -56,7 +56,7 @@ _COMMON = """
 most used:
   --config FILE.yaml            settings; several are merged, the later ones win
   --ckpt_path FILE.ckpt         {checkpoint}; best and last name the run's own
-  --name NAME                   the run's name (default: the first config's); its folder is RUNS/NAME
+  --name NAME                   the run's name (default: the config's); its folder is RUNS/NAME
   --runs DIR                    folder of all runs, RUNS (default: runs)
   --seed_everything N           seed of all randomness (default: 1)
 """

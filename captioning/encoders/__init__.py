@@ -1,11 +1,13 @@
 """Image -> annotations a (B, L, D). An encoder owns its freezing, its input size and its normalisation.
 
-``TorchvisionEncoder`` and ``TimmEncoder`` take published networks; ``ConvEncoder`` is a small one trained from scratch.
+``TorchvisionEncoder`` and ``TimmEncoder`` take published networks. ``MobileNetV1`` is the pretrained captioner's and
+needs neither library. ``ConvEncoder`` is a small one trained from scratch.
 """
 
 from captioning.encoders.base import Encoder
 from captioning.encoders.conv import ConvEncoder
+from captioning.encoders.mobilenet import MobileNetV1
 from captioning.encoders.timm import TimmEncoder
 from captioning.encoders.torchvision import TorchvisionEncoder
 
-__all__ = ["ConvEncoder", "Encoder", "TimmEncoder", "TorchvisionEncoder"]
+__all__ = ["ConvEncoder", "Encoder", "MobileNetV1", "TimmEncoder", "TorchvisionEncoder"]

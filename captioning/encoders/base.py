@@ -163,6 +163,11 @@ class Encoder(Component):
             self._cells = version, cells
         return self._cells[1]
 
+    @cells.setter
+    def cells(self, value: CellGrid) -> None:
+        """Set what was measured before with the same weights."""
+        self._cells = self._weights_version(), value
+
     def _measured_cells(self, measure: Callable[..., CellGrid] = measure_cells) -> CellGrid:
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()

@@ -16,6 +16,9 @@ from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
 def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> dict[str, float]:
     """Return corpus BLEU-1..4 in percent, with and without the brevity penalty: the numbers of the COCO toolkit.
 
+    Differs from the toolkit for a corpus without a single match of n words, whose BLEU-n is 0 here. The toolkit takes
+    1e-15 for 0 matches, and 1e-9 for 0 n-grams, so that it scores up to a few percent where no caption has n words.
+
     Args:
         hypotheses: One word list per image.
         references: The word lists of each image's references.

@@ -9,6 +9,7 @@ here starts one process, sends it all captions, and leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -30,9 +31,10 @@ Floats = NDArray[np.float64]
 METEOR_COUNTS = 23
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75  # METEOR 1.5's parameters for English, task "rank"
 _STAGES = np.array([1.0, 0.6, 0.8, 0.6])  # weights of exact matches, stems, synonyms and paraphrases
-# Time limits, far above the usual times: METEOR needs 4 s to start and some milliseconds for each image.
+# Time limits without output, far above the usual times. METEOR needs 4 s to start and answers each image within some
+# milliseconds. SPICE is silent until it has scored all images.
 _START_SECONDS = 120.0
-_METEOR_SECONDS, _SPICE_SECONDS = 0.1, 2.0  # for each image
+_SPICE_SECONDS = 2.0  # for each image
 
 
 class JavaError(RuntimeError):
@@ -84,7 +86,7 @@ def meteor_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Wor
     output = _run(
         ["-Xmx2G", "-jar", str(jar), "-", "-", "-stdio", "-l", "en", "-norm"],
         "METEOR",
-        _START_SECONDS + _METEOR_SECONDS * len(lines),
+        _START_SECONDS,
         text="".join(line + "\n" for line in lines),
     )
     answers = output.splitlines()
@@ -158,20 +160,41 @@ def spice(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) ->
 
 
 def _run(arguments: list[str], title: str, seconds: float, *, text: str = "") -> str:
-    """Run Java and return its output. It is ended at the time limit, and when Python is interrupted."""
+    """Run Java and return its output. It is ended after so many seconds without output, and when Python is interrupted.
+
+    What Java reads and writes are files, whose growth shows that it works.
+    """
     # UTF-8 in any locale; otherwise Java would split a word at a letter beyond ASCII.
     command = ["java", "-Dfile.encoding=UTF-8", *arguments]
-    try:
-        encoded = text.encode(errors="replace")  # half a surrogate pair cannot be encoded
-        done = subprocess.run(command, input=encoded, capture_output=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        raise JavaError(f"{title} took longer than {seconds:.0f} s and was ended") from None
-    except OSError as error:
-        raise JavaError(f"{title}: java cannot be started ({error.strerror})") from error
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or ["no message"]
-        raise JavaError(f"{title} failed (exit code {done.returncode}): {lines[0][:200]}")
-    return done.stdout.decode(errors="replace")
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        given.write(text.encode(errors="replace"))  # half a surrogate pair cannot be encoded
+        given.seek(0)
+        try:
+            process = subprocess.Popen(command, stdin=given, stdout=output, stderr=errors)
+        except OSError as error:
+            raise JavaError(f"{title}: java cannot be started ({error.strerror})") from error
+        try:
+            if not _ends(process, output.fileno(), seconds):
+                raise JavaError(f"{title} gave no output for {seconds:.0f} s and was ended")
+        finally:
+            process.kill()
+            process.wait()
+        for file in (output, errors):
+            file.seek(0)
+        if process.returncode:
+            lines = errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
+            raise JavaError(f"{title} failed (exit code {process.returncode}): {lines[0][:200]}")
+        return output.read().decode(errors="replace")
+
+
+def _ends(process: subprocess.Popen[bytes], output: int, seconds: float) -> bool:
+    """Wait for the end of a process; False if its output, a file's descriptor, has not grown for so many seconds."""
+    before, size = -1, 0
+    while process.returncode is None and size > before:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+        before, size = size, os.fstat(output).st_size
+    return process.returncode is not None
 
 
 def _meteor_answer(line: str) -> list[float]:

@@ -102,7 +102,7 @@ class MovingAverage(Estimator):
 
     Args:
         decay: Fraction of the old baseline that is kept at each training batch.
-        initial: b_0; by default the mean of the first batch.
+        initial: b_0. By default the first batch has the baseline 0, and the average starts with that batch's mean.
         per_word: Whether a caption's return is the mean over its words instead of their sum, as in the authors' code.
         all_captions: Whether captions with an expected context count too, as in the authors' code.
     """
@@ -131,7 +131,7 @@ class MovingAverage(Estimator):
 
 
 class RewardToGo(Estimator):
-    """R_t sums the rewards from step t on; b_t is the same sum over moving averages, one per step.
+    """R_t sums the rewards from step t on; b_t is the same sum over moving averages, one per step, 0 before they exist.
 
     Args:
         decay: Fraction of the old averages that is kept at each training batch.
@@ -213,10 +213,11 @@ def _check_decay(decay: float) -> None:
 def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tuple[Tensor, Tensor]:
     """Return the updated average b_k, and the average b_{k-1} that is this batch's baseline.
 
-    An average that does not exist yet (nan) starts with the batch's mean. Totals and counts are summed over processes,
-    so that all processes keep the same average.
+    An average that does not exist yet (nan) starts with the batch's mean, which the batch's own baseline, 0, must not
+    know: it depends on the draws. Totals and counts are summed over processes, so that all processes keep the same
+    average.
     """
     total, count = summed(torch.stack((total, count.to(total.dtype))))
     mean = total / count  # nan where nothing was drawn
-    before = torch.where(average.isnan(), mean, average)
-    return torch.where(count > 0, decay * before + (1 - decay) * mean, average), before.nan_to_num()
+    after = torch.where(average.isnan(), mean, decay * average + (1 - decay) * mean)
+    return torch.where(count > 0, after, average), average.nan_to_num()

@@ -31,7 +31,7 @@ class BestCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
 
     def check_monitor_top_k(self, trainer: pl.Trainer, current: Tensor | None = None) -> bool:
-        nll = float(trainer.callback_metrics.get("val/nll", float("inf")))
+        nll = _validated_nll(trainer)
         better = super().check_monitor_top_k(trainer, current)
         if not better and current is not None and self.save_top_k == 1:
             better = bool(current == self.best_model_score) and nll < self._nll  # both are the same on all processes
@@ -48,11 +48,36 @@ class BestCheckpoint(ModelCheckpoint):
 
 
 class StopEarly(EarlyStopping):
-    """Lightning's ``EarlyStopping``, silent before the first validation, which a run of a few steps never reaches."""
+    """Stops when the monitored score has not improved for ``patience`` validations; a lower ``val/nll`` among equal
+    scores is an improvement, too, so that a run does not end while BLEU-4 is still 0.
+
+    It is silent before the first validation, which a run of a few steps never reaches.
+    """
+
+    _nll = float("inf")  # of the best validation
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if _is_validated(trainer):
             super().on_train_epoch_end(trainer, pl_module)
+
+    def _run_early_stopping_check(self, trainer: pl.Trainer) -> None:
+        score, nll = trainer.callback_metrics.get(self.monitor), _validated_nll(trainer)
+        if score is not None and bool(score == self.best_score) and nll < self._nll:
+            self.wait_count = -1  # the check of an equal score adds one
+        super()._run_early_stopping_check(trainer)
+        if self.wait_count == 0:
+            self._nll = nll
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"nll": self._nll}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._nll = state_dict["nll"]
+
+
+def _validated_nll(trainer: pl.Trainer) -> float:
+    return float(trainer.callback_metrics.get("val/nll", float("inf")))
 
 
 def _is_validated(trainer: pl.Trainer) -> bool:

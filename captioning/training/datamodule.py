@@ -14,6 +14,7 @@ from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
 from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
@@ -65,27 +66,37 @@ class VocabularyOptions:
         min_count: A word with fewer occurrences in the training captions becomes <unk>.
         max_words: Largest number of words; None sets no limit.
         file: Vocabulary to use instead of the words of the training captions.
+        extend: Model whose words come first, in their order, before the further words of the training captions: a
+            checkpoint, an exported folder or a name on the hub. Needed to fine-tune it (``--init_from``) on new words.
         tokenizer: Splits captions into words and joins words to a text. English by Penn Treebank rules by default,
             ``Whitespace``, ``Characters`` for Chinese and Japanese, or a class of your own.
 
     Raises:
-        InputError: A number is below 1.
+        InputError: A number is below 1, or both ``file`` and ``extend`` are given.
     """
 
     min_count: int = 1
     max_words: int | None = None
     file: str | None = None
+    extend: str | None = None
     tokenizer: Tokenizer | None = None
 
     def __post_init__(self) -> None:
         check_range(1, min_count=self.min_count, max_words=self.max_words)
+        if self.file is not None and self.extend is not None:
+            raise InputError("data.vocabulary: file and extend are both given; give one of them")
 
     def build(self, index: CaptionIndex, tokenizer: Tokenizer) -> Vocabulary:
-        """Return the vocabulary of the training captions ``index``, or that of the file."""
+        """Return the vocabulary of the training captions ``index``, that of the file, or that of the model and both."""
         if self.file is not None:
             return Vocabulary(Vocabulary.load(self.file).words, tokenizer)
         captions = (caption.split() for caption in index.captions)
-        return Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words, tokenizer=tokenizer)
+        counted = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words, tokenizer=tokenizer)
+        if self.extend is None:
+            return counted
+        known = read_model(self.extend).vocabulary
+        check_tokenizer(known.tokenizer, tokenizer)
+        return known.extended(counted.words)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@
 
    tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
    rows of an image, and in the gradient of P for all steps; e^2q once for all locations. Each row and location
-   then takes a product, a sum and a reciprocal. A float's range ends at e^87: P and q of opposite signs cancel out unless
-   both exceed 34 in size. Beyond that the larger one decides, or neither. e^2q is neither 0 nor infinite, so that no
-   product of the two is undefined. */
+   then takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is right while
+   |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and location. */
 
 #include "vector.h"
 
@@ -25,13 +24,14 @@ typedef struct {
 } Work;
 
 #define TILE 4            /* locations at a time, which share the loads of a row */
+#define LARGEST_QUERY 34  /* in size, for which e^2P e^2q is as exact as e^2(P + q) */
 #define BLOCK (4 * WIDTH) /* units at a time in the gradient of P */
 #define PADDED(A) ROUND_UP(A, 64)
 
 /* A thread's part of the scratch: 1 + T R + TILE + 2 R rows of PADDED(A) numbers. */
 typedef struct {
-    float *v, *q;   /* v, padded with 0; e^2q (T, R) of an image */
-    float *tile;    /* e^2P of TILE locations */
+    float *v, *q;   /* v, padded with 0; e^2q (T, R) of an image, or 1 where it has a large q */
+    float *tile;    /* e^2P of TILE locations, or e^2(P + q) of them and a row */
     float *s1, *s2; /* (R): sums over locations of g r and of g r^2 */
 } Scratch;
 
@@ -45,21 +45,34 @@ static Scratch begin(const Work *w, long thread) {
                      .s2 = tile + (TILE + w->R) * row};
 }
 
-static void exponentials_of_queries(const Work *w, long b, const Scratch *s) {
+/* Fills s->q for an image; returns whether it has a large q. */
+static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
     const long A = w->A, row = PADDED(A);
+    vec size = {0};
     for (long t = 0; t < w->T; t++)
         for (long r = 0; r < w->R; r++)
-            for (long a = 0; a < row; a += WIDTH)
-                store(s->q + (t * w->R + r) * row + a,
-                      exponential_float(part_float(w->q[t] + (b * w->R + r) * A, a, A)));
+            for (long a = 0; a < row; a += WIDTH) {
+                const vec q = part_float(w->q[t] + (b * w->R + r) * A, a, A);
+                size = greatest(size, greatest(q, -q));
+                store(s->q + (t * w->R + r) * row + a, exponential_float(q));
+            }
+    float largest = 0;
+    for (int k = 0; k < WIDTH; k++) largest = size[k] > largest ? size[k] : largest;
+    if (largest <= LARGEST_QUERY) return 0;
+    for (long i = 0; i < w->T * w->R * row; i++) s->q[i] = 1;
+    return 1;
 }
 
 #define KERNELS(TYPE, type)                                                                                           \
-    static void fill_##type(const TYPE *P, long n, long A, float *tile) {                                             \
+    /* q: NULL, or the row (A) to add to P. */                                                                         \
+    static void fill_##type(const TYPE *P, const float *q, long n, long A, float *tile) {                             \
         const long row = PADDED(A);                                                                                   \
         for (long l = 0; l < n; l++)                                                                                  \
-            for (long a = 0; a < ROUND_UP(A, WIDTH); a += WIDTH)                                                      \
-                store(tile + l * row + a, exponential_##type(part_##type(P + l * A, a, A)));                          \
+            for (long a = 0; a < ROUND_UP(A, WIDTH); a += WIDTH) {                                                    \
+                const vec p = part_##type(P + l * A, a, A);                                                           \
+                store(tile + l * row + a,                                                                             \
+                      q ? exponential_float(p + part_float(q, a, A)) : exponential_##type(p));                        \
+            }                                                                                                         \
         memset(tile + n * row, 0, (TILE - n) * row * sizeof(float));                                                  \
     }                                                                                                                 \
     static void forward_##type(void *data) {                                                                          \
@@ -70,11 +83,13 @@ static void exponentials_of_queries(const Work *w, long b, const Scratch *s) {
         float total = 0;                                                                                              \
         for (long a = 0; a < A; a++) total += s.v[a];                                                                 \
         for (long b = first; b < end; b++) {                                                                          \
-            exponentials_of_queries(w, b, &s);                                                                        \
+            const int large = exponentials_of_queries(w, b, &s);                                                      \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                fill_##type((const TYPE *)w->P + (b * L + l) * A, n, A, s.tile);                                      \
+                const TYPE *P = (const TYPE *)w->P + (b * L + l) * A;                                                 \
+                if (!large) fill_##type(P, NULL, n, A, s.tile);                                                       \
                 for (long r = 0; r < R; r++) {                                                                        \
+                    if (large) fill_##type(P, w->q[0] + (b * R + r) * A, n, A, s.tile);                               \
                     const float *q = s.q + r * row, *E = s.tile;                                                      \
                     vec sum[TILE] = {{0}};                                                                            \
                     for (long a = 0; a < A; a += WIDTH) {                                                             \
@@ -96,12 +111,14 @@ static void exponentials_of_queries(const Work *w, long b, const Scratch *s) {
         float *dv = w->dv + thread * A;                                                                               \
         memset(dv, 0, A * sizeof(float));                                                                             \
         for (long b = first; b < end; b++) {                                                                          \
-            exponentials_of_queries(w, b, &s);                                                                        \
+            const int large = exponentials_of_queries(w, b, &s);                                                      \
             memset(s.s1, 0, 2 * R * row * sizeof(float));                                                             \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                fill_##type((const TYPE *)w->P + (b * L + l) * A, n, A, s.tile);                                      \
+                const TYPE *P = (const TYPE *)w->P + (b * L + l) * A;                                                 \
+                if (!large) fill_##type(P, NULL, n, A, s.tile);                                                       \
                 for (long r = 0; r < R; r++) {                                                                        \
+                    if (large) fill_##type(P, w->q[0] + (b * R + r) * A, n, A, s.tile);                               \
                     const float *q = s.q + r * row, *E = s.tile;                                                      \
                     float *s1 = s.s1 + r * row, *s2 = s.s2 + r * row;                                                 \
                     vec g[TILE];                                                                                      \
@@ -130,13 +147,31 @@ static void exponentials_of_queries(const Work *w, long b, const Scratch *s) {
             }                                                                                                         \
         }                                                                                                             \
     }                                                                                                                 \
+    /* The gradient of P of an image with a large query. */                                                           \
+    static void projected_large_##type(const Work *w, long b, const float *v) {                                       \
+        const long R = w->R, L = w->L, A = w->A;                                                                      \
+        for (long l = 0; l < L; l++)                                                                                  \
+            for (long a = 0; a < A; a += WIDTH) {                                                                     \
+                const vec P = part_##type((const TYPE *)w->P + (b * L + l) * A, a, A);                                \
+                vec sum = {0};                                                                                        \
+                for (long t = 0; t < w->T; t++)                                                                       \
+                    for (long r = b * R; r < (b + 1) * R; r++) {                                                      \
+                        const vec h = reciprocal_float(exponential_float(P + part_float(w->q[t] + r * A, a, A)));     \
+                        sum += w->g[t][r * L + l] * (h - h * h);                                                      \
+                    }                                                                                                 \
+                keep_##type((TYPE *)w->dP + (b * L + l) * A, a, A, 4.0f * sum * load(v + a));                         \
+            }                                                                                                         \
+    }                                                                                                                 \
     static void projected_##type(void *data) {                                                                        \
         const Work *w = data;                                                                                         \
         const long R = w->R, L = w->L, A = w->A, row = PADDED(A);                                                     \
         long first, end;                                                                                              \
         const Scratch s = begin(w, share(w->pool, w->B, &first, &end));                                               \
         for (long b = first; b < end; b++) {                                                                          \
-            exponentials_of_queries(w, b, &s);                                                                        \
+            if (exponentials_of_queries(w, b, &s)) {                                                                  \
+                projected_large_##type(w, b, s.v);                                                                    \
+                continue;                                                                                             \
+            }                                                                                                         \
             for (long a0 = 0; a0 < A; a0 += BLOCK)                                                                    \
                 for (long l = 0; l < L; l++) {                                                                        \
                     const long place = (b * L + l) * A;                                                               \

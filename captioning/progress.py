@@ -11,7 +11,8 @@ from captioning.errors import printable
 if TYPE_CHECKING:
     from rich import progress as bars
 
-_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_LINES = 10.0
+_LINES_OF_A_LONG_TASK = 0.05  # of the time so far: the lines of a task of hours lie further apart
 
 
 def size_text(size: float) -> str:
@@ -76,9 +77,22 @@ class Progress:
         self.done = done
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, count=self._count())
-        elif self._shown and time.monotonic() - self._printed > _SECONDS_BETWEEN_LINES:
+        elif self._shown and self._is_time_for_a_line():
             self._printed = time.monotonic()
-            self.say(f"{self.label}: {self._count()}")
+            self.say(f"{self.label}: {self._count()}{self._left()}")
+
+    def _is_time_for_a_line(self) -> bool:
+        now = time.monotonic()
+        return now - self._printed > max(_SECONDS_BETWEEN_LINES, _LINES_OF_A_LONG_TASK * (now - self._started))
+
+    def _left(self) -> str:
+        """Return such as ", 4:10 left" at the rate so far; "" if that is unknown."""
+        if self.total is None or self.done <= self.first:
+            return ""
+        seconds = (time.monotonic() - self._started) * (self.total - self.done) / (self.done - self.first)
+        minutes, seconds = divmod(round(seconds), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f", {hours}:{minutes:02}:{seconds:02} left" if hours else f", {minutes}:{seconds:02} left"
 
     def say(self, line: str) -> None:
         """Print a line, above the bar if there is one."""

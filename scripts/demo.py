@@ -1,6 +1,8 @@
-"""The whole path on the shapes data set: generate, train, score, caption an unseen image. What ``make demo`` runs.
+"""Caption a photograph, then train soft and hard attention on generated shapes and compare them. ``make demo`` runs it.
 
-An interrupted demo resumes where it stopped; delete its folder to start over.
+The photograph is one that matplotlib brings along, captioned by the pretrained captioner. The rest is the whole path of
+a model: generate data, train, score, caption an unseen image. An interrupted demo resumes where it stopped; delete its
+folder to start over.
 """
 
 from __future__ import annotations
@@ -10,20 +12,25 @@ import re
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captioning.cli import compare as compare_runs
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
+from captioning.evaluation.attributes import AttributeCount
 from captioning.files import replacing, write_json, write_text
 from captioning.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from captioning.captioner.caption import Caption
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
+TITLES = {"soft": "soft", "marginal": "hard, summed exactly"}
 FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
-EXAMPLES = (0, 8)  # images of the test split whose captions the summary keeps, and the README shows
-_PROGRESS = "run folder|generating|epoch|best checkpoint|wandb ran"
+EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
+_PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
 
 @exits_on_input_error
@@ -36,6 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--overlay_config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)
 
+    caption_a_photograph(args.runs)
     summary_file = args.runs / "summary.json"
     summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
     seconds = train(args.runs, args.overlay_config)
@@ -49,6 +57,31 @@ def main(argv: list[str] | None = None) -> None:
     report(args.runs, summary, page)
     if args.readme:
         write_text(args.readme, with_captions(args.readme.read_text(encoding="utf-8"), summary["soft"]))
+
+
+def caption_a_photograph(runs: Path) -> None:
+    """Print the pretrained captioner's caption of a photograph, and draw where it looked."""
+    from matplotlib.cbook import get_sample_data
+
+    from captioning.captioner import load
+
+    photograph = Path(get_sample_data("grace_hopper.jpg", asfileobj=False))  # in the public domain
+    overlay = runs / "photograph.png"
+    print(f"A photograph, captioned by the captioner that is installed with the package:\n  image       {photograph}")
+    try:
+        caption = load().caption([photograph])[0]
+    except InputError as error:  # an installation without the weights trains models all the same
+        print(f"  no caption: {error}")
+        return
+    print(f"  caption     {caption.text}")
+    draw(caption, overlay)
+    print(f"  overlay     {overlay}   (where it looked at each word)\n", flush=True)
+
+
+def draw(caption: Caption, overlay: Path) -> None:
+    overlay.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(overlay) as part:
+        caption.figure().savefig(part, dpi=120, format="png")
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
@@ -66,8 +99,8 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), FEWER_VALIDATIONS]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += quick_precision()
-        seconds = commands.run(name, ["-m", "captioning", "fit", *options])
-        commands.run(name, ["-m", "captioning", "test", "--ckpt_path", str(best)])
+        seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
+        commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])
         return seconds
 
     seconds = {}
@@ -83,6 +116,8 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     from captioning.captioner import load
     from captioning.cli.build import build
     from captioning.data import CaptionSource
+    from captioning.evaluation.attributes import count_attributes
+    from captioning.evaluation.records import read_captions
     from captioning.provenance import provenance
     from captioning.settings import read_config
 
@@ -91,21 +126,24 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     scores = json.loads((folder.path / "test_metrics.json").read_text())
     (source,) = build({"data.source": CaptionSource}, [settings])
     index = source.index("test")
-    images = [index.image_path(number) for number in EXAMPLES if number < len(index)]
-    captions = load(best).caption(images)
-    image, first = images[0], captions[0]
+    rows = range(min(EXAMPLES, len(index)))
+    captions = load(best).caption([index.image_path(row) for row in rows])
+    examples = {
+        str(index.image_path(row)): {"caption": caption.text, "expected": index.references(row)[0]}
+        for row, caption in zip(rows, captions, strict=True)
+    }
     overlay_file = folder.path / "overlay.png"
-    with replacing(overlay_file) as part:
-        first.figure().savefig(part, dpi=120, format="png")
+    draw(captions[0], overlay_file)
+    tested = read_captions(folder.path / "test_captions.json").values()
+    attributes = count_attributes(item for image in tested for item in image.attributes)
     return {
         **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
         "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
+        "attributes": {attribute: counts._asdict() for attribute, counts in attributes.items()},
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
         "overlay": str(overlay_file),
-        "image": str(image),
-        "caption": first.text,
-        "examples": {str(path): caption.text for path, caption in zip(images, captions, strict=True)},
+        "examples": examples,
         "config": config,
         "max_epochs": settings["trainer"]["max_epochs"],
         "batch_size": settings["data"]["batch_size"],
@@ -130,11 +168,13 @@ def compare(runs: Path, names: list[str]) -> Path:
     return page
 
 
-_COMMAND = r"\$ captioning caption (\S+) \\\n.*--model runs/demo/soft/.*\n"
+_COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--model runs/demo/soft/.*\n"
 
 
 def with_captions(readme: str, entry: dict[str, Any]) -> str:
     """Return the README's text with the captions of the demo's soft model in its examples.
+
+    What is true of an image is written behind "expected", where the README has that beside the caption.
 
     Args:
         entry: Entry of the summary.
@@ -143,26 +183,42 @@ def with_captions(readme: str, entry: dict[str, Any]) -> str:
         InputError: The README shows an image that the demo did not caption.
     """
 
-    def caption_of(command: re.Match[str]) -> str:
-        image = command[2]
+    def shown(command: re.Match[str]) -> str:
+        image = command["image"]
         if image not in entry["examples"]:
             raise InputError(f"README: {image} is none of {', '.join(entry['examples'])}")
-        return f"{command[1]}{entry['examples'][image]}\n"
+        example = entry["examples"][image]
+        expected = f"# expected: {example['expected']}\n" if command["expected"] else ""
+        return f"{command['command']}{example['caption']}\n{expected}"
 
-    readme = re.sub(rf"({_COMMAND}).*\n", caption_of, readme)
-    return re.sub(r"^soft: .*$", lambda _: f"soft: {entry['caption']}", readme, flags=re.MULTILINE)
+    readme = re.sub(rf"(?P<command>{_COMMAND}).*\n(?P<expected># expected: .*\n)?", shown, readme)
+    first = next(iter(entry["examples"].values()))
+    readme = re.sub(r"^soft: .*$", lambda _: f"soft: {first['caption']}", readme, flags=re.MULTILINE)
+    return re.sub(r"^  expected .*$", lambda _: f"  expected    {first['expected']}", readme, flags=re.MULTILINE)
+
+
+def score_table(summary: dict[str, Any]) -> list[str]:
+    """Return the lines of a table with a column for each model: its scores, then the attributes of its captions."""
+    entries = list(summary.values())
+    names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
+    rows = {"": [TITLES[name] for name in summary]}
+    rows |= {name: [f"{entry[name]:.1f}" for entry in entries] for name in names}
+    rows["of what is said"] = ["right of number (not said)"] * len(entries)
+    for name in entries[0]["attributes"]:
+        counts = [AttributeCount(**entry["attributes"][name]) for entry in entries]
+        rows[name] = [f"{count.accuracy:.1f} of {count.said} ({count.unsaid})" for count in counts]
+    return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 
 
 def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
     """Print the scores, where everything is, and what to type next."""
-    names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
     print("\nTest split, free-running decoding; BLEU with brevity penalty, all in percent:")
-    print(f"{'':12}" + "".join(f"{name:>19}" for name in names))
+    print(*score_table(summary), sep="\n")
     for name, entry in summary.items():
-        print(f"{name:12}" + "".join(f"{entry[column]:19.1f}" for column in names))
-    for name, entry in summary.items():
-        print(f"\n{name}: {entry['caption']}")
-        print(f"  image       {entry['image']}")
+        image, example = next(iter(entry["examples"].items()))
+        print(f"\n{TITLES[name]}: {example['caption']}")
+        print(f"  expected    {example['expected']}   (one of five references)")
+        print(f"  image       {image}")
         print(f"  overlay     {entry['overlay']}")
         print(f"  checkpoint  {entry['checkpoint']}")
         print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")

@@ -48,12 +48,10 @@ def hard(caption: Caption, cells: list[int]) -> Caption:
     return dataclasses.replace(caption, trace=caption.trace._replace(locations=np.array(cells)))
 
 
-def test_the_figure_has_a_panel_and_a_gate_for_every_word(caption):
+def test_the_figure_has_a_panel_for_every_word(caption):
     axes = caption.figure().axes[0]
     assert len(axes.images) == 5  # with the view before the words and the value scale after them
-    texts = [text.get_text() for text in axes.texts]
-    assert texts[0] == "two cats sleep" and texts[1:-1:2] == caption.words
-    assert [text[:6] for text in texts[2:-1:2]] == ["\u03b2 0.25", "\u03b2 0.62", "\u03b2 1.00"]
+    assert [text.get_text() for text in axes.texts][:-1] == ["two cats sleep", *caption.words]
     assert axes.patches[:] == []
 
 
@@ -65,9 +63,16 @@ def test_the_figure_shows_the_whole_photo_where_it_can_be_read(caption):
     assert len(axes.patches) == 2
 
 
-def test_a_posterior_doubles_the_words_panels(caption):
+def test_details_are_gates_and_the_prior_of_a_posterior(caption, tmp_path):
     both = dataclasses.replace(caption, trace=caption.trace._replace(posterior=caption.alphas[:, ::-1]))
-    assert len(both.figure().axes[0].images) == 2 + 2 * 3
+    assert len(both.figure().axes[0].images) == 2 + 3
+    axes = both.figure(details=True).axes[0]
+    assert len(axes.images) == 2 + 2 * 3
+    texts = [text.get_text()[:6] for text in axes.texts]
+    assert [text for text in texts if "\u03b2" in text] == ["\u03b2 0.25", "\u03b2 0.62", "\u03b2 1.00"]
+    both.save_figure(tmp_path / "plain.svg")
+    both.save_figure(tmp_path / "details.svg", details=True)
+    assert (tmp_path / "details.svg").stat().st_size > (tmp_path / "plain.svg").stat().st_size
 
 
 def test_what_hard_attention_chose_is_framed(caption):

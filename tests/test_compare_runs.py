@@ -21,12 +21,18 @@ from captioning.captioner import load
 from captioning.cli import compare as compare_command
 from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
-from captioning.comparison.result import Comparison
-from captioning.comparison.runs import Run, WandbPlace, common_folder, name_apart, read_run
+from captioning.comparison.result import Comparison, Disagreement
+from captioning.comparison.runs import Run, WandbPlace, common_folder, name_runs, read_run
+from captioning.comparison.verdicts import ONE_SEED
 from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
 from captioning.model import MarginalOutput
+
+
+def number_of(image: dict) -> int:
+    """The number of an image that the explorer shows."""
+    return int(image["name"].rpartition(" ")[2])
 
 
 def read_tested(folder: Path) -> list[dict]:
@@ -39,14 +45,15 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     compare_command.main([soft, hard, "--resamples", "50", "--json", str(numbers), "--metric", "bleu1"])
     out = capsys.readouterr().out
     for expected in (
-        "hard scores BLEU-1",
+        ONE_SEED,
         "Captions of 4 images",
         "Pointing accuracy",
         "Parameters, decoder",
     ):
-        assert expected in out
+        assert expected in " ".join(out.split())
     assert "beam_size" not in out and "wandb sync" not in out
     content = json.loads(numbers.read_text())
+    assert ONE_SEED in content["verdicts"][0]
     assert content["provenance"]["command"].startswith("captioning compare ")
     assert content["tables"]["Speed, size and decoding"]["Parameters, decoder"]["soft"] > 100
     page = (tested_pair[0].parent / "comparison.html").read_text()
@@ -57,9 +64,13 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     for image in explored["images"]:
         assert [run["run"] for run in image["runs"]] == ["soft", "hard"]
         for run in image["runs"]:  # the tested caption, and no other
-            assert [" ".join(shown["words"]) for shown in run["captions"]] == [tested[run["run"]][int(image["name"])]]
-    ids = {image["name"] for image in explored["images"]}
-    assert set(re.findall(r'data-explore="(\d+)"', page)) == ids
+            assert [" ".join(shown["words"]) for shown in run["captions"]] == [tested[run["run"]][number_of(image)]]
+    names = {image["name"] for image in explored["images"]}
+    assert set(re.findall(r'data-explore="(.*?)"', page)) == names
+    for item in content["disagreements"]:  # the name of the file, a thumbnail on the page alone
+        assert item["file"].endswith(".png") and "thumbnail" not in item
+        assert f"{item['file']}, image {item['image_id']}" in names
+    assert len(re.findall(r'<img src="data:image/(?:png|jpeg);base64,', page)) == 4 and ONE_SEED in page
     assert not list(tested_pair[0].parent.glob("*.part"))
 
 
@@ -145,10 +156,27 @@ def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shape
     soft = load(tested_pair[0] / "checkpoints/best.ckpt")
     rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
     for image in images:
-        path = index.image_path(rows[int(image["name"])])
+        path = index.image_path(rows[number_of(image)])
         (shown,) = image["runs"][0]["captions"]
         caption = soft.force_decode([path], [shown["words"]])[0]
         np.testing.assert_allclose(shown["attention"]["prior"]["peaks"], caption.alphas.max(axis=1), rtol=1e-3)
+
+
+def test_the_attention_starts_at_the_first_word_that_differs(tested_pair):
+    entries = {"soft": "a red dog sits", "hard": "a red cat sits"}
+    for folder, caption in zip(tested_pair, entries.values(), strict=True):
+        content = [entry | {"caption": caption} for entry in read_tested(folder)]
+        (folder / "test_captions.json").write_text(json.dumps(content))
+    page, _ = explored_by(tested_pair)
+    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    assert [run["start"] for image in images for run in image["runs"]] == [2] * 8
+
+
+@pytest.mark.parametrize(
+    ("captions", "place"), [(("a b c", "a b d"), 2), (("a b c", "a b"), 2), (("b", "a"), 0), (("a", "a b", "a c"), 1)]
+)
+def test_captions_differ_first_where_words_do_or_one_ends(captions, place):
+    assert Disagreement(1, dict(zip("xyz", captions, strict=False)), {}, []).first_difference == place
 
 
 def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
@@ -256,11 +284,28 @@ def test_runs_of_one_name_get_distinct_names(tmp_path):
         Run("soft", "x", tmp_path / "b/soft"),
         Run("hard", "x"),
     ]
-    name_apart(runs)
+    name_runs(runs)
     assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
     same = [Run("soft", "x", tmp_path / "a/soft"), Run("soft", "x", tmp_path / "a/soft")]
-    name_apart(same)
+    name_runs(same)
     assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("marginal", "hard, summed exactly"),
+        ("marginal_1", "hard, summed exactly 1"),
+        ("shapes_marginal-2", "shapes hard, summed exactly 2"),
+        ("marginals", "marginals"),
+        ("soft", "soft"),
+    ],
+)
+def test_a_summed_likelihood_is_called_what_it_is(name, called):
+    summed = {"model": {"decoder": {"class_path": "x.D", "init_args": {"output": {"class_path": "x.MarginalOutput"}}}}}
+    runs = [Run(name, "x", settings=summed), Run("marginal ", "x")]
+    name_runs(runs)
+    assert [run.name for run in runs] == [called, "marginal "]  # the second has no such output
 
 
 def test_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
@@ -506,7 +551,7 @@ def test_the_report_has_the_comparisons_content(tested_pair, spec):
     assert (report.entity, report.project, report.title) == ("me", "shapes", "Comparison: soft, hard")
     content = spec(report)
     text = json.dumps(content)
-    assert comparison.verdicts["hard"] in text
+    assert comparison.verdicts["hard"] in text and ONE_SEED in text
     tables = [
         block["content"] if isinstance(block["content"], str) else "\n".join(block["content"])
         for block in blocks(content, "markdown-block")

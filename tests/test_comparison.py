@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import dataclasses
 import html
 import json
@@ -12,12 +13,14 @@ import numpy as np
 import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
-from captioning.comparison.captions_table import ONE_SEED
 from captioning.comparison.charts import line_chart, ticks
+from captioning.comparison.colors import run_colors, started_over
 from captioning.comparison.compare import compare
+from captioning.comparison.formats import with_best
 from captioning.comparison.page import comparison_page
 from captioning.comparison.paper import compare_with_paper
 from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.resampling import Difference, Interval, holm
@@ -57,28 +60,31 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
 
 def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
     verdict = pair.verdicts["hard"]
-    assert verdict.startswith("hard scores BLEU-4 ") and " higher than soft (" in verdict
-    assert "on 40 images: a clear difference" in verdict
+    scores = [pair.scores[run]["bleu4"].value for run in ("hard", "soft")]
+    assert verdict.startswith("Clear difference: hard has {:.1f} and soft {:.1f} BLEU-4 (+".format(*scores))
+    assert f", 40 images, {ONE_SEED}." in verdict
     other = compare(
         [run_of("a", make_captions(9, 0.6)), run_of("b", make_captions(9, 0.6, seed=2))],
         metric="bleu1",
         resamples=200,
     )
-    assert "BLEU-1" in other.verdicts["b"] and "on 9 images: no clear difference (" in other.verdicts["b"]
+    assert other.verdicts["b"].startswith("No clear difference: b has ") and " BLEU-1 (" in other.verdicts["b"]
     same = compare([run_of("a", make_captions(9)), run_of("b", make_captions(9))], resamples=20)
-    assert same.verdicts["b"].startswith("b and a have the same BLEU-4") and same.verdicts["b"].endswith(
-        f"; {ONE_SEED}."
+    value = same.scores["a"]["bleu4"].value
+    assert same.verdicts["b"] == (
+        f"Equal: b and a both have {value:.1f} BLEU-4 (+0.0, +0.0 to +0.0, p = 1.000), 9 images, {ONE_SEED}."
     )
+    assert {cell.change for cell in cells(same, "Captions", "BLEU-4")} == {"", "equal (+0.00 to +0.00), p = 1.000"}
     assert same.disagreements == []
 
 
 @pytest.mark.parametrize(
     ("low", "corrected", "finding"),
     [
-        (0.5, 0.01, "a clear difference"),
-        (0.5, 0.2, "the evidence is weak, since the interval excludes zero but the test is not significant"),
-        (-0.5, 0.01, "the evidence is weak, since the test is significant but the interval includes zero"),
-        (-0.5, 0.2, "no clear difference"),
+        (0.5, 0.01, "Clear difference"),
+        (0.5, 0.2, "Weak evidence of a difference (the interval excludes zero, the test is not significant)"),
+        (-0.5, 0.01, "Weak evidence of a difference (the test is significant, the interval includes zero)"),
+        (-0.5, 0.2, "No clear difference"),
     ],
 )
 def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, finding):
@@ -89,9 +95,50 @@ def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, find
     monkeypatch.setattr("captioning.comparison.measures.holm", list)
     captions = make_captions(8, hits=False)
     result = compare([run_of("a", captions), run_of("b", captions)], resamples=200)
-    expected = f": {finding} (95 % interval {low:+.2f} to +2.50, corrected p = {corrected:.3f}); {ONE_SEED}."
-    assert result.verdicts["b"].endswith(expected)
-    assert ('class="verdict clear"' in comparison_page(result)) == (finding == "a clear difference")
+    verdict = result.verdicts["b"]
+    assert verdict.startswith(f"{finding}: b has ")
+    assert f" BLEU-4 (+1.0, {low:+.1f} to +2.5, p = {corrected:.3f}), 8 images, {ONE_SEED}." in verdict
+    assert ('class="verdict clear"' in comparison_page(result)) == (finding == "Clear difference")
+
+
+def test_the_verdict_ends_with_the_most_decisive_measure_corrected_for_all_tests(monkeypatch):
+    """Of 8 tests, 6 of captions and 2 of nouns, attention correctness alone is clear: p = 0.001 times 8."""
+
+    def stand_in(first, second, score, **options):
+        correctness = first[:, 1].max() == 2 and np.ptp(first[:, 0]) % 1  # of up to two nouns, no whole hits
+        p_value, low = (0.001, 1.0) if correctness else (0.3, -1.0)
+        return [Difference(Interval(11.0, low, 12.0), p_value, p_value)] * {10: 4}.get(first.shape[1], 1)
+
+    monkeypatch.setattr("captioning.comparison.measures.differences", stand_in)
+    runs = [run_of(name, make_captions(9, 0.7, seed=i)) for i, name in enumerate("ab")]
+    result = compare(runs, resamples=200)
+    assert result.verdicts["b"].startswith("No clear difference: b has ")
+    assert result.verdicts["b"].endswith(
+        "Most decisive of 8 tests, and corrected for them: Attention correctness, 35.0 and 35.0 "
+        "(+11.0, +1.0 to +12.0, p = 0.008)."
+    )
+
+
+def cell_of(value: float, clear: bool = False) -> Cell:
+    return Cell(f"{value:.2f}", clear=clear, value=value)
+
+
+@pytest.mark.parametrize(
+    ("row", "best"),
+    [
+        ([cell_of(9), cell_of(12)], None),  # higher, but not clearly
+        ([cell_of(9), cell_of(12, clear=True)], 1),
+        ([cell_of(9), cell_of(7, clear=True)], 0),
+        ([cell_of(9), cell_of(7, clear=True), cell_of(8)], None),  # not clearly above the third
+        ([cell_of(9), cell_of(7, clear=True), cell_of(8, clear=True)], 0),
+        ([cell_of(9), cell_of(12, clear=True), cell_of(8)], 1),
+        ([cell_of(9), cell_of(12, clear=True), cell_of(11, clear=True)], None),  # these two are not tested
+        ([cell_of(9), Cell("")], None),
+        ([Cell(""), cell_of(9)], None),
+    ],
+)
+def test_only_what_is_clearly_better_than_every_other_is_bold(row, best):
+    assert [cell.best for cell in with_best(row)] == [number == best for number in range(len(row))]
 
 
 def test_p_values_are_corrected_for_all_tests_of_a_table():
@@ -119,9 +166,9 @@ def test_many_runs_are_each_compared_with_the_first():
         run_of(name, make_captions(15, skill, seed=i))
         for i, (name, skill) in enumerate({"a": 0.9, "b": 0.5, "c": 0.4}.items())
     ]
-    found = compare(runs, resamples=100)
+    found = compare(runs, resamples=400)
     assert list(found.tests) == list(found.verdicts) == ["b", "c"]
-    assert all(" lower than a (" in verdict for verdict in found.verdicts.values())
+    assert all(re.search(rf"{run} has [\d.]+ and a [\d.]+ BLEU-4 \(-", text) for run, text in found.verdicts.items())
     assert [cell.best for cell in cells(found, "Captions", "BLEU-1")] == [True, False, False]
 
 
@@ -216,12 +263,15 @@ def test_best_and_final_validation_scores_have_their_step():
     found = compare([soft, hard], resamples=20)
     best, final = (cells(found, "Validation", f"val/bleu4 {which}") for which in ("best", "final"))
     assert [(cell.text, cell.detail) for cell in best] == [("9.00", "step 20"), ("8.00", "step 10")]
-    assert [(cell.text, cell.best) for cell in final] == [("7.00", False), ("8.00", True)]
-    assert [(cell.text, cell.best) for cell in cells(found, "Validation", "val/nll best")] == [
-        ("2.00", True),
-        ("2.50", False),
-    ]
+    assert [(cell.text, cell.best) for cell in final] == [("7.00", False), ("8.00", False)]  # nothing is tested
+    assert [cell.text for cell in cells(found, "Validation", "val/nll best")] == ["2.00", "2.50"]
     assert list(found.curves) == ["val/bleu4", "val/nll"] and list(found.curves["val/nll"]) == ["soft", "hard"]
+
+
+def test_best_and_final_are_one_row_where_they_are_equal():
+    runs = [run_of(name, curves={"val/bleu4": [(10, 5.0), (20, 9.0)]}) for name in "ab"]
+    (table,) = compare(runs, resamples=20).tables
+    assert [row.name for row in table.rows] == ["val/bleu4 best and final"]
 
 
 def test_speed_size_and_decoding_stand_side_by_side():
@@ -246,10 +296,8 @@ def test_speed_size_and_decoding_stand_side_by_side():
     assert cells(found, title, "Training, captions per second")[1].text == "1,500"
     assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
     assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
-    assert (cells(found, title, "Attention")[1].text, cells(found, title, "Attention")[1].detail) == (
-        "HardAttention",
-        "DotScore, MarginalOutput",
-    )
+    kind = cells(found, title, "Attention")[1]
+    assert (kind.text, kind.detail) == ("hard, summed exactly", "HardAttention, DotScore, MarginalOutput")
     assert cells(found, title, "Context in the test")[1].text == "argmax"
 
 
@@ -343,7 +391,7 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
     for expected in (*pair.verdicts.values(), "Captions of 40 images", "Grounding", "val/bleu4", "made by hand"):
         assert expected in page.text
     for item in pair.disagreements:
-        assert f"Image {item.image_id}" in page.text
+        assert f"image {item.image_id}" in page.text
         assert all(caption in " ".join(page.text.split()) for caption in item.references)
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "://" not in text.replace("http://www.w3.org", "")
     assert sum(tag == "svg" and "data-chart" in attributes for tag, attributes in page.tags) == 1
@@ -366,7 +414,7 @@ def test_names_and_captions_are_text_and_nothing_else():
 def test_with_an_explorer_the_texts_lead_to_its_images(pair):
     text = comparison_page(pair, explorer="<section class='explorer'></section>")
     links = [attributes["data-explore"] for _, attributes in Page(text).tags if "data-explore" in attributes]
-    assert links == [str(item.image_id) for item in pair.disagreements]
+    assert links == [f"image {item.image_id}" for item in pair.disagreements]
     assert "data-explore=" not in comparison_page(pair)
 
 
@@ -414,6 +462,27 @@ def test_direct_labels_do_not_cover_each_other_and_stay_inside():
     left = min(float(x) for x in re.findall(r'class="label" x="([\d.]+)"', svg))
     assert all(x + 2.4 < left for curve in chart_points(svg) for x, *_ in curve["points"])
     assert svg.count("stroke-dasharray") == 1
+
+
+def test_a_curve_of_validations_has_a_point_for_each():
+    curve = [(i, float(i % 7)) for i in range(450)]
+    svg = line_chart("val/x", {"a": curve}, colors={"a": "red"}, every_point=True)
+    assert svg.count("<circle") == 450
+    page = comparison_page(Comparison(["a"], "bleu4", curves={"val/x": {"a": curve}, "train/x": {"a": curve}}))
+    assert page.count("<circle") == 450
+
+
+def test_seeds_are_shades_of_their_variants_colour_and_readable_on_dark_paper():
+    colors = run_colors([["soft_1", "soft_2", "soft_3"], ["hard"], *([f"v{i}"] for i in range(4)), ["again"]])
+    assert len({color.light for color in colors.values()}) == len({color.dark for color in colors.values()}) == 9
+    assert colors["hard"].light == "#d55e00" and colors["v3"].light == "#e69f00"
+
+    def hue(color):
+        return colorsys.rgb_to_hsv(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))[0]
+
+    for seed in (1, 2, 3):
+        assert hue(colors[f"soft_{seed}"].light) == pytest.approx(hue("#0072b2"), abs=0.02)
+    assert colors["again"].light == "#0072b2" and started_over([["a"]] * 6 + [["again"]]) == ["again"]
 
 
 def test_a_long_curve_is_thinned_but_keeps_its_ends():

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from captioning.decoding import Step, beam_search, greedy, sample
+from captioning.decoding import Constraints, Step, beam_search, greedy, sample
 from captioning.errors import InputError
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import END, PAD, START, UNK
@@ -53,7 +53,7 @@ def test_wide_beam_search_equals_exhaustive_enumeration(normalization, min_lengt
     expected = every_caption(table(), min_length=min_length, normalization=normalization)
     hypotheses = beam_search(
         markov(table()), start(2), beam_size=400, length_normalization=normalization, max_length=MAX_LENGTH,
-        min_length=min_length,
+        constraints=Constraints(min_length=min_length),
     )  # fmt: skip
     for image in hypotheses:
         # Captions with the same transitions in another order tie, so ranks are compared by score.
@@ -126,7 +126,7 @@ def content(hypotheses):
     """Everything in (lists of) hypotheses as plain values."""
     if isinstance(hypotheses, list):
         return [content(item) for item in hypotheses]
-    return [*list(vars(hypotheses).values())[:-1], *(field.tolist() for field in hypotheses.trace[:3])]
+    return [*list(vars(hypotheses).values())[:4], *(field.tolist() for field in hypotheses.trace[:3])]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -154,7 +154,9 @@ def test_captions_do_not_depend_on_images_leaving_the_batch(strategy, captions_e
     results = []
     for step in (Tables(tables, seen), Tables(tables, []).__call__):  # a bound method has no select
         torch.manual_seed(3)
-        results.append(content(STRATEGIES[strategy](step, start(13 * captions_each), min_length=min_length)))
+        results.append(
+            content(STRATEGIES[strategy](step, start(13 * captions_each), constraints=Constraints(min_length)))
+        )
     assert results[0] == results[1]
     assert seen[0] == 13 and seen[-1] < 7  # images did leave
     assert seen == sorted(seen, reverse=True)
@@ -215,9 +217,9 @@ def test_minimum_length_holds_for_every_strategy():
     step = markov(ends_at_once.log_softmax(-1))
     assert greedy(step, start(1), max_length=5)[0].ids == []
     for h in (
-        greedy(step, start(1), max_length=5, min_length=3)[0],
-        sample(step, start(1), max_length=5, min_length=3)[0],
-        beam_search(step, start(1), beam_size=2, max_length=5, min_length=3)[0][0],
+        greedy(step, start(1), max_length=5, constraints=Constraints(3))[0],
+        sample(step, start(1), max_length=5, constraints=Constraints(3))[0],
+        beam_search(step, start(1), beam_size=2, max_length=5, constraints=Constraints(3))[0][0],
     ):
         assert len(h.ids) >= 3
 
@@ -254,7 +256,7 @@ def test_top_k_and_top_p_cut_the_tail():
         (lambda s: sample(s, start(1), top_p=1.5), r"top_p must be in \(0, 1\], got 1.5"),
         (lambda s: beam_search(s, start(1), beam_size=0), "beam_size must be at least 1, got 0"),
         (
-            lambda s: greedy(s, start(1), max_length=3, min_length=3),
+            lambda s: greedy(s, start(1), max_length=3, constraints=Constraints(3)),
             r"min_length must be in 0 \.\. 2, below max_length, got 3",
         ),
     ],

@@ -23,29 +23,84 @@ def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(te
     assert "explorer-data" in page.read_text()
 
 
-def test_the_summary_says_where_the_comparison_is_if_there_is_one(tmp_path, capsys):
+@pytest.fixture
+def entry() -> dict:
+    """The entry of a model in the summary."""
     names = ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds")
-    entry = dict.fromkeys(names, 1.0) | dict.fromkeys(("caption", "image", "overlay", "checkpoint"), "x")
+    return dict.fromkeys(names, 1.0) | {
+        "attributes": {
+            "colour": {"right": 99, "said": 100, "unsaid": 3},
+            "pattern": {"right": 7, "said": 8, "unsaid": 0},
+        },
+        "examples": {"a.png": {"caption": "two cats", "expected": "a cat left of a dog"}},
+        "overlay": "a-overlay.png",
+        "checkpoint": "best.ckpt",
+    }
+
+
+def test_the_summary_says_where_the_comparison_is_if_there_is_one(tmp_path, entry, capsys):
     load_script("demo").report(tmp_path, {"soft": entry}, tmp_path / "comparison.html")
     assert f"{tmp_path}/comparison.html" in capsys.readouterr().out
     load_script("demo").report(tmp_path, {"soft": entry}, None)
     assert "comparison" not in capsys.readouterr().out
 
 
+def test_the_report_says_what_is_right_of_what_is_said_and_what_was_expected(tmp_path, entry, capsys):
+    load_script("demo").report(tmp_path, {"soft": entry, "marginal": entry}, None)
+    lines = capsys.readouterr().out.splitlines()
+    cells = {line[:18].strip(): [cell.strip() for cell in line[18:].split("  ") if cell] for line in lines}
+    assert cells["colour"] == ["99.0 of 100 (3)"] * 2
+    assert cells["pattern"] == ["87.5 of 8 (0)"] * 2
+    at = lines.index("hard, summed exactly: two cats")
+    assert lines[at + 1] == "  expected    a cat left of a dog   (one of five references)"
+
+
+def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, monkeypatch, capsys):
+    load, photographs = Captioner(), []
+    monkeypatch.setattr("captioning.captioner.load", lambda: load)
+    load.caption = lambda images: photographs.extend(images) or [load]
+    load_script("demo").caption_a_photograph(tmp_path / "runs")
+    out = capsys.readouterr().out
+    assert photographs[0].is_file() and photographs[0].name == "grace_hopper.jpg"
+    assert "caption     a woman in uniform" in out and f"overlay     {tmp_path}/runs/photograph.png" in out
+    assert (tmp_path / "runs/photograph.png").read_bytes() == b"a figure"
+
+
+def test_a_demo_without_the_pretrained_captioner_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
+    def missing():
+        raise InputError("this installation has no pretrained captioner")
+
+    monkeypatch.setattr("captioning.captioner.load", missing)
+    load_script("demo").caption_a_photograph(tmp_path)
+    assert "no caption: this installation has no pretrained captioner" in capsys.readouterr().out
+
+
+class Captioner:
+    """Stands for a captioner, and for its caption and the caption's figure."""
+
+    text = "a woman in uniform"
+
+    def figure(self):
+        return self
+
+    def savefig(self, path, **options):
+        Path(path).write_bytes(b"a figure")
+
+
 def test_the_readme_shows_the_captions_of_the_measured_demo():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     entry = json.loads((ROOT / "docs/measurements/demo.json").read_text())["soft"]
     assert load_script("demo").with_captions(readme, entry) == readme
-    assert re.search(
-        r"caption(?:_image\.py)? data/\S+ .*\n.*\n" + re.escape(list(entry["examples"].values())[1]), readme
-    )
+    captions = [example["caption"] for example in entry["examples"].values()]
+    assert re.search(r"caption(?:_image\.py)? data/\S+ .*\n.*\n" + re.escape(captions[1]), readme)
 
 
-def test_captions_are_written_where_the_readme_shows_them():
+def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(entry):
     command = "$ captioning caption a.png \\\n  --model runs/demo/soft/x.ckpt\n"
-    text = f"intro\n{command}old\nend\nsoft: old\n"
-    entry = {"caption": "a dog", "examples": {"a.png": "two cats"}}
-    found = load_script("demo").with_captions(text, entry)
-    assert found == f"intro\n{command}two cats\nend\nsoft: a dog\n"
+    text = f"intro\n{command}old\n{{}}end\nsoft: old\n  expected    old\n  image a\n"
+    expected = f"intro\n{command}two cats\n{{}}end\nsoft: two cats\n  expected    a cat left of a dog\n  image a\n"
+    write = load_script("demo").with_captions
+    assert write(text.format(""), entry) == expected.format("")
+    assert write(text.format("# expected: old\n"), entry) == expected.format("# expected: a cat left of a dog\n")
     with pytest.raises(InputError, match=r"a\.png is none of b\.png"):
-        load_script("demo").with_captions(text, entry | {"examples": {"b.png": "x"}})
+        write(text, entry | {"examples": {"b.png": entry["examples"]["a.png"]}})

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 
 import pytest
 import torch
 from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
+from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
 from captioning.data.shapes import ShapesSource
@@ -44,12 +46,16 @@ class Split:
         self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
         self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
         self.lookup = source.objects("val")
+        self.judge_of_images = source.attributes("val")
 
     def batch(self, *rows: int) -> CaptionBatch:
         return self.dataset[list(rows)]
 
     def objects(self, row: int) -> list[ObjectCells]:
         return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.cells)
+
+    def judge(self, row: int, words: Sequence[str]) -> list[JudgedAttribute]:
+        return self.judge_of_images(int(self.index.image_ids[row]), words)
 
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)
@@ -87,6 +93,17 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     assert len(judged) > IMAGES
     assert scores["reference_pointing_accuracy"] == pytest.approx(100 * sum(h.hit for h in judged) / len(judged))
     assert "bound" not in scores
+
+
+def test_captions_are_judged_if_the_data_set_knows_the_truth(split):
+    scores, images = split.evaluator(split.batch(0, 1, 2, 3, 4), judge=split.judge).evaluated.finish()
+    assert [image.attributes for image in images] == [split.judge(row, image.words) for row, image in enumerate(images)]
+    judged = [item for image in images for item in image.attributes if item.attribute == "shape"]
+    said = [item for item in judged if item.said is not None]
+    assert scores["attribute_shape"] == pytest.approx(100 * sum(item.right for item in said) / max(1, len(said)))
+    assert scores["attribute_shape_unsaid"] == pytest.approx(100 * (1 - len(said) / len(judged)))
+    unjudged, images = split.evaluator(split.batch(0)).evaluated.finish()
+    assert not any(name.startswith("attribute") for name in unjudged) and images[0].attributes == []
 
 
 def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
@@ -164,17 +181,19 @@ def test_bounds_of_stochastic_attention_stand_beside_the_nll_where_they_are_want
 
 
 def test_what_is_written_reads_back(split, tmp_path):
-    scores, images = split.evaluator(split.batch(0, 1, 2)).evaluated.finish()
+    evaluator = split.evaluator(split.batch(0, 1, 2), judge=split.judge)
+    scores, images = evaluator.evaluated.finish()
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"
     assert read_scores(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)
     entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
-    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits"]
+    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits", "attributes"]
     assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", *judged]
     fields = ["step", "noun", "hit", "chance", "centre_hit", "correctness", "uniform", "centre"]
     assert [list(hit) for hit in entry["reference_hits"]] == [fields] * len(entry["reference_hits"])
+    assert list(entry["attributes"][0]) == ["attribute", "said", "true", "right"]
 
 
 @pytest.mark.parametrize(

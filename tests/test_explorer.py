@@ -107,6 +107,11 @@ def test_a_posterior_stands_beside_its_prior():
     assert shown["attention"]["prior"]["levels"] != shown["attention"]["posterior"]["levels"]
 
 
+def test_the_posterior_is_shown_first():
+    page = explorer_page([explored(run_captions(posterior=random_alphas(3, seed=8)), run_captions("hard"))])
+    assert content(page)["attentions"] == {"posterior": "After the word", "prior": "Before the word"}
+
+
 def test_heads_stand_beside_their_mean():
     heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)  # (T, h, L)
     page = explorer_page([explored(run_captions(alphas=heads.mean(axis=1), heads=heads))])
@@ -223,8 +228,7 @@ def test_the_map_is_drawn_with_the_overlays_constants():
         "sigmaOfSide": maps.SIGMA_OF_SIDE,
         "sigmaOfCell": maps.SIGMA_OF_CELL,
         "dimBelow": maps.DIM_BELOW,
-        "dimChosen": maps.DIM_CHOSEN,
-        "dimView": maps.DIM_VIEW,
+        "look": {"dim": maps.LOOKS["color"].dim, "opacity": maps.LOOKS["color"].opacity},
     }
 
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from helpers_runs import make_captions, run_of
 
-from captioning.comparison.captions_table import ONE_SEED
 from captioning.comparison.compare import compare
 from captioning.comparison.groups import group_by_seed
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Comparison
 from captioning.comparison.terminal import print_comparison
+from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.resampling import holm
 from captioning.evaluation.seeds import seed_differences
@@ -169,8 +169,9 @@ def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_teste
     assert list(found.values()) == holm(list(found.values()))
     assert study.tests == {} and list(study.verdicts) == ["study_hard"]
     verdict = study.verdicts["study_hard"]
-    assert re.match(r"study_hard scores BLEU-4 [\d.]+ \(mean of 3 seeds\), [\d.]+ higher than study_soft \(", verdict)
-    assert verdict.endswith(", over images and seeds.") and ONE_SEED not in verdict and "a clear difference" in verdict
+    scores = [group.mean("bleu4") for group in study.groups[::-1]]
+    assert verdict.startswith("Clear difference: study_hard has {:.1f} and study_soft {:.1f} BLEU-4 (+".format(*scores))
+    assert ", 40 images, 3 seeds each." in verdict and ONE_SEED not in verdict
 
 
 @pytest.mark.parametrize("how", ["init_from", "averaged"])
@@ -197,6 +198,21 @@ def test_second_stages_are_compared_each_with_its_first(how):
     assert "Paired" not in apart.tables[0].note
 
 
+def test_the_runs_of_a_variant_stand_together(study):
+    soft, hard = (
+        [f"study_{name}_{seed}" for seed in seeds] for name, seeds in (("soft", (1, 2, 10)), ("hard", (1, 2, 3)))
+    )
+    assert study.variants == [soft, hard] and study.runs == [*soft, *hard]
+    assert list(study.disagreements[0].captions) == [*soft, *hard]
+
+
+def test_an_untested_seed_stands_with_its_variant():
+    untested = run("a_2", 2)
+    untested.captions = None
+    found = compare([run("a_1", 1, search={"beam_size": 3}), HARD[0], untested], resamples=20)
+    assert found.variants == [["a_1", "a_2"], ["study_hard_1"]]
+
+
 def test_two_seeds_of_one_variant_are_never_a_clear_difference():
     found = compare([run("a_1", 1, skill=0.3), run("a_2", 2, skill=0.9)], resamples=50)
     assert found.tests == found.verdicts == found.group_tests == {}
@@ -220,10 +236,13 @@ def test_different_runs_without_seeds_have_no_table_of_variants():
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
     print_comparison(study)
     out = capsys.readouterr().out
-    assert "Variants over seeds" in out and "study_hard scores BLEU-4" in out
+    assert "Variants over seeds" in out and "Clear difference: study_hard has" in out
     page = comparison_page(study)
-    assert re.search(r'class="verdict clear" style="--run: #d55e00">\s*study_hard scores', page)
-    assert '--run: #0072b2">study_soft</span>' in page
+    assert re.search(
+        r'class="verdict clear" style="--run: var\(--run-\d\)"><b>Clear difference</b>: study_hard has', page
+    )
+    place = re.search(r'--run: var\((--run-\d)\)">study_soft</span>', page)[1]
+    assert f"{place}: #0" in page  # a blue: that of its middle seed
     content = json.loads(json.dumps(study.to_dict()))
     assert content["groups"]["study_soft"]["seeds"] == ["1", "2", "10"]
     assert content["groups"]["study_hard"]["scores"]["bleu4"]["mean"] == pytest.approx(study.groups[1].mean("bleu4"))

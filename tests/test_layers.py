@@ -40,7 +40,7 @@ FLOORS: list[dict[str, str]] = [
     {
         "comparison": "captioner component data errors evaluation files run_folder settings views",
         "training": "attention checkpoint data decoding encoders errors evaluation files model objective "
-        "run_folder tokenizers views vocabulary",
+        "progress run_folder tokenizers views vocabulary",
     },
     {
         "cli": "captioner checkpoint comparison component data encoders errors evaluation files model objective "
@@ -67,6 +67,7 @@ LIBRARIES: dict[tuple[str, ...], str] = {
         "socket",
     ): "data.download",
     ("huggingface_hub",): "checkpoint.hub",
+    ("gradio",): "cli.app",
     ("onnx", "onnxscript", "onnxruntime"): "checkpoint.onnx_graphs scripts.caption_onnx",
 }
 

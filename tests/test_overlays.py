@@ -11,8 +11,7 @@ from helpers import trace_of
 from PIL import Image
 
 from captioning.cells import CellGrid
-from captioning.trace import EXPECTATION
-from captioning.views.maps import DIM_VIEW, smooth_alphas
+from captioning.views.maps import LOOKS, smooth_alphas
 from captioning.views.overlays import attention_figure
 
 CELLS = CellGrid.regular((3, 5), (40, 60))
@@ -95,19 +94,44 @@ def test_smoothing_is_the_authors_on_their_sizes():
     np.testing.assert_allclose(smooth_alphas(alpha, CellGrid.regular((14, 14), (224, 224))), padded, rtol=1e-4)
 
 
-def test_the_figure_has_the_untouched_view_the_caption_and_a_panel_with_its_numbers_for_every_word():
+def smooth_maxima(alphas) -> list[float]:
+    """Of panels of 336 x 224 pixels."""
+    return [float(smooth_alphas(alpha, CELLS.scaled((224, 336))).max()) for alpha in alphas]
+
+
+def test_the_figure_has_the_untouched_view_the_caption_a_panel_for_every_word_and_the_scale():
     view, words = random_view(), ["two", "cats", "sleep"]
     alphas = [np.full(15, 1 / 15), one_hot(7, 15), random_alphas(1, 15)[0]]
     figure = attention_figure(view, words, trace_of(alphas, [0.25, 0.5, 1]), CELLS)
     np.testing.assert_array_equal(figure.axes[0].images[0].get_array(), np.asarray(view))
     assert len(panels(figure)) == 3
-    highest = [float(smooth_alphas(alpha, CELLS.scaled((224, 336))).max()) for alpha in alphas]
-    highest[0] = 3 / 15  # even attention stays dim: three times that is the end of the scale
-    numbers = [
-        f"\u03b2 {beta} \u00b7 0 to {end:.2f}" for beta, end in zip(("0.25", "0.50", "1.00"), highest, strict=True)
-    ]
-    assert texts(figure)[:-1] == ["two cats sleep", "two", numbers[0], "cats", numbers[1], "sleep", numbers[2]]
-    assert texts(figure)[-1].startswith("attention per location")
+    assert texts(figure)[:-1] == ["two cats sleep", *words]
+    assert texts(figure)[-1] == f"attention per location, from 0 to {max(smooth_maxima(alphas)):.2f}"
+
+
+def test_numbers_beneath_the_panels_are_details():
+    words, alphas = ["two", "cats", "sleep"], [np.full(15, 1 / 15), one_hot(7, 15), random_alphas(1, 15)[0]]
+    figure = attention_figure(random_view(), words, trace_of(alphas, [0.25, 0.5, 1]), CELLS, details=True)
+    assert texts(figure)[1:-1:2] == words
+    for text, beta, maximum in zip(texts(figure)[2:-1:2], ("0.25", "0.50", "1.00"), smooth_maxima(alphas), strict=True):
+        written, _, number = text.rpartition(" ")
+        assert written == f"\u03b2 {beta} \u00b7 at most" and float(number) == pytest.approx(maximum, abs=0.005)
+
+
+def test_all_maps_have_one_scale():
+    grey = Image.new("RGB", (336, 224), "gray")
+    strong = one_hot(7, 15)
+    weak = 0.25 * strong + 0.75 / 15
+    trace = trace_of([strong, weak])
+    figure = attention_figure(grey, ["cat", "of"], trace, CELLS, style="paper")
+    first, second = (np.asarray(image.get_array(), dtype=float)[:, :, 0] for image in panels(figure))
+    maxima, dim = smooth_maxima([strong, weak]), LOOKS["paper"].dim
+    for drawn_map, maximum in ((first, maxima[0]), (second, maxima[1])):
+        assert drawn_map.max() == pytest.approx(128 * (dim + (1 - dim) * maximum / maxima[0]), abs=1)
+    posterior = trace_of([weak])._replace(posterior=np.array([strong], dtype=np.float32))
+    both = attention_figure(grey, ["cat"], posterior, CELLS, style="paper", details=True)
+    for image, alone in zip(panels(both), (second, first), strict=True):  # the prior, then the posterior
+        np.testing.assert_allclose(np.asarray(image.get_array(), dtype=float)[:, :, 0], alone, atol=1)
 
 
 def test_the_whole_photo_is_shown_with_the_models_view_marked():
@@ -134,50 +158,60 @@ def test_maps_are_painted_on_the_photos_own_pixels_of_the_view():
         photo.resize((60, 40)), ["cat"], trace_of([np.zeros(15)]), CELLS, photo=photo, region=region
     )
     expected = photo.resize((448, 299), Image.Resampling.BICUBIC, box=(240, 80, 840, 480))
-    dimmed = np.asarray(expected, dtype=np.float32) * DIM_VIEW
+    dimmed = np.asarray(expected, dtype=np.float32) * LOOKS["color"].dim
     np.testing.assert_allclose(np.asarray(panels(figure)[0].get_array(), dtype=np.float32), dimmed, atol=1)
 
 
-def test_what_is_not_attended_to_is_dimmed_and_keeps_its_colour():
+@pytest.mark.parametrize("style", ["color", "paper"])
+def test_what_is_not_attended_to_is_dimmed_and_keeps_its_colour(style):
     green = Image.new("RGB", (60, 40), (20, 200, 60))
-    figure = attention_figure(green, ["cat"], trace_of([one_hot(0, 15)]), CELLS)
+    figure = attention_figure(green, ["cat"], trace_of([one_hot(0, 15)]), CELLS, style=style)
     corner = np.asarray(panels(figure)[0].get_array(), dtype=int)[-1, -1]
-    np.testing.assert_allclose(corner, np.array([20, 200, 60]) * DIM_VIEW, atol=1)
+    np.testing.assert_allclose(corner, np.array([20, 200, 60]) * LOOKS[style].dim, atol=1)
 
 
-def test_the_papers_style_is_the_authors_white_mask():
+def test_what_is_attended_to_keeps_half_of_its_colour_under_the_map():
+    red, blue = ((220, 30, 30), (30, 30, 220))
+    peaks = []
+    for color in (red, blue):
+        figure = attention_figure(Image.new("RGB", (60, 40), color), ["cat"], trace_of([one_hot(7, 15)]), CELLS)
+        pixels = np.asarray(panels(figure)[0].get_array(), dtype=int)
+        peaks.append(pixels[pixels.shape[0] // 2, pixels.shape[1] // 2])
+    np.testing.assert_allclose(peaks[0] - peaks[1], (np.array(red) - np.array(blue)) / 2, atol=2)
+
+
+def test_the_papers_style_leaves_what_it_points_at_as_it_is():
     view = random_view(224, 224)
-    alpha = random_alphas(1, 196)[0]
     grid = CellGrid.regular((14, 14), (224, 224))
-    figure = attention_figure(view, ["cat"], trace_of([alpha]), grid, style="paper")
-    smooth = smooth_alphas(alpha, grid)  # test_smoothing_is_the_authors_on_their_sizes
-    # matplotlib's imshow(view), then imshow(alpha, cmap=Greys_r, alpha=0.8), which scales from minimum to maximum
-    mask = 255 * (smooth - smooth.min()) / (smooth.max() - smooth.min())
-    expected = 0.2 * np.asarray(view, dtype=float) + 0.8 * mask[:, :, None]
-    np.testing.assert_allclose(np.asarray(panels(figure)[0].get_array(), dtype=float), expected, atol=1.5)
-    assert texts(figure)[2] == f"{smooth.min():.4f} to {smooth.max():.3f}"
+    figure = attention_figure(view, ["cat"], trace_of([one_hot(7 * 14 + 7, 196)]), grid, style="paper")
+    painted, pixels = np.asarray(panels(figure)[0].get_array(), dtype=float), np.asarray(view, dtype=float)
+    smooth = smooth_alphas(one_hot(7 * 14 + 7, 196), grid)  # test_smoothing_is_the_authors_on_their_sizes
+    peak = np.unravel_index(smooth.argmax(), smooth.shape)
+    np.testing.assert_allclose(painted[peak], pixels[peak], atol=1)
+    light = painted.sum(axis=2) / pixels.sum(axis=2).clip(min=1)
+    assert light.max() <= 1 and light[smooth < 1e-6].max() <= LOOKS["paper"].dim  # dimmed, nowhere bleached
 
 
-def test_the_papers_mask_of_even_attention_shows_no_pattern():
+def test_even_attention_shows_no_pattern_and_stays_dim():
     view = Image.new("RGB", (60, 40), "gray")
     figure = attention_figure(view, ["of"], trace_of([np.full(15, 1 / 15)]), CELLS, style="paper")
-    assert np.ptp(np.asarray(panels(figure)[0].get_array())) <= 1
+    pixels = np.asarray(panels(figure)[0].get_array())
+    dim = LOOKS["paper"].dim
+    assert np.ptp(pixels) <= 1 and pixels.max() == pytest.approx(128 * (dim + (1 - dim) / 3), abs=1)
 
 
-def test_a_posterior_stands_beneath_its_prior():
+def test_a_posterior_replaces_its_prior_and_details_show_both():
     view = Image.new("RGB", (60, 40), "gray")
     prior, posterior = [[one_hot(cell, 15) for cell in cells] for cells in ((0, 4), (10, 14))]
     trace = trace_of(prior, [0.25, 0.5])._replace(posterior=np.array(posterior, dtype=np.float32))
-    figure = attention_figure(view, ["a", "cat"], trace, CELLS)
+    assert brightest_cells(attention_figure(view, ["a", "cat"], trace, CELLS)) == [10, 14]
+    figure = attention_figure(view, ["a", "cat"], trace, CELLS, details=True)
     assert brightest_cells(figure) == [0, 10, 4, 14]
     places = [image.get_extent() for image in panels(figure)]  # left, right, bottom, top
     for before, after in (places[:2], places[2:]):
         assert before[:2] == after[:2] and after[3] > before[2]
     assert texts(figure).count("before the word (prior)") == texts(figure).count("after the word (posterior)") == 1
-    assert [text for text in texts(figure) if "\u03b2" in text] == [
-        "\u03b2 0.25 \u00b7 0 to 1.00",
-        "\u03b2 0.50 \u00b7 0 to 1.00",
-    ]
+    assert [text[:6] for text in texts(figure) if "\u03b2" in text] == ["\u03b2 0.25", "\u03b2 0.50"]
 
 
 def test_heads_stand_beneath_their_mean():
@@ -211,12 +245,12 @@ def test_a_map_that_looks_everywhere_stays_darker_than_one_that_looks_somewhere(
     assert even.max() - even.min() <= 3
 
 
-@pytest.mark.parametrize("both", [False, True])
+@pytest.mark.parametrize(("both", "details"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize("steps", [0, 1, 5, 6, 7, 11, 20, 30])
-def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both):
+def test_panels_lie_inside_the_figure_and_do_not_overlap(steps, both, details):
     alphas = random_alphas(steps, 15)
     trace = trace_of(alphas, [0.5] * steps)._replace(posterior=alphas if both else None)
-    figure = attention_figure(random_view(), ["word"] * steps, trace, CELLS)
+    figure = attention_figure(random_view(), ["word"] * steps, trace, CELLS, details=details)
     width, height = figure.get_size_inches()
     scale = figure.axes[0].images[-1]
     boxes = []
@@ -235,9 +269,9 @@ def test_words_keep_clear_of_their_neighbours_and_are_never_read_as_formulas():
     words = ["$x_", "a_$b$", "internationalisation-of-everything"]
     figure = attention_figure(random_view(), words, trace_of(random_alphas(3, 15)), CELLS)
     drawn(figure)
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts[1:-1:2]]
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts[1:-1]]
     assert all(left.x1 <= right.x0 for left, right in itertools.pairwise(boxes))
-    assert texts(figure)[1:-1:2] == words
+    assert texts(figure)[1:-1] == words
 
 
 def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
@@ -247,7 +281,8 @@ def test_the_figure_can_be_drawn_and_saved_as_png_and_pdf(tmp_path):
     framed.savefig(tmp_path / "framed.pdf")
     for name in ("figure.png", "figure.pdf"):
         figure.savefig(tmp_path / name)
-    assert (tmp_path / "figure.png").read_bytes()[1:4] == b"PNG"
+    with Image.open(tmp_path / "figure.png") as png:
+        assert png.format == "PNG" and png.mode == "RGBA"  # true colour: a palette of 256 colours shows bands
     assert (tmp_path / "figure.pdf").read_bytes()[:4] == b"%PDF"
 
 
@@ -317,17 +352,6 @@ def test_a_frame_leaves_its_cell_free_and_is_seen_on_black_and_on_white():
         assert 0 < y < height
         inside = framed[row - 8 : row + 8, column - 8 : column + 8, :3]  # a cell is 32 x 32 of these pixels
         assert np.abs(np.diff(inside, axis=0)).max() < 20
-
-
-def test_a_chosen_cells_distribution_is_dimmed_and_keeps_its_shape():
-    grey = Image.new("RGB", (60, 40), "gray")
-    alphas = [random_alphas(1, 15)[0]] * 2
-    trace = trace_of(alphas, locations=[EXPECTATION, 3])  # semi-sampling: an expectation beside a draw
-    figure = attention_figure(grey, ["a", "b"], trace, CELLS)
-    expectation, draw = (np.asarray(image.get_array(), dtype=int).sum(axis=2) for image in panels(figure))
-    assert draw.max() < expectation.max()
-    assert np.corrcoef(draw.ravel(), expectation.ravel())[0, 1] > 0.95
-    assert len(frames(figure)) == 1
 
 
 def test_soft_attention_chooses_nothing_even_where_it_is_certain():

@@ -35,6 +35,37 @@ def test_progress_is_a_line_now_and_then_in_a_log_and_a_bar_on_a_terminal(monkey
     assert unseen.getvalue() == "[a] line\n"
 
 
+def test_lines_in_a_log_say_the_time_left_and_grow_rarer(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("captioning.progress.time.monotonic", lambda: now[0])
+    log = io.StringIO()
+    progress = Progress("epoch 1/6", 7300, 100, unit="steps", stream=log)  # 100 before: resumed
+    for second in range(1, 3601):
+        now[0] = float(second)
+        progress.update(100 + second)
+    lines = log.getvalue().splitlines()
+    assert lines[0] == "epoch 1/6: 111 of 7,300 steps, 1.0 steps/s, 1:59:49 left"
+    assert lines[-1].endswith(" left") and 50 < len(lines) < 100
+    seconds = [int(re.search(r": ([\d,]+) of", line)[1].replace(",", "")) - 100 for line in lines]
+    assert seconds[:3] == [11, 22, 33]
+    assert seconds[-1] - seconds[-2] > 120
+
+
+def test_training_and_test_tell_a_log_how_far_they_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("captioning.progress._SECONDS_BETWEEN_LINES", -1.0)
+    monkeypatch.setattr("captioning.progress._LINES_OF_A_LONG_TASK", 0.0)
+    module, source = make_module(), make_shapes(tmp_path, train=4, val=3, test=2)
+    run_stage(make_trainer(tmp_path, callbacks=[LogLines()], max_epochs=2).fit, module, make_data(source))
+    lines = re.findall(
+        r"^epoch (\d)/2: (\d+) of (\d+) steps, .* steps/s, \d+:\d\d left$", capsys.readouterr().out, re.M
+    )
+    steps = int(lines[0][2])
+    assert [int(done) for _, done, _ in lines] == list(range(1, steps + 1))
+    assert [epoch for epoch, _, _ in lines] == ["1"] * (steps // 2) + ["2"] * (steps // 2)
+    run_stage(make_trainer(tmp_path, callbacks=[LogLines()]).test, module, make_data(source))
+    assert re.search(r"^test: 2 of 2 images, .* images/s, 0:00 left$", capsys.readouterr().out, re.M)
+
+
 def test_progress_counts_its_rate_without_what_was_done_before(monkeypatch):
     clock = iter([0.0, 2.0])
     monkeypatch.setattr("captioning.progress.time.monotonic", lambda: next(clock))

@@ -24,7 +24,7 @@ from captioning.data.batch import pad_captions
 from captioning.data.folder import FolderSource, hashed_split
 from captioning.data.records import CaptionIndex, ImageEntry, PackedStrings, image_name
 from captioning.data.sampler import CaptionBatchSampler
-from captioning.decoding import BeamOptions, Step, beam_search, greedy, sample
+from captioning.decoding import BeamOptions, Constraints, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
 from captioning.model import AttentionDecoder, MarginalOutput
@@ -249,7 +249,8 @@ def test_hypotheses_are_distinct_ranked_and_scored_by_their_words(examples):
     @holds(examples, tables, options)
     def claim(table, options):
         width, normalization, shortest = options
-        search = {"length_normalization": normalization, "max_length": LONGEST, "min_length": shortest}
+        search = {"length_normalization": normalization, "max_length": LONGEST}
+        search["constraints"] = Constraints(min_length=shortest)
         (beams,) = beam_search(steps_of(table), start(), beam_size=width, **search)
         assert 1 <= len(beams) <= width
         assert [(not h.finished, -h.score) for h in beams] == sorted((not h.finished, -h.score) for h in beams)

@@ -13,6 +13,7 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
+from jsonargparse import dict_to_namespace
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.loggers import CSVLogger
 
@@ -175,12 +176,33 @@ def group_of(*options: str) -> str | None:
 def test_runs_that_differ_in_their_seed_alone_are_one_group_and_others_are_not():
     overlay = f"--config={ROOT}/configs/overlays/debug.yaml"
     assert group_of() == group_of("--seed_everything=2") == group_of("--name=x", "--runs=y") == "shapes_soft"
-    wide = {group_of("--model.decoder.init_args.hidden_dim=300", f"--seed_everything={seed}") for seed in (1, 2)}
-    (group,) = wide
-    assert group.startswith("shapes_soft-")
-    assert group == group_of("--model.decoder.init_args.hidden_dim", "300", "--name", "z")
-    others = {group_of("--model.decoder.init_args.hidden_dim=301"), group_of(overlay), "shapes_soft", group}
-    assert len(others) == 4
+    wide = [f"--model.decoder.init_args.hidden_dim={size}" for size in (300, 301)]
+    assert {group_of(wide[0], f"--seed_everything={seed}") for seed in (1, 2)} == {"shapes_soft hidden_dim=300"}
+    assert group_of("--model.decoder.init_args.hidden_dim", "300", "--name", "z") == "shapes_soft hidden_dim=300"
+    assert group_of(wide[1]) == "shapes_soft hidden_dim=301"
+    assert group_of(overlay) == "shapes_soft debug"
+    assert group_of("--trainer.max_epochs=2", overlay, wide[0]) == "shapes_soft debug hidden_dim=300 max_epochs=2"
+
+
+def test_a_group_names_what_was_changed():
+    from captioning.cli.loggers import variant_name
+
+    def of(*args, configs=("configs/shapes_soft.yaml",)):
+        encoder = {"class_path": "x.E", "init_args": {"dropout": 0.0}}
+        attention = {"class_path": "x.SoftAttention", "init_args": {"score": {"init_args": {"attention_dim": 8}}}}
+        decoder = {"class_path": "x.D", "init_args": {"dropout": 0.1, "attention": attention}}
+        settings = {"model": {"encoder": encoder, "decoder": decoder}, "seed_everything": 3}
+        return variant_name(dict_to_namespace(settings | {"config": list(configs)}), ["fit", *args])
+
+    place = "--model.decoder.init_args.attention"
+    assert of(f"{place}.init_args.score.init_args.attention_dim=64") == "shapes_soft attention_dim=64"
+    assert of("--model.decoder.init_args.dropout=0.5") == "shapes_soft decoder.dropout=0.5"  # the encoder has one too
+    assert of(f"{place}=captioning.attention.HardAttention") == "shapes_soft attention=HardAttention"
+    first, second = (of(f"--init_from=runs/first_{seed}/checkpoints/best.ckpt") for seed in (3, 4))
+    assert first == "shapes_soft init_from=runs/first_*/checkpoints/best.ckpt" != second
+    assert of(configs=()) is None
+    long = [of(f"--data.features={'x' * 150}{end}") for end in "ab"]
+    assert len(set(long)) == 2 and {len(group) for group in long} == {128}
 
 
 def sweep_commands() -> list[list[str]]:

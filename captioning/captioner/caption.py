@@ -1,4 +1,4 @@
-"""A caption with its attention, the pixels that the model saw, and the rest of the beam."""
+"""A caption with its attention, the pixels that the model saw, and the other captions of the search."""
 
 from __future__ import annotations
 
@@ -52,6 +52,8 @@ class Alternative:
         score: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
+        confidences: Calibrated probability of each word that it is supported, which is that a person who describes the
+            image uses it, too; None if the model is not calibrated.
     """
 
     text: str
@@ -60,6 +62,12 @@ class Alternative:
     score: float
     finished: bool
     trace: AttentionTrace
+    confidences: list[float] | None = dataclasses.field(default=None, kw_only=True)
+
+    @property
+    def confidence(self) -> float | None:
+        """The expected fraction of the words that are supported; None if the model is not calibrated."""
+        return float(np.mean(self.confidences)) if self.confidences else None
 
     @property
     def alphas(self) -> Float32:
@@ -79,18 +87,21 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Caption(Alternative):
-    """The caption of an image: the best of the search, with its attention and the rest of the beam.
+    """The first caption of an image's search, with its attention and the other captions.
 
     Attributes:
         cells: Where the L locations lie on the view.
         view: The pixels that the model saw, after resizing and cropping.
+        unlike: What the model was trained on, such as "the generated shapes", if the image is unlike it and the caption
+            is not to be trusted; None otherwise, and if the model is not calibrated.
         path: Path of the image file; None for an image given as pixels.
         photo: Reads the whole image again and returns it; None where there is only the view.
-        alternatives: The other captions of the beam, best first.
+        alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
     """
 
     cells: CellGrid
     view: Image.Image
+    unlike: str | None = dataclasses.field(default=None, kw_only=True)
     path: str | None = None
     photo: Callable[[], Photo] | None = None
     alternatives: list[Alternative] = dataclasses.field(default_factory=list)
@@ -100,22 +111,24 @@ class Caption(Alternative):
         """(height, width) of the grid; its height x width = L locations are numbered row by row."""
         return self.cells.grid_size
 
-    def figure(self, style: Style = "color", *, heads: bool = False) -> Figure:
+    def figure(self, style: Style = "color", *, heads: bool = False, details: bool = False) -> Figure:
         """Return the paper's figure: the image, then the attention at each word.
 
-        A caption with posteriors has two panels for each word, the attention before and after the word is known.
+        If the caption has posteriors, they are shown: the attention once the word is known.
 
         Args:
-            style: "color", or "paper", the white mask of Fig. 3.
+            style: "color": the map's colours on the image. "paper": light alone, as in Fig. 3.
             heads: Also show each head of multi-head attention.
+            details: Also write beta and the map's maximum for each word, and show the alphas above their posteriors.
 
         Raises:
             InputError: The image's file is gone, the attention has no heads, or the style is unknown.
         """
-        from captioning.views.overlays import STYLES, WHOLE, attention_figure  # imports matplotlib
+        from captioning.views.maps import LOOKS
+        from captioning.views.overlays import WHOLE, attention_figure  # imports matplotlib
 
-        if style not in STYLES:
-            raise InputError(f"style must be one of {', '.join(STYLES)}, got {style!r}")
+        if style not in LOOKS:
+            raise InputError(f"style must be one of {', '.join(LOOKS)}, got {style!r}")
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
         whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
@@ -129,10 +142,16 @@ class Caption(Alternative):
             style=style,
             text=self.text,
             heads=heads,
+            details=details,
         )
 
     def for_explorer(
-        self, run: str, *, references: Sequence[str] = (), numbers: Mapping[str, float | str] | None = None
+        self,
+        run: str,
+        *,
+        references: Sequence[str] = (),
+        numbers: Mapping[str, float | str] | None = None,
+        start: int = 0,
     ) -> RunCaptions:
         """Return this caption and its alternatives as the explorer shows them.
 
@@ -140,6 +159,7 @@ class Caption(Alternative):
             run: The name of the run.
             references: Captions that people wrote for the image.
             numbers: Numbers shown beside the name, such as a sentence score.
+            start: The word that is shown first, counted from 0.
         """
         from captioning.views.explorer import RunCaptions
 
@@ -149,9 +169,12 @@ class Caption(Alternative):
             cells=self.cells,
             references=references,
             numbers=numbers or {},
+            start=start,
         )
 
-    def save_figure(self, path: str | Path, style: Style = "color", *, heads: bool = False) -> None:
+    def save_figure(
+        self, path: str | Path, style: Style = "color", *, heads: bool = False, details: bool = False
+    ) -> None:
         """Write ``figure`` to a .png, .pdf or .svg file.
 
         Raises:
@@ -161,14 +184,15 @@ class Caption(Alternative):
 
         suffix = figure_suffix(path)
         with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, heads=heads).savefig(part, format=suffix[1:])
+            self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.
 
         "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
         view. "posteriors" is null unless the output sums over locations. "chosen" has the location that hard attention
-        chose at each word, null where the context is an expectation.
+        chose at each word, null where the context is an expectation. "confidence", "confidences" and "unlike" are null
+        if the model is not calibrated.
         """
         return {
             "image": self.path,
@@ -177,6 +201,9 @@ class Caption(Alternative):
             "log_probs": self.log_probs,
             "score": self.score,
             "finished": self.finished,
+            "confidence": self.confidence,
+            "confidences": self.confidences,
+            "unlike": self.unlike,
             "grid_size": list(self.grid_size),
             "cells": {"offset": list(self.cells.offset), "stride": list(self.cells.stride)},
             "view_size": [self.view.height, self.view.width],
@@ -184,7 +211,10 @@ class Caption(Alternative):
             "betas": None if self.betas is None else _rounded(self.betas),
             "posteriors": None if self.posteriors is None else [_rounded(alpha) for alpha in self.posteriors],
             "chosen": self.trace.chosen(),
-            "alternatives": [{"caption": caption.text, "score": caption.score} for caption in self.alternatives],
+            "alternatives": [
+                {"caption": caption.text, "score": caption.score, "confidence": caption.confidence}
+                for caption in self.alternatives
+            ],
         }
 
     def _repr_png_(self) -> bytes:

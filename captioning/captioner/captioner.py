@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 
 from captioning import decoding
+from captioning.captioner.calibration import Calibration
 from captioning.captioner.caption import Alternative, Caption
 from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, views_of
 from captioning.captioner.options import DecodingOptions, configured_options
@@ -76,8 +77,9 @@ def load(
 
 def _captioner(saved: SavedModel) -> ImageCaptioner[Captioner]:
     try:
-        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings)
-    except InputError as error:  # in its decoding options
+        calibration = None if saved.calibration is None else Calibration.from_dict(saved.calibration)
+        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings, calibration)
+    except InputError as error:  # in its decoding options or its calibration
         raise InputError(f"{saved.path}: {error}") from error
 
 
@@ -89,13 +91,22 @@ class ImageCaptioner(Generic[Model]):
         vocabulary: The words that it knows.
         settings: The full configuration that the (first) model was trained with; {} if that was not saved.
         options: The default decoding options, those of the search in the training configuration.
+        calibration: What tells the confidence of captions and images that are unlike the training data; None for a
+            model that is not calibrated, and for ensembles.
     """
 
-    def __init__(self, captioner: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        captioner: Model,
+        vocabulary: Vocabulary,
+        settings: dict[str, Any] | None = None,
+        calibration: Calibration | None = None,
+    ) -> None:
         self.captioner: Model = captioner.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = configured_options(self.settings)
+        self.calibration = calibration
 
     @property
     def encoder(self) -> Encoder:
@@ -120,7 +131,10 @@ class ImageCaptioner(Generic[Model]):
         captioner: CaptionModel = self.captioner
         if not isinstance(captioner, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        write_export(Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype)
+        calibration = None if self.calibration is None else self.calibration.to_dict()
+        write_export(
+            Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype, calibration=calibration
+        )
 
     @overload
     def caption(
@@ -255,9 +269,23 @@ class ImageCaptioner(Generic[Model]):
             decoded = self.captioner.with_posterior(memory, self._search(memory, options))
         captions = []
         for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
-            best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
+            best, *others = (self._fields(hypothesis) | self._confidences(hypothesis) for hypothesis in hypotheses)
+            best["unlike"] = self._unlike(view, hypotheses[0], options)
             captions.append(self._to_caption(source, view, best, [Alternative(**fields) for fields in others]))
         return captions
+
+    def _confidences(self, hypothesis: Hypothesis) -> dict[str, list[float]]:
+        if self.calibration is None:
+            return {}
+        return {"confidences": self.calibration.confidences(hypothesis.log_probs[: len(hypothesis.ids)])}
+
+    def _unlike(self, view: Image.Image, hypothesis: Hypothesis, options: DecodingOptions) -> str | None:
+        """Return what the model was trained on if the image is unlike it."""
+        if self.calibration is None:
+            return None
+        log_probs = hypothesis.log_probs[: len(hypothesis.ids)]
+        mean = sum(log_probs) / len(log_probs) if log_probs and options.unconstrained else None
+        return self.calibration.data if self.calibration.is_unlike(view, mean) else None
 
     def _to_caption(
         self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()
@@ -304,14 +332,31 @@ class ImageCaptioner(Generic[Model]):
             yield
 
     def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
-        if options.method == "beam":
-            return self.captioner.search(memory, options)
         step, state = self.captioner.stepper(memory), self.captioner.init_state(memory)
-        lengths = {"max_length": options.max_length, "min_length": options.min_length}
-        if options.method == "greedy":
-            hypotheses = decoding.greedy(step, state, **lengths)
-        else:
-            hypotheses = decoding.sample(
-                step, state, temperature=options.temperature, top_k=options.top_k, top_p=options.top_p, **lengths
+        limits: dict[str, Any] = {
+            "max_length": options.max_length,
+            "constraints": options.constraints(self.vocabulary),
+        }
+        if options.method == "beam":
+            hypotheses = decoding.beam_search(
+                step,
+                state,
+                beam_size=options.width,
+                groups=options.diverse,
+                diversity=options.diversity,
+                length_normalization=options.length_normalization,
+                **limits,
             )
-        return [[hypothesis] for hypothesis in hypotheses]
+            return [image[: options.samples] for image in hypotheses]
+        if options.method == "greedy":
+            return [[hypothesis] for hypothesis in decoding.greedy(step, state, **limits)]
+        S = options.samples or 1
+        samples = decoding.sample(
+            step,
+            tuple(tensor.repeat_interleave(S, dim=0) for tensor in state),
+            temperature=options.temperature,
+            top_k=options.top_k,
+            top_p=options.top_p,
+            **limits,
+        )
+        return [samples[start : start + S] for start in range(0, len(samples), S)]

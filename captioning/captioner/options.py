@@ -1,4 +1,4 @@
-"""Decoding options: the search, and how hard attention forms its contexts."""
+"""Decoding options: the search, what captions must be, and how hard attention forms its contexts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from captioning.decoding import BeamOptions
+from captioning.decoding import BeamOptions, Constraints
+from captioning.decoding.beam import DIVERSITY
 from captioning.errors import InputError, check_range, check_whole
+from captioning.vocabulary import Vocabulary
+
+_METHOD_OF = {"temperature": "sample", "top_k": "sample", "top_p": "sample", "seed": "sample"} | {
+    "diverse": "beam",
+    "diversity": "beam",
+}
+"""The method that an option has an effect with."""
 
 
 @dataclass(frozen=True)
@@ -16,6 +24,12 @@ class DecodingOptions(BeamOptions):
 
     Attributes:
         method: Beam search, greedy decoding, or sampling of words.
+        samples: Number of captions of an image: drawn ones, in the order of drawing, or the best of the beam, which is
+            widened to so many. None is one drawn caption, or the whole beam.
+        diverse: Number of groups of a diverse beam search; 1 is the plain one. The beam is widened to a multiple.
+        diversity: Strength of the diverse beam search; see ``beam_search``.
+        no_repeat_ngram: Length of the word sequences that may occur only once in a caption; None allows repetition.
+        prefix: Text that captions begin with, such as "a photo of"; None leaves the beginning to the model.
         inference: How hard attention forms its contexts, "expected", "argmax" or "sample"; see
             ``Attention.inference``. None takes the mode that the model was configured with.
         temperature: Divides the logits before a word is sampled.
@@ -25,11 +39,16 @@ class DecodingOptions(BeamOptions):
             None draws from torch's global generator.
 
     Raises:
-        InputError: The method is unknown, an option is out of its range, or an option of sampling is set for another
-            method.
+        InputError: The method is unknown, an option is out of its range, or an option is set that has no effect with
+            the method.
     """
 
     method: Literal["beam", "greedy", "sample"] = "beam"
+    samples: int | None = None
+    diverse: int = 1
+    diversity: float = DIVERSITY
+    no_repeat_ngram: int | None = None
+    prefix: str | None = None
     inference: Literal["expected", "argmax", "sample"] | None = None
     temperature: float = 1.0
     top_k: int | None = None
@@ -42,14 +61,45 @@ class DecodingOptions(BeamOptions):
         check_whole(1, top_k=self.top_k)
         check_range(1e-9, 1, top_p=self.top_p)
         check_whole(0, 2**63 - 1, seed=self.seed)
+        check_whole(1, 1000, samples=self.samples, diverse=self.diverse)
+        check_range(0, 1000, diversity=self.diversity)
+        check_whole(1, no_repeat_ngram=self.no_repeat_ngram)
         if self.method not in ("beam", "greedy", "sample"):
             raise InputError(f"method must be beam, greedy or sample, got {self.method!r}")
-        sampling = ["temperature", "top_k", "top_p"] + (["seed"] if self.inference != "sample" else [])
-        for name in sampling if self.method != "sample" else []:
-            if getattr(self, name) != getattr(DecodingOptions, name):
-                raise InputError(
-                    f"{name}={getattr(self, name)} has an effect only when sampling, not with {self.method}"
-                )
+        for name, method in _METHOD_OF.items():
+            draws_contexts = name == "seed" and self.inference == "sample"
+            if getattr(self, name) != getattr(DecodingOptions, name) and self.method != method and not draws_contexts:
+                how = "when sampling" if method == "sample" else "in a beam search"
+                raise InputError(f"{name}={getattr(self, name)} has an effect only {how}, not with {self.method}")
+        if self.diversity != DIVERSITY and self.diverse == 1:
+            raise InputError(f"diversity={self.diversity} has an effect only between the groups of diverse, 2 or more")
+        if self.method == "greedy" and self.samples not in (None, 1):
+            raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
+
+    @property
+    def unconstrained(self) -> bool:
+        """Whether captions are the most probable ones, so that low probabilities say something of the image."""
+        return self.method != "sample" and self.diverse == 1 and self.no_repeat_ngram is None and self.prefix is None
+
+    @property
+    def width(self) -> int:
+        """The beam size: at least ``beam_size`` and ``samples``, and a multiple of the groups."""
+        return -(-max(self.beam_size, self.samples or 1) // self.diverse) * self.diverse
+
+    def constraints(self, vocabulary: Vocabulary) -> Constraints:
+        """Return the constraints on a model's captions.
+
+        Raises:
+            InputError: The prefix has no words, or one that the model does not know.
+        """
+        words = [] if self.prefix is None else vocabulary.tokenizer.tokenize(self.prefix)
+        if self.prefix is not None and not words:
+            raise InputError(f"prefix {self.prefix!r}: has no words")
+        if unknown := next((word for word in words if word not in vocabulary), None):
+            raise InputError(
+                f"prefix {self.prefix!r}: the model does not know {unknown!r}; it knows {len(vocabulary.words):,} words"
+            )
+        return Constraints(self.min_length, self.no_repeat_ngram, tuple(vocabulary.encode(words)))
 
 
 def configured_options(settings: dict[str, Any]) -> DecodingOptions:

@@ -51,6 +51,7 @@ def write_export(
     card: str,
     *,
     dtype: StoredType = "float32",
+    calibration: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a folder that ``read_export`` reads.
 
@@ -64,6 +65,7 @@ def write_export(
         card: The model card, in Markdown.
         dtype: Type that the parameters are stored in. The model still computes in float32. Buffers keep their types:
             statistics need the digits, and are small.
+        calibration: See ``describe``.
 
     Raises:
         InputError: The folder cannot be written or has the README of something else, or a weight is beyond the range
@@ -75,7 +77,7 @@ def write_export(
     weights = _stored(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
-    config = describe(captioner, vocabulary, settings)
+    config = describe(captioner, vocabulary, settings, calibration)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
     config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
     write_json(folder / CONFIG, _without_folders(config))

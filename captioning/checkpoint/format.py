@@ -19,15 +19,22 @@ CHECKPOINT_FORMAT = 1
 """Counts up when a checkpoint's ``["captioning"]`` entry changes such that an older program cannot read it."""
 
 
-def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
+def describe(
+    captioner: Captioner,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Any],
+    calibration: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return a checkpoint's ``["captioning"]`` entry, from which ``rebuild`` makes the model.
 
     Args:
         captioner: The model.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
+        calibration: ``captioning.captioner.calibration.Calibration`` as plain data; without it there is no entry.
     """
-    return {
+    entry = {"calibration": dict(calibration)} if calibration is not None else {}
+    return entry | {
         "format": CHECKPOINT_FORMAT,
         "encoder": captioner.encoder.to_config(),
         "decoder": captioner.decoder.to_config(),

@@ -30,12 +30,14 @@ class SavedModel(NamedTuple):
         captioner: Encoder and decoder with their weights.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with; {} if that was not saved.
+        calibration: ``captioning.captioner.calibration.Calibration`` as plain data; None if it was not calibrated.
     """
 
     path: str
     captioner: Captioner
     vocabulary: Vocabulary
     settings: dict[str, Any]
+    calibration: Any = None
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
@@ -97,7 +99,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return SavedModel(str(path), captioner, vocabulary, settings)
+    return SavedModel(str(path), captioner, vocabulary, settings, content.get("calibration"))
 
 
 def _place(path: str | os.PathLike[str]) -> Path:

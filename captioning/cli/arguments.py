@@ -53,6 +53,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._positionals = self._optionals  # one list, without a heading for one line
+
     def error(self, message: str) -> NoReturn:
         """Exit with one line instead of the list of all options."""
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")

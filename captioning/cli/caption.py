@@ -1,11 +1,7 @@
 """Caption images with a trained model, and draw where it looked.
 
-Prints a caption, or lines of PATH<TAB>CAPTION for several images. Folders are searched recursively.
-
 examples:
-  captioning caption photo.jpg --model runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
-  captioning caption holiday/ more.jpg --model best.ckpt --overlay attention/ --json captions.jsonl
-  find . -name '*.jpg' | captioning caption - --model best.ckpt > captions.tsv
+  captioning caption photo.jpg --model best.ckpt --overlay photo.png --json photo.json
 """
 
 from __future__ import annotations
@@ -73,6 +69,9 @@ def main(argv: list[str] | None = None) -> None:
         unreadable.append(path)
         progress.say(f"error: {error}")
 
+    if arguments.confidence and captioner.calibration is None:
+        raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
+
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == "-"
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
@@ -88,14 +87,19 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    caption.save_figure(target, arguments.style or "color", heads=arguments.heads)
+                    style = arguments.style or "color"
+                    caption.save_figure(target, style, heads=arguments.heads, details=arguments.details)
                     extra["overlay"] = target
                 except InputError as error:
                     undrawn += 1
                     progress.say(f"error: {error}")
+            if caption.unlike is not None:
+                progress.say(
+                    f"warning: {printable(caption.path)}: this image is unlike {caption.unlike} that this model was "
+                    "trained on; do not trust the caption"
+                )
             if not quiet:
-                text = printable(caption.text)
-                print(text if single else f"{printable(caption.path)}\t{text}", flush=True)
+                _print_captions(caption, arguments, single)
             if json_file is not None:
                 print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
             if arguments.explorer is not None:
@@ -111,11 +115,23 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(2)
 
 
+def _print_captions(caption: Caption, arguments: argparse.Namespace, single: bool) -> None:
+    """Print a line for the caption, or for each of --samples."""
+    captions = [caption, *caption.alternatives] if arguments.samples else [caption]
+    for one in captions:
+        columns = [] if single else [printable(caption.path)]
+        columns.append(printable(one.text))
+        if arguments.confidence:
+            columns.append("" if one.confidence is None else f"{one.confidence:.2f}")
+        print("\t".join(columns), flush=True)
+
+
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "caption")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder with images, or - for paths on stdin")
     add_model_option(parser, several="an ensemble")
     add_json_option(parser, "words, alphas ..")
+    parser.add_argument("--confidence", action="store_true", help="print it, too: the fraction of words people use")
     add_device_option(parser)
     add_batch_size_option(parser, 16)
     add_import_option(parser)
@@ -135,6 +151,7 @@ def _add_pictures(pictures: argparse._ArgumentGroup) -> None:
     pictures.add_argument(
         "--style", choices=("color", "paper"), metavar="NAME", help="of overlays: color, or paper as in Xu et al."
     )
+    pictures.add_argument("--details", action="store_true", help="of overlays: beta, each map's maximum ..")
     pictures.add_argument("--heads", action="store_true", help="overlays of each head of multi-head attention, too")
     pictures.add_argument("--explorer", metavar="FILE.html", help="a page to explore attention and alternatives")
 
@@ -145,6 +162,11 @@ def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
     decoding.add_argument("--length_normalization", type=float, metavar="A", help="0 .. 1: sum .. mean over words")
     decoding.add_argument("--max_length", type=whole_number(1), metavar="WORDS")
     decoding.add_argument("--min_length", type=int, metavar="WORDS")
+    decoding.add_argument("--no_repeat_ngram", type=whole_number(1), metavar="N", help="no N words in a row twice")
+    decoding.add_argument("--prefix", metavar="TEXT", help='what every caption begins with, such as "a photo of"')
+    decoding.add_argument("--samples", type=whole_number(1), metavar="N", help="print the N best captions, or N draws")
+    decoding.add_argument("--diverse", type=whole_number(1), metavar="GROUPS", help="beam groups that avoid each other")
+    decoding.add_argument("--diversity", type=float, metavar="NATS", help="how much they do (default: 0.5)")
     add_inference_option(decoding)
     decoding.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
     decoding.add_argument("--temperature", type=float, metavar="T", help="below 1: more probable words more often")
@@ -158,10 +180,15 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
         raise InputError(f"{given[0]} has an effect only with --sample")
-    for name in ("beam_size", "length_normalization"):
+    for name in ("beam_size", "length_normalization", "diverse", "diversity"):
         if arguments.sample and getattr(arguments, name) is not None:
             raise InputError(f"--{name} has no effect with --sample")
-    for name, where in (("style", "--overlay"), ("heads", "--overlay"), ("overlay_format", "--overlay FOLDER")):
+    for name, where in (
+        ("style", "--overlay"),
+        ("heads", "--overlay"),
+        ("details", "--overlay"),
+        ("overlay_format", "--overlay FOLDER"),
+    ):
         if getattr(arguments, name) and not arguments.overlay:
             raise InputError(f"--{name} has an effect only with {where}")
     return arguments

@@ -52,7 +52,7 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
     from captioning.comparison.paper import compare_with_paper
-    from captioning.comparison.runs import common_folder, name_apart
+    from captioning.comparison.runs import common_folder, name_runs
     from captioning.comparison.terminal import print_comparison
     from captioning.comparison.wandb_runs import find_runs, report_command
     from captioning.component import import_modules
@@ -70,7 +70,7 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
                 runs.append(run)
     if len(runs) < 2 and not args.paper:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
-    name_apart(runs)
+    name_runs(runs)
     if args.test:
         test_untested(runs, args.imports)
     models, problems = load_models(runs)

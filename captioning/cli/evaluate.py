@@ -65,6 +65,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     from captioning.cli.fit import main as captioning
     from captioning.cli.foreign_settings import evaluation_settings
     from captioning.component import import_modules
+    from captioning.evaluation.attributes import attribute_table
     from captioning.evaluation.scores import UNIT
     from captioning.provenance import provenance
 
@@ -117,6 +118,8 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     print(f"\n{args.split} split, {len(images)} images{models}; {context}")
     _print_scores(scores)
     _print_grounding(scores)
+    if table := attribute_table(item for image in images for item in image.attributes):
+        print("", *table, sep="\n")
     described = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
     return {
         "values": scores,

@@ -3,21 +3,29 @@
 Weights are safetensors. The card has the scores that `captioning test` left in the run's folder.
 Nothing in the folder runs when it is opened. `--model DIR` of other commands uses it.
 
+With --calibrate the model captions the validation images of its data settings. Half of them fit the
+confidence of captions, and what images the model is used to; calibration.json tells how well that
+holds on the other half.
+
 examples:
   captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
   captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
+  captioning export --model best.ckpt --output exported/mine --calibrate
 """
 
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioning.cli.arguments import add_import_option, add_model_option, script_parser
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import refuse_inputs
+from captioning.files import refuse_inputs, write_json
+from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -31,6 +39,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
+    from captioning.cli.calibrate import REPORT, calibrate, summary
     from captioning.component import import_modules
 
     folder = Path(arguments.output)
@@ -44,11 +53,20 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.model)
     run = RunFolder.of(arguments.model)
     name = run.path.resolve().name if run else Path(arguments.model).stem
+    report = None
+    if arguments.calibrate:
+        captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license)
     captioner.export(folder, text, dtype=arguments.dtype)
+    if report is not None:
+        command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
+        write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
+        print(summary(report))
+    elif captioner.calibration is None:
+        (folder / REPORT).unlink(missing_ok=True)  # of an earlier model
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -66,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
+    parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")
     add_import_option(parser)
     return parser
 

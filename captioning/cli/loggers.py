@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,37 +45,72 @@ def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
     return [*loggers, csv]
 
 
-# Settings in which the runs of one variant differ, and those that say where a run lies.
-_OF_A_RUN = (
-    "seed_everything name runs results config ckpt_path trainer.logger trainer.default_root_dir "
-    "checkpoint.dirpath last.dirpath"
-).split()
-_SAME_VARIANT = re.compile(r"--(seed_everything|name|runs|ckpt_path|trainer\.logger)\b")
+_LONGEST_GROUP = 128  # characters that wandb takes
+_SAME_VARIANT = re.compile(r"(config|c|import|seed_everything|name|runs|results|ckpt_path|trainer\.logger)\b")
+_CLASS_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 
 
 def variant_name(config: Any, args: Sequence[str]) -> str | None:
     """Return the group of a run in wandb, which runs that differ only in their seed share.
 
-    It is the name of the config, followed by a hash of all settings where more is set than seed and place of the run.
+    It is the name of the config, the names of further configs, and what options change: "shapes_soft attention_dim=64".
 
     Args:
         config: Parsed settings.
         args: Command line that they come from.
     """
-    name = config_name(config.get("config"))
-    options = [arg.partition("=")[0] for arg in args if arg.startswith("-")]
-    configs = sum(option in ("--config", "-c") for option in options)
-    changes = [option for option in options if option not in ("--config", "-c") and not _SAME_VARIANT.match(option)]
-    if name is None or (configs == 1 and not changes):
-        return name
-    settings = config.clone()
-    for place in _OF_A_RUN:
-        settings.pop(place, None)
-    settings = settings.as_dict()
-    if settings.get("init_from"):
-        settings["init_from"] = of_any_seed(settings["init_from"], config.get("seed_everything"))
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{name}-{digest[:6]}"
+    paths = config.get("config")
+    name = config_name(paths)
+    if name is None:
+        return None
+    overlays = [str(config_name(path)) for path in paths[1:]] if isinstance(paths, list) else []
+    places = list(_places(config.as_dict()))
+    changes = [
+        f"{_short_name(option, places)}={_short_value(value, config.get('seed_everything'))}"
+        for option, value in sorted(_options(args).items())
+        if not _SAME_VARIANT.match(option)
+    ]
+    group = " ".join([name, *overlays, *changes])
+    if len(group) <= _LONGEST_GROUP:
+        return group
+    digest = hashlib.sha256(group.encode()).hexdigest()[:6]
+    return f"{group[: _LONGEST_GROUP - 8]}… {digest}"
+
+
+def _options(args: Sequence[str]) -> dict[str, str]:
+    """Return the values of the options --x=1, --x 1 and --x of a command line by name, as text."""
+    options: dict[str, str] = {}
+    option = ""
+    for arg in args:
+        if arg.startswith("--"):
+            option, _, options[option] = arg[2:].partition("=")
+        elif option and not options[option]:
+            options[option] = arg
+    return options
+
+
+def _places(settings: Any, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the keys that lead to every setting, without those that a class's arguments lie under."""
+    for key, value in settings.items() if isinstance(settings, dict) else ():
+        inner = place if key == "init_args" else (*place, key)
+        if inner != place:
+            yield inner
+        yield from _places(value, inner)
+
+
+def _short_name(option: str, places: Sequence[tuple[str, ...]]) -> str:
+    """Return the end of an option that no other setting has."""
+    keys = tuple(key for key in option.split(".") if key not in ("init_args", "class_path"))
+    lengths = range(1, len(keys))
+    length = next((n for n in lengths if sum(place[-n:] == keys[-n:] for place in places) <= 1), len(keys))
+    return ".".join(keys[-length:])
+
+
+def _short_value(value: str, seed: Any) -> str:
+    """Return a value on one line, a class without its module and a run's checkpoint without its seed."""
+    if _CLASS_PATH.fullmatch(value):
+        return value.rpartition(".")[2]
+    return " ".join(of_any_seed(value, seed).split())
 
 
 def run_labels(settings: dict[str, Any], seed: int) -> dict[str, Any]:

@@ -18,6 +18,7 @@ COMMANDS = {
 
 TOOLS = {
     "caption": "caption images of your own, and draw where the model looked",
+    "app": "the same for one image at a time, on a page in the browser",
     "evaluate": "score any model on any data set, an ensemble, or a file of captions",
     "compare": "compare runs: scores with intervals and tests, curves, captions, attention",
     "export": "write a trained captioner as a folder to pass on",

@@ -1,10 +1,12 @@
-"""Attention of several runs along the captions of their tests, on the images that they caption differently."""
+"""The images that runs caption differently, and the attention of every run along the caption of its test."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from PIL import Image
 
 from captioning.captioner import ImageCaptioner, load
 from captioning.comparison.result import Comparison
@@ -13,10 +15,12 @@ from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
 from captioning.evaluation.scores import TITLES
-from captioning.views.explorer import ExploredImage, explorer_fragment
+from captioning.views.explorer import ExploredImage, data_uri, explorer_fragment
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
+
+_THUMBNAIL = 224  # pixels of the longer side: twice what is shown
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
@@ -46,7 +50,8 @@ def explore(
 ) -> tuple[str, list[str]]:
     """Return the images of the disagreements with the tested captions and every model's attention along them.
 
-    The attention comes from teacher forcing the tested captions.
+    The attention comes from teacher forcing the tested captions. The comparison's disagreements get the names of their
+    files and thumbnails.
 
     Args:
         runs: The runs.
@@ -57,16 +62,16 @@ def explore(
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
     """
-    tested = [run for run in runs if run.captions]
+    tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
     if not comparison.disagreements:
         return "", []
     notices = [f"No attention of {run.name}: its checkpoint is missing." for run in tested if run.name not in models]
-    if len(notices) == len(tested):
-        return "", notices
     files, reason = _image_files(tested, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
         return "", [*notices, f"The page shows no images: {reason}."]
+    for item in items:
+        item.file, item.thumbnail = files[item.image_id].name, _thumbnail(files[item.image_id])
     images: dict[str, ExploredImage] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
     for run in tested:
@@ -94,11 +99,23 @@ def explore(
                 run.name,
                 references=item.references,
                 numbers={TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"},
+                start=item.first_difference,
             )
-            name = f"{item.image_id}{suffix}"
+            name = f"{item.name}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
             images[name] = ExploredImage(seen.view, name, [*seen.runs, shown])
     return explorer_fragment(list(images.values())) if images else "", notices
+
+
+def _thumbnail(file: Path) -> str:
+    """Return a small picture as a data URI, "" of a damaged file."""
+    try:
+        with Image.open(file) as image:
+            picture = image.convert("RGB")
+    except OSError:
+        return ""
+    picture.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
+    return data_uri(picture)
 
 
 def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:

@@ -7,16 +7,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from captioning.comparison.formats import p_text, plain_cell, range_text
+from captioning.comparison.formats import plain_cell
 from captioning.comparison.measures import Measure, Scored, add_score_table
 from captioning.comparison.result import Comparison, Disagreement, Row
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import Difference, Floats
-from captioning.evaluation.scores import TITLES, Family, count
-
-ONE_SEED = "one seed each: says nothing of the method"
-"""What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
-
+from captioning.evaluation.resampling import Floats
+from captioning.evaluation.scores import Family, count
 
 Counted = list[tuple[Family, Floats]]
 """Counts (images, C) of every family of scores."""
@@ -44,45 +40,16 @@ def caption_measures(counted: dict[str, Counted]) -> list[Measure]:
 def compare_captions(
     result: Comparison, scored: Scored, counted: dict[str, Counted], measures: Sequence[Measure]
 ) -> None:
-    """Add the table of captions, and the verdicts on the runs that are tested one by one."""
+    """Add the table of captions."""
     images = f"{result.images} images" if scored.common else "each run's own images"
     note = (
         "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
         "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
-        f"(randomization test), {scored.resamples} resamples. They reflect the choice of images, not that of the "
-        "training seed."
+        f"(randomization test), {scored.resamples} resamples."
     )
     table = add_score_table(result, scored, measures, f"Captions of {images}", note)
-    result.verdicts = {name: _verdict(result, result.runs[0], name) for name in result.tests}
     lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
-    table.rows.append(Row("Length, words per reference word", [plain_cell(value, "{:.3f}") for value in lengths]))
-
-
-def _verdict(result: Comparison, first: str, run: str) -> str:
-    metric = result.metric
-    before, after = (result.scores[name][metric].value for name in (first, run))
-    test, title = result.tests[run][metric], TITLES[metric]
-    change = test.interval
-    if change.value == 0 and test.p_value == 1:
-        return f"{run} and {first} have the same {title}, {after:.2f}, on {result.images} images; {ONE_SEED}."
-    than = "higher" if change.value > 0 else "lower"
-    return (
-        f"{run} scores {title} {after:.2f}, {abs(change.value):.2f} {than} than {first} ({before:.2f}) on "
-        f"{result.images} images: {finding(test)}; {ONE_SEED}."
-    )
-
-
-def finding(test: Difference) -> str:
-    """Return whether there is a difference, with its interval and p-value. It is clear only where both agree."""
-    if test.clear:
-        verdict = "a clear difference"
-    elif test.excludes_zero:
-        verdict = "the evidence is weak, since the interval excludes zero but the test is not significant"
-    elif test.significant:
-        verdict = "the evidence is weak, since the test is significant but the interval includes zero"
-    else:
-        verdict = "no clear difference"
-    return f"{verdict} (95 % interval {range_text(test.interval, signed=True)}, corrected {p_text(test.corrected)})"
+    table.rows.append(Row("Words per reference word", [plain_cell(value, "{:.3f}") for value in lengths]))
 
 
 def _length_ratio(counts: Floats) -> float:

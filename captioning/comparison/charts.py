@@ -16,11 +16,17 @@ _LEFT, _TOP, _BOTTOM = 44, 10, 24
 _POINTS = 400  # a curve of more is thinned: a screen shows no more
 _DOTS_UP_TO = 30  # points are marked as long as they do not run together
 _LABEL = 13  # units between labels
-_LABEL_WIDTH = 126  # units at most
+_LABEL_WIDTH = 150  # units at most
+_KEY = 12  # units of the colour before a label
 
 
 def line_chart(
-    title: str, curves: Mapping[str, Curve], *, colors: Mapping[str, str], dashed: Collection[str] = ()
+    title: str,
+    curves: Mapping[str, Curve],
+    *,
+    colors: Mapping[str, str],
+    dashed: Collection[str] = (),
+    every_point: bool = False,
 ) -> str:
     """Return an <svg> of curves over steps, each labelled in the margin at the height of its last value.
 
@@ -31,15 +37,17 @@ def line_chart(
         curves: By name, (step, value) in the order of the steps, with at least one point.
         colors: By name, a CSS colour.
         dashed: Names whose line is dashed.
+        every_point: Whether to mark every point, such as a validation, however many there are. Otherwise a curve of
+            many points is a thinned line.
 
     Raises:
         ValueError: There is no curve, or one has no point.
     """
     if not curves or not all(curves.values()):
         raise ValueError("a chart needs curves with at least one point each")
-    thinned = {name: _thinned(curve) for name, curve in curves.items()}
+    thinned = {name: curve if every_point else _thinned(curve) for name, curve in curves.items()}
     labels = {name: _short(name) for name in curves}
-    right = _WIDTH - 10 - max(_width(label) for label in labels.values())
+    right = _WIDTH - 18 - _KEY - max(_width(label) for label in labels.values())
     steps = [step for curve in thinned.values() for step, _ in curve]
     values = [value for curve in thinned.values() for _, value in curve]
     first = 0 if min(steps) < max(steps) / 2 else min(steps)  # a resumed run's curve may begin late
@@ -66,11 +74,12 @@ def line_chart(
         height=_HEIGHT,
         left=_LEFT,
         right=right,
+        key=_KEY,
         x_ticks=[(x_of(tick), tick) for tick in ticks(*x_range) if x_range[0] <= tick <= x_range[1]],
         y_ticks=[(y_of(tick), tick) for tick in y_ticks],
         curves=[
             {"name": name, "label": labels[name], "label_y": heights[name], "color": colors[name]}
-            | {"points": line, "dashed": name in dashed, "dots": len(line) <= _DOTS_UP_TO}
+            | {"points": line, "dashed": name in dashed, "dots": every_point or len(line) <= _DOTS_UP_TO}
             for name, line in points.items()
         ],
     )

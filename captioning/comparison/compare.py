@@ -8,10 +8,11 @@ from captioning.comparison.captions_table import caption_measures, compare_capti
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
 from captioning.comparison.grounding_table import NOTE, TITLE, grounding_measures
 from captioning.comparison.groups import group_by_seed
-from captioning.comparison.measures import Scored, add_score_table, common_images
+from captioning.comparison.measures import Scored, add_score_table, common_images, titles_of
 from captioning.comparison.result import Comparison, Group
 from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
+from captioning.comparison.verdicts import add_verdicts
 from captioning.errors import InputError
 from captioning.evaluation.scores import FAMILIES, TITLES
 
@@ -25,7 +26,7 @@ def compare(
     images: int = 12,
     java: bool = False,
 ) -> Comparison:
-    """Compare runs with the first of them. Runs that differ in their seed alone are one variant.
+    """Compare runs with the first of them. Runs that differ in their seed alone are one variant, and stand together.
 
     Args:
         runs: Runs with different names.
@@ -38,7 +39,10 @@ def compare(
     Raises:
         InputError: ``metric`` is not available.
     """
-    result = Comparison([run.name for run in runs], metric)
+    named = {run.name: run for run in runs}
+    variants = [group.runs for group in group_by_seed(runs)]
+    runs = [named[name] for variant in variants for name in variant]
+    result = Comparison([run.name for run in runs], metric, variants=variants)
     tested = {run.name: run.captions for run in runs if run.captions}
     for run in runs:
         if not run.captions:
@@ -58,9 +62,10 @@ def compare(
         compare_captions(result, scored, counted, captions)
     if nouns:
         add_score_table(result, scored, nouns, TITLE, NOTE)
+    measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
     if any(len(group.runs) > 1 for group in groups):
-        measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
-        add_variants(result, scored, measures, groups, {run.name: run for run in runs})
+        add_variants(result, scored, measures, groups, named)
+    add_verdicts(result, titles_of(measures))
     add_training(result, runs)
     add_conditions(result, runs)
     result.settings = settings_table(runs)

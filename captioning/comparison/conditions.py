@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.formats import duration, plain_cell, with_best
+from captioning.comparison.formats import duration, plain_cell
 from captioning.comparison.result import Cell, Comparison, Row, Table
-from captioning.comparison.runs import Curve, Run, flat
+from captioning.comparison.runs import SUMMED, Curve, Run, flat, is_summed
 
 _LOWER_IS_BETTER = ("nll", "loss")
 _SEARCH = {
@@ -35,20 +35,20 @@ def add_training(result: Comparison, runs: Sequence[Run]) -> None:
         choose = min if key.endswith(_LOWER_IS_BETTER) else max
         best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
         final = [curve[-1] if curve else None for curve in curves]
-        for which, points in (("best", best), ("final", final)):
+        named = {f"{key} best and final": best} if best == final else {f"{key} best": best, f"{key} final": final}
+        for name, points in named.items():
             cells = [
                 Cell("") if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
                 for point in points
             ]
-            rows.append(Row(f"{key} {which}", with_best(cells, choose)))
+            rows.append(Row(name, cells))
     if rows:
         result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
 
 
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
-    speeds = [plain_cell(run.captions_per_second, "{:,.0f}") for run in runs]
     rows = [
-        Row("Training, captions per second", with_best(speeds, max)),
+        Row("Training, captions per second", [plain_cell(run.captions_per_second, "{:,.0f}") for run in runs]),
         Row("Training, time", [duration(run.seconds) for run in runs]),
         *(
             Row(f"Parameters, {name}", [plain_cell((run.parameters or {}).get(name), "{:,.0f}") for run in runs])
@@ -69,7 +69,9 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    return Cell(str(names[0] or ""), detail=", ".join(str(name) for name in names[1:] if name))
+    known = [str(name) for name in names if name]
+    kind = [SUMMED] if is_summed(run) else known[:1]
+    return Cell("".join(kind), detail=", ".join(name for name in known if name not in kind))
 
 
 def settings_of(run: Run) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
 from captioning.comparison.result import Cell
@@ -25,7 +24,9 @@ def measured_cell(interval: Interval | None, test: Difference | None, *, of: str
 
 
 def change_text(test: Difference) -> str:
-    return f"{test.interval.value:+.2f} ({range_text(test.interval, signed=True)}), {p_text(test.corrected)}"
+    value = f"{test.interval.value:+.2f}"
+    shown = "equal" if value in ("+0.00", "-0.00") else value
+    return f"{shown} ({range_text(test.interval, signed=True)}), {p_text(test.corrected)}"
 
 
 def plain_cell(value: Any, shape: str) -> Cell:
@@ -34,14 +35,23 @@ def plain_cell(value: Any, shape: str) -> Cell:
     return Cell(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
 
 
-def with_best(cells: list[Cell], choose: Callable[[list[float]], float]) -> list[Cell]:
-    """Mark the best cells as shown: equal texts are equally good. Nothing is best among equals or alone."""
-    shown = {cell.text for cell in cells if cell.value is not None}
-    if len(shown) < 2:
+def with_best(cells: list[Cell]) -> list[Cell]:
+    """Mark the best cell if it is clearly better than every other. All are tested against the first cell alone.
+
+    The first is best if all others are clearly lower. Another is best if it is clearly higher than the first, and no
+    third is higher than the first.
+    """
+    first, *others = cells
+    scored = [cell for cell in others if cell.value is not None]
+    if first.value is None or not scored:
         return cells
-    best = choose([cell.value for cell in cells if cell.value is not None])
-    text = next(cell.text for cell in cells if cell.value == best)
-    return [dataclasses.replace(cell, best=cell.text == text) for cell in cells]
+    best = max(cells, key=lambda cell: -math.inf if cell.value is None else cell.value)
+    rivals = [cell for cell in scored if cell is not best]
+    if best is first:
+        certain = all(cell.clear for cell in rivals)
+    else:
+        certain = best.clear and all(cell.value <= first.value for cell in rivals if cell.value is not None)
+    return [dataclasses.replace(cell, best=certain and cell is best) for cell in cells]
 
 
 def duration(seconds: float | None) -> Cell:

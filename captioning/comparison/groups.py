@@ -21,7 +21,7 @@ def group_by_seed(runs: Sequence[Run]) -> list[Group]:
     """Return the variants in the order of the runs.
 
     A run whose settings are not known is a group of its own. Two runs of one seed are never in one group, because the
-    same run would count twice.
+    same run would count twice. Decoding options count only between runs that were tested.
     """
     variants: list[dict[str, Run]] = []  # the runs of a variant by seed
     for run in runs:
@@ -55,7 +55,7 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
         and other.settings
         and _seed_of(run)
         and _without_seed(run) == _without_seed(other)
-        and _search_of(run) == _search_of(other)
+        and (not run.captions or not other.captions or _search_of(run) == _search_of(other))
         and _start_from_alike(run, other)
     )
 

@@ -8,10 +8,12 @@ from typing import NamedTuple
 
 from captioning.comparison.formats import measured_cell, plain_cell, with_best
 from captioning.comparison.result import Comparison, Row, Table
+from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, Score, differences, holm, intervals
 
-CORRECTED = " The p-values are corrected for the number of tests in this table (Holm); the intervals are not."
+CORRECTED = " Bold: clearly best. The p-values are corrected for the tests in this table (Holm); the intervals are not."
+_OVER_IMAGES = f" The tests are over images; {ONE_SEED}."
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class Measure(NamedTuple):
     scores: Score
     baseline: bool = False
     unit: str = ""
+
+
+def titles_of(measures: Sequence[Measure]) -> dict[str, str]:
+    """Return the names of all scores in tables by their names in files."""
+    return {key: title for measure in measures for key, title in zip(measure.keys, measure.titles, strict=True)}
 
 
 def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparison) -> list[int]:
@@ -104,7 +111,7 @@ def add_score_table(result: Comparison, scored: Scored, measures: Sequence[Measu
             f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
         )
     rows = [row for measure in measures for row in _rows(result, scored, measure)]
-    result.tables.append(Table(title, rows, note + CORRECTED * bool(tests)))
+    result.tables.append(Table(title, rows, note + (CORRECTED + _OVER_IMAGES) * bool(tests)))
     return result.tables[-1]
 
 
@@ -123,4 +130,4 @@ def _rows(result: Comparison, scored: Scored, measure: Measure) -> Iterator[Row]
             interval, test = result.scores.get(run, {}).get(key), result.tests.get(run, {}).get(key)
             trials = int(measure.counts[run][:, 1].sum()) if measure.unit and run in measure.counts else 0
             cells.append(measured_cell(interval, test, of=f"{trials} {measure.unit}" if trials else ""))
-        yield Row(title, with_best(cells, max) if scored.common else cells)
+        yield Row(title, with_best(cells))

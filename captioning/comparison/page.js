@@ -1,4 +1,22 @@
-/** Reading values off the curves: with the pointer, a finger, or the arrow keys. */
+/** Parts that fold, and reading values off the curves: with the pointer, a finger, or the arrow keys. */
+const folds = [...document.querySelectorAll("details.part, details.how")];
+if (matchMedia("(max-width: 600px)").matches) {
+  folds.forEach((fold) => (fold.open = false));
+  // The first screen has room for one curve.
+  document.querySelector(".curves .charts")?.prepend(...document.querySelectorAll(".lead figure:nth-child(n + 2)"));
+}
+
+// Paper folds nothing away.
+const closed = new Set();
+addEventListener("beforeprint", () => {
+  document.querySelectorAll("main details:not([open])").forEach((fold) => closed.add(fold));
+  closed.forEach((fold) => (fold.open = true));
+});
+addEventListener("afterprint", () => {
+  closed.forEach((fold) => (fold.open = false));
+  closed.clear();
+});
+
 const values = document.querySelector(".values");
 const SVG = "http://www.w3.org/2000/svg";
 

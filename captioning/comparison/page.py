@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from captioning.comparison.charts import axis_of, line_chart
+from captioning.comparison.colors import Color, run_colors, started_over
 from captioning.comparison.result import Comparison
 from captioning.evaluation.scores import TITLES
 from captioning.views.page import render
 
-# Okabe and Ito's colours, distinguishable for colour-blind readers; further runs start over with a dashed line.
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-_NO_RUN = "#767676"
+_NO_RUN = Color("#767676", "#a0a0a0")
+_LEADING = 3  # charts beside the first table
+_WIDE = 4  # columns of a table that takes the whole width of a desktop
+_NARROW = 3  # columns of a table that stays a table on a phone
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
@@ -19,32 +21,33 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
 
     Args:
         comparison: The comparison.
-        explorer: ``explorer_fragment`` of the images where the runs disagree, named by their ids. Without it the page
-            has their captions as text.
+        explorer: ``explorer_fragment`` of the images where the runs disagree, named as they are
+            (``Disagreement.name``). Without it the page has their captions as text.
         footer: Lines about where the page comes from.
     """
-    colors = {run: color_of(number) for number, run in enumerate(comparison.runs)}
-    colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
-    no_runs = (name for table in comparison.tables for name in comparison.columns(table) if name not in colors)
-    colors |= dict.fromkeys(no_runs, _NO_RUN)  # the paper
-    dashed = comparison.runs[len(COLORS) :]
+    palette = run_colors(comparison.variants)
+    palette |= {group.name: palette[group.runs[len(group.runs) // 2]] for group in comparison.groups}
+    no_runs = (name for table in comparison.tables for name in comparison.columns(table) if name not in palette)
+    palette |= dict.fromkeys(no_runs, _NO_RUN)  # the paper
+    colors = {name: f"var(--run-{number})" for number, name in enumerate(palette)}
+    dashed = started_over(comparison.variants)
+    charts = {
+        key: line_chart(key, curves, colors=colors, dashed=dashed, every_point=key.startswith("val/"))
+        for key, curves in comparison.curves.items()
+    }
     return render(
         "comparison/page.html",
         title=" · ".join(comparison.runs),
         comparison=comparison,
+        palette=list(palette.values()),
         colors=colors,
         metric=TITLES[comparison.metric],
-        charts={
-            key: line_chart(key, curves, colors=colors, dashed=dashed) for key, curves in comparison.curves.items()
-        },
-        open_charts=6,  # the others are folded away
+        leading=dict(list(charts.items())[:_LEADING]),
+        charts=dict(list(charts.items())[_LEADING:]),
+        wide=_WIDE,
+        narrow=_NARROW,
         explorer=explorer,
         footer=footer,
         axis_of=axis_of,
         zip=zip,
     )
-
-
-def color_of(number: int) -> str:
-    """Return the colour of the run at this place, from 0."""
-    return COLORS[number % len(COLORS)]

@@ -22,6 +22,7 @@ TABLE_1: dict[str, dict[str, tuple[float, ...]]] = {
 def compare_with_paper(result: Comparison, runs: Sequence[Run], data: str) -> None:
     """Add a table of the paper's scores on a data set, a key of ``TABLE_1``, and those of the runs' tests."""
     columns = [_SOFT, _HARD, *result.runs]
+    runs = sorted(runs, key=lambda run: result.runs.index(run.name))
     rows = []
     for number, name in enumerate(_NAMES):
         reported = [TABLE_1[data][paper][number] for paper in (_SOFT, _HARD)]

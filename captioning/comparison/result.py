@@ -20,7 +20,7 @@ class Cell:
         detail: Its interval, its step and the like.
         change: The difference from the first run.
         clear: Interval and test agree that there is a difference.
-        best: No run is better.
+        best: Clearly better than every other, by interval and test.
         value: The number itself; None for a text.
         between: The ends of its 95 % interval.
     """
@@ -85,14 +85,36 @@ class Group:
         return statistics.stdev(values) if len(values) > 1 else None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Disagreement:
-    """An image that the runs caption differently: by run, the caption and its own score in percent."""
+    """An image that the runs caption differently.
+
+    Attributes:
+        image_id: The data set's number of the image.
+        captions: By run.
+        scores: By run, the caption's own score in percent.
+        references: The captions that people wrote.
+        file: The name of the image's file; "" if it is not known.
+        thumbnail: The image, small, as a data URI; "" without the file.
+    """
 
     image_id: int
     captions: dict[str, str]
     scores: dict[str, float]
     references: list[str]
+    file: str = ""
+    thumbnail: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}, image {self.image_id}" if self.file else f"image {self.image_id}"
+
+    @property
+    def first_difference(self) -> int:
+        """The place of the first word at which the captions differ; a caption may end before it."""
+        words = [caption.split() for caption in self.captions.values()]
+        columns = enumerate(zip(*words, strict=False))
+        return next((place for place, column in columns if len(set(column)) > 1), min(map(len, words)))
 
     @property
     def reference_words(self) -> set[str]:
@@ -104,9 +126,10 @@ class Comparison:
     """The result of ``captioning.comparison.compare.compare``.
 
     Attributes:
-        runs: Names of the runs. All are compared with the first.
+        runs: Names of the runs, those of one variant together. All are compared with the first.
         metric: One of ``evaluation.scores.NAMES``, for verdicts and scores of single images.
-        verdicts: By run or by group of several seeds, a sentence on how its metric differs from the first.
+        variants: The names of the runs, one list for each variant; if empty, every run is one.
+        verdicts: By run or by group of several seeds, sentences on how it differs from the first.
         notices: Sentences on what limits the comparison.
         tables: The tables, the most important first.
         settings: The settings that differ.
@@ -121,6 +144,7 @@ class Comparison:
 
     runs: list[str]
     metric: str
+    variants: list[list[str]] = field(default_factory=list)
     verdicts: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
@@ -132,6 +156,9 @@ class Comparison:
     curves: Mapping[str, Mapping[str, Curve]] = field(default_factory=dict)
     disagreements: list[Disagreement] = field(default_factory=list)
     images: int = 0
+
+    def __post_init__(self) -> None:
+        self.variants = self.variants or [[run] for run in self.runs]
 
     def columns(self, table: Table) -> list[str]:
         return self.runs if table.columns is None else table.columns
@@ -174,7 +201,9 @@ class Comparison:
                 }
                 for table in [*self.tables, self.settings]
             },
-            "disagreements": [vars(item) for item in self.disagreements],
+            "disagreements": [
+                {key: value for key, value in vars(item).items() if key != "thumbnail"} for item in self.disagreements
+            ],
         }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,8 +176,23 @@ def _version(path: Path) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-def name_apart(runs: Sequence[Run]) -> None:
-    """Make names unique: runs of one name get the folder above it too, and a number where that is the same as well."""
+SUMMED = "hard, summed exactly"
+"""What comparisons call a model with ``MarginalOutput``, whose class is named after the marginal likelihood."""
+
+
+def is_summed(run: Run) -> bool:
+    """Return whether the likelihood of a word is summed over all locations."""
+    return flat(run.settings).get("model.decoder.output") == "MarginalOutput"
+
+
+def name_runs(runs: Sequence[Run]) -> None:
+    """Decide what the runs are called: by their folders' names, in which ``SUMMED`` stands for "marginal".
+
+    Runs of one name get the folder above it too, and a number where that is the same as well.
+    """
+    for run in runs:
+        if is_summed(run):
+            run.name = re.sub(r"[_-]?(?<![a-z])marginal(?![a-z])[_-]?", f" {SUMMED} ", run.name).strip()
     for longer in (True, False):
         taken: dict[str, list[Run]] = {}
         for run in runs:

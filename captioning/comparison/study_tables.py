@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from captioning.comparison.captions_table import ONE_SEED
 from captioning.comparison.formats import change_text
 from captioning.comparison.groups import Pairing
 from captioning.comparison.markdown import markdown
@@ -19,6 +18,7 @@ from captioning.comparison.result import Cell, Group, Row, Table
 from captioning.comparison.runs import Run, is_run_folder, read_run
 from captioning.comparison.study import Study
 from captioning.comparison.variants_table import VariantTest, compare_variants, correct
+from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.resampling import Difference, Floats, Interval

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from captioning.comparison.captions_table import finding
-from captioning.comparison.formats import change_text
+from captioning.comparison.formats import change_text, with_best
 from captioning.comparison.groups import Pairing, pairs_by_settings
-from captioning.comparison.measures import CORRECTED, Measure, Scored
+from captioning.comparison.measures import CORRECTED, Measure, Scored, titles_of
 from captioning.comparison.result import Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
 from captioning.evaluation.resampling import Difference, holm
-from captioning.evaluation.scores import TITLES
 from captioning.evaluation.seeds import seed_differences
 
 _LOGGED = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
@@ -98,7 +96,7 @@ def add_variants(
     """Add mean and deviation of every group, and its tests against the first group, as the first table."""
     result.groups = groups
     first = groups[0]
-    titles = {key: title for measure in measures for key, title in zip(measure.keys, measure.titles, strict=True)}
+    titles = titles_of(measures)
     for measure in measures:
         for group in groups:
             if all(run in measure.counts for run in group.runs):
@@ -116,8 +114,8 @@ def add_variants(
             if all(key in runs[run].scores for run in group.runs):
                 titles[key] = title
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
-    _add_verdicts(result)
-    rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
+    _say_what_is_not_tested(result)
+    rows = [Row(title, with_best([_cell(result, group, key) for group in groups])) for key, title in titles.items()]
     note = (
         "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
@@ -129,19 +127,7 @@ def add_variants(
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 
 
-def _add_verdicts(result: Comparison) -> None:
-    """Add the verdict on every variant that is tested, and a notice on those that cannot be."""
-    first, *others = result.groups
-    title, metric = TITLES[result.metric], result.metric
-    for group in others:
-        test = result.group_tests.get(group.name, {}).get(metric)
-        if test is not None:
-            change = test.interval.value
-            result.verdicts[group.name] = (
-                f"{group.name} scores {title} {group.mean(metric):.2f} (mean of {len(group.runs)} seeds), "
-                f"{abs(change):.2f} {'higher' if change > 0 else 'lower'} than {first.name} "
-                f"({first.mean(metric):.2f}, {len(first.runs)} seeds): {finding(test)}, over images and seeds."
-            )
+def _say_what_is_not_tested(result: Comparison) -> None:
     single = [group.name for group in result.groups if len(group.runs) == 1]
     if single and len(result.groups) > 1:
         several = (

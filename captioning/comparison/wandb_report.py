@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from captioning.comparison.colors import run_colors
 from captioning.comparison.markdown import markdown
-from captioning.comparison.page import color_of
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.errors import InputError
@@ -66,7 +66,8 @@ def build_report(comparison: Comparison, addresses: Mapping[str, Address], page:
     for table in [*comparison.tables, comparison.settings]:
         if table.rows:
             blocks += [wr.H2(table.title), wr.MarkdownBlock(markdown(table, comparison.columns(table)))]
-    colors = {address.run_id: color_of(comparison.runs.index(name)) for name, address in addresses.items()}
+    colors_of = run_colors(comparison.variants)
+    colors = {address.run_id: colors_of[name].light for name, address in addresses.items()}
     curves = wr.PanelGrid(
         runsets=[_runset(group, colors) for group in _by_project(addresses.values())],
         panels=[wr.LinePlot(title=key, x="trainer/global_step", y=[key]) for key in comparison.curves],

@@ -58,6 +58,10 @@ class CocoSource(CaptionSource):
         self.allow_outside = allow_outside
         self._objects: dict[Path, CocoObjects] = {}
 
+    @property
+    def description(self) -> str:
+        return f"the photographs of {self.root.name}"
+
     def prepare(self) -> None:
         """Check that the captions of every split exist.
 

@@ -39,6 +39,10 @@ class FolderSource(CaptionSource):
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
 
+    @property
+    def description(self) -> str:
+        return f"the images of {self.root.name}"
+
     def prepare(self) -> None:
         """Check that the captions file exists.
 

@@ -43,6 +43,10 @@ class KarpathySource(CaptionSource):
             return "the split file's own, lower case, without punctuation"
         return super().tokens
 
+    @property
+    def description(self) -> str:
+        return f"the photographs of {self.json_path.stem.removeprefix('dataset_')}"
+
     def prepare(self) -> None:
         """Check that the split file exists.
 

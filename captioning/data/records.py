@@ -27,6 +27,7 @@ from captioning.tokenizers import PennTreebank, Tokenizer
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from captioning.data.attributes import AttributeJudge
     from captioning.data.objects import ObjectLookup
     from captioning.data.transforms import Preprocessing
 
@@ -314,6 +315,11 @@ class CaptionSource:
         """A description of how captions are split into words."""
         return self.tokenizer.description
 
+    @property
+    def description(self) -> str:
+        """What its images are, such as "the generated shapes", for a sentence that names the training data."""
+        return f"the images of {type(self).__name__}"
+
     def prepare(self) -> None:
         """Generate the data or check that its files exist. Runs once per machine, before ``index``.
 
@@ -332,6 +338,10 @@ class CaptionSource:
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the named objects in the split's images; None if the data set has no masks."""
+        return None
+
+    def attributes(self, split: str) -> AttributeJudge | None:
+        """Return a judge of what captions of the split's images say; None if the data set does not know the truth."""
         return None
 
 

@@ -14,21 +14,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from captioning.data.attributes import AttributeJudge, JudgedAttribute
 from captioning.data.objects import GroundedObject, ObjectLookup, check_outline
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split, image_name
 from captioning.data.shape_world.drawing import paint
 from captioning.data.shape_world.grammar import STYLES, attributes, describe, names
-from captioning.data.shape_world.scene import NOUNS, sample_scene
+from captioning.data.shape_world.judging import judge
+from captioning.data.shape_world.scene import NOUNS, REFERENCE_SIZE, TEXTURES, Described, sample_scene
 from captioning.errors import InputError, one_line
 from captioning.progress import Progress
 
-FORMAT = 2  # changes whenever the same parameters give other files
+FORMAT = 3  # changes whenever the same parameters give other files
 SMALLEST_CANVAS = 48  # pixels; on smaller ones textures and small shapes cannot be told apart
 _ID_STRIDE = 1_000_000  # image ids of the splits start this far apart, so that they never meet
 
@@ -69,6 +71,10 @@ class ShapesSource(CaptionSource):
         self.image_size = image_size
         self._lookups: dict[str, _InstanceLookup] = {}
 
+    @property
+    def description(self) -> str:
+        return "the generated shapes"
+
     def prepare(self) -> None:
         """Generate the data set unless it exists.
 
@@ -107,11 +113,17 @@ class ShapesSource(CaptionSource):
             return CaptionIndex.build(self.root, entries, origin=origin)
 
     def objects(self, split: str) -> ObjectLookup:
+        return self._lookup(split)
+
+    def attributes(self, split: str) -> AttributeJudge:
+        return self._lookup(split).judge
+
+    def _lookup(self, split: str) -> _InstanceLookup:
         check_split(split)
         if split not in self._lookups:
             instances = self._read("instances", split)
             with self._layout_errors(self._annotations("instances", split)):
-                self._lookups[split] = _InstanceLookup(instances)
+                self._lookups[split] = _InstanceLookup(instances, self.image_size)
         return self._lookups[split]
 
     @contextlib.contextmanager
@@ -119,7 +131,9 @@ class ShapesSource(CaptionSource):
         """Raise an InputError for a file that was changed after it was generated."""
         try:
             yield
-        except (KeyError, TypeError, AttributeError) as error:
+        except InputError:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise InputError(
                 f"{path}: not as it was generated ({reason}); delete {self.root} to regenerate it"
@@ -226,13 +240,17 @@ class ShapesSource(CaptionSource):
 
 
 class _InstanceLookup:
-    """The objects of one split, masks unpacked on demand."""
+    """The objects of one split, masks unpacked on demand, and the judge of its captions."""
 
-    def __init__(self, instances: dict[str, Any]) -> None:
+    def __init__(self, instances: dict[str, Any], image_size: int) -> None:
         self._nouns = {category["id"]: category["name"] for category in instances["categories"]}
         self._instances: dict[int, list[dict[str, Any]]] = {}
         for instance in instances["annotations"]:
             self._instances.setdefault(instance["image_id"], []).append(instance)
+        self._scenes = {
+            image_id: [self._described(instance, REFERENCE_SIZE / image_size) for instance in of_image]
+            for image_id, of_image in self._instances.items()
+        }
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         objects = []
@@ -242,6 +260,23 @@ class _InstanceLookup:
             mask = _unpack_mask(instance["segmentation"])
             objects.append(GroundedObject(noun, names(noun) - {noun}, attributes(instance["attributes"]), mask))
         return objects
+
+    def judge(self, image_id: int, words: Sequence[str]) -> list[JudgedAttribute]:
+        scene = self._scenes.get(image_id)
+        return [] if scene is None else judge(scene, words)
+
+    def _described(self, instance: dict[str, Any], scale: float) -> Described:
+        """Return an object in the words of captions; its place is the middle of what is visible of it."""
+        size, colour, *texture = instance["attributes"]
+        left, top, width, height = instance["bbox"]
+        return Described(
+            noun=self._nouns[instance["category_id"]],
+            colour=colour,
+            texture=texture[0] if texture else TEXTURES[0],
+            size=size,
+            x=(left + width / 2) * scale,
+            y=(top + height / 2) * scale,
+        )
 
 
 def _mask_fields(mask: np.ndarray) -> dict[str, Any]:

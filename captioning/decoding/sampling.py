@@ -7,26 +7,36 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from captioning.decoding.search import Beams, Rules, Search
-from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction, check_lengths
+from captioning.decoding.constraints import Constraints
+from captioning.decoding.search import Beams, Search
+from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
 from captioning.errors import InputError
 from captioning.trace import State
 from captioning.vocabulary import END, START
 
 
-def greedy(step: StepFunction, state: State, *, max_length: int = 30, min_length: int = 0) -> list[Hypothesis]:
+def greedy(
+    step: StepFunction,
+    state: State,
+    *,
+    max_length: int = 30,
+    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
+) -> list[Hypothesis]:
     """Return the caption that takes the most probable word at every step, one per row of ``state``.
 
     Args:
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
-        min_length: Smallest number of words before <end>.
+        constraints: What the words must be.
+
+    Raises:
+        InputError: No caption of ``max_length`` words meets the constraints.
     """
 
     def best(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         log_prob, word = log_probs.topk(1, dim=1)  # breaks ties as a beam of one does
         return word, log_prob
 
-    return _roll_out(step, state, best, max_length, min_length)
+    return _roll_out(step, state, best, max_length, constraints)
 
 
 def sample(
@@ -37,18 +47,19 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
     max_length: int = 30,
-    min_length: int = 0,
+    constraints: Constraints = Constraints(),  # noqa: B008 - frozen
 ) -> list[Hypothesis]:
     """Return one caption per row of ``state``, each word drawn from the model's distribution.
 
-    Scores and log-probabilities are the model's own, not those of the tempered and cut distribution. A step draws one
-    number per row from torch's global generator, also for rows that have ended, so no caption depends on the others.
+    Scores and log-probabilities are the model's own, not those of the tempered, cut and masked distribution. A step
+    draws one number per row from torch's global generator, also for rows that have ended, so no caption depends on the
+    others.
 
     Args:
         temperature: Positive divisor of the log-probabilities.
         top_k: Number of the most probable words to draw from; None for all.
         top_p: Draw from the smallest set of most probable words whose probability reaches this (nucleus sampling).
-        max_length, min_length: As in ``greedy``.
+        max_length, constraints: As in ``greedy``.
 
     Raises:
         InputError: An option is out of its range.
@@ -76,7 +87,7 @@ def sample(
         word = draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows]).unsqueeze(1)
         return word, model_log_probs.gather(1, word)
 
-    return _roll_out(step, state, draw, max_length, min_length)
+    return _roll_out(step, state, draw, max_length, constraints)
 
 
 def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
@@ -99,7 +110,7 @@ def _roll_out(
     state: State,
     choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
     max_length: int,
-    min_length: int,
+    constraints: Constraints,
 ) -> list[Hypothesis]:
     """Decode one caption per row with the words that ``choose`` picks.
 
@@ -107,19 +118,19 @@ def _roll_out(
         choose: Called with log_probs (N', V) and the indices (N',) of the rows among the N at the start; returns the
             words and their log-probabilities, (N', 1) each.
     """
-    check_lengths(min_length, max_length)
+    constraints.check(max_length)
     N, device = state[0].shape[0], state[0].device
     images = step.images if isinstance(step, ImageStepFunction) else N
     R = N // images
-    rules, search = Rules.on(device, min_length), Search(step, images, device)
+    search = Search(step, images, device, constraints)
     rows = torch.arange(N, device=device)
     slots = rows[:R].expand(images, R)
     tokens = torch.full((N,), START, device=device)
     ended = torch.zeros(images, R, dtype=torch.bool, device=device)
     for words in range(max_length):
-        out = search.step(tokens, state)
+        out = search.advance(tokens, state)
         state = out.state
-        word, log_prob = (x.view_as(ended) for x in choose(rules.apply(out.log_probs, words), rows))
+        word, log_prob = (x.view_as(ended) for x in choose(out.log_probs, rows))
         last = words == max_length - 1
         leaves = ~ended if last else (word == END) & ~ended
         search.history.append(Beams(word, log_prob, slots[: len(word)], leaves, out.trace))

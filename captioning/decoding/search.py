@@ -7,30 +7,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
-from captioning.trace import AttentionTrace
-from captioning.vocabulary import END, PAD, START, UNK
-
-
-class Rules(NamedTuple):
-    """Words that must not be produced: <pad>, <start> and <unk>, and <end> before ``min_length`` words."""
-
-    always: Tensor
-    at_first: Tensor
-    min_length: int
-
-    @classmethod
-    def on(cls, device: torch.device, min_length: int) -> Rules:
-        return cls(
-            torch.tensor([PAD, START, UNK], device=device),
-            torch.tensor([PAD, START, UNK, END], device=device),
-            min_length,
-        )
-
-    def apply(self, log_probs: Tensor, words: int) -> Tensor:
-        """Return log_probs (N, V) as float32, -inf for the words that must not follow ``words`` words."""
-        banned = self.at_first if words < self.min_length else self.always
-        return log_probs.float().index_fill(-1, banned, float("-inf"))
+from captioning.decoding.constraints import Constraints, Masks
+from captioning.decoding.step import Hypothesis, ImageStepFunction, Step, StepFunction
+from captioning.trace import AttentionTrace, State
+from captioning.vocabulary import END
 
 
 class Beams(NamedTuple):
@@ -73,14 +53,35 @@ class Search:
     """
 
     def __init__(
-        self, step: StepFunction, images: int, device: torch.device, *, length_normalization: float = 0.0
+        self,
+        step: StepFunction,
+        images: int,
+        device: torch.device,
+        constraints: Constraints,
+        *,
+        length_normalization: float = 0.0,
     ) -> None:
         self.step = step
+        self._masks = Masks(constraints, device)
         self.history: list[Beams] = []
         self._images = torch.arange(images, device=device)
         self._assembled: list[tuple[Tensor, Hypotheses]] = []
         self._length_normalization = length_normalization
         self._steps_between_checks = steps_between_checks(device)
+
+    def advance(self, tokens: Tensor, state: State) -> Step:
+        """Return the next step, with -inf for the words that the constraints forbid."""
+        out = self.step(tokens, state)
+        return out._replace(log_probs=self._masks.apply(out.log_probs, len(self.history), self._words))
+
+    def _words(self) -> Tensor:
+        """Return the words so far of the rows that are searched, (N, T)."""
+        slot = torch.arange(self.history[-1].word.shape[1], device=self._images.device).expand_as(self.history[-1].word)
+        words = []
+        for beams in reversed(self.history):
+            words.append(beams.word.gather(1, slot))
+            slot = beams.parent.gather(1, slot)
+        return torch.stack(words[::-1], 2).flatten(0, 1)
 
     def remaining(self, searched: Tensor) -> Tensor | None:
         """Return the images to keep, an empty tensor if all have ended, None if nothing changes.
@@ -124,6 +125,7 @@ class Hypotheses(NamedTuple):
     Attributes:
         exists: (B, K) bool.
         score: (B, K), the sum of the log-probabilities, normalised.
+        slot: (B, K), the slot of the beam, 0 .. K - 1.
         step: (B, K), the last step.
         finished: (B, K) bool, whether the hypothesis ended with <end>.
         ids, log_probs: (B, K, T), valid up to the last step.
@@ -132,6 +134,7 @@ class Hypotheses(NamedTuple):
 
     exists: Tensor
     score: Tensor
+    slot: Tensor
     step: Tensor
     finished: Tensor
     ids: Tensor
@@ -144,11 +147,11 @@ class Hypotheses(NamedTuple):
         )
         images: list[list[Hypothesis]] = [[] for _ in self.ids]
         columns = [column.flatten(0, 1).tolist() for column in self[:-1]]
-        for number, (exists, score, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
+        for number, (exists, score, slot, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
             if exists:
                 words = step + (not finished)
                 trace = AttentionTrace(*(None if field is None else field[number, :words] for field in flat_trace))
-                hypothesis = Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace)
+                hypothesis = Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace, slot)
                 images[number // self.ids.shape[1]].append(hypothesis)
         return images
 
@@ -161,8 +164,8 @@ def assembled(history: list[Beams], length_normalization: float) -> Hypotheses:
     K, T = leaves.shape[1:]
     leaves = leaves.flatten(1)
     place = leaves.byte().sort(dim=1, descending=True, stable=True).indices[:, :K]  # those that leave come first
-    exists, slot, step = leaves.gather(1, place), place // T, place % T
-    slots, rows = [], []
+    exists, ended, step = leaves.gather(1, place), place // T, place % T
+    slot, slots, rows = ended, [], []
     for t in range(T - 1, -1, -1):  # follow the parents of all hypotheses at once, from the last step to the first
         row = parent[:, :, t].gather(1, slot)
         slots.append(slot)
@@ -172,7 +175,7 @@ def assembled(history: list[Beams], length_normalization: float) -> Hypotheses:
     ids, log_probs, last = word.gather(1, slots_of), log_prob.gather(1, slots_of), step.unsqueeze(2)
     score = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
     finished = ids.gather(2, last).squeeze(2) == END
-    return Hypotheses(exists, score, step, finished, ids, log_probs, _traces(history, rows_of))
+    return Hypotheses(exists, score, ended, step, finished, ids, log_probs, _traces(history, rows_of))
 
 
 def _traces(history: list[Beams], rows: Tensor) -> AttentionTrace:

@@ -50,6 +50,7 @@ class Hypothesis:
         score: The sum of ``log_probs`` divided by the length normalisation; hypotheses are ranked by it.
         finished: False if the maximum length cut the caption off.
         trace: Trace of the steps that chose the words, (len(ids), ..); float32, on the CPU.
+        slot: Slot of the beam that it ended in; the slots of a group are adjacent.
     """
 
     ids: list[int]
@@ -57,6 +58,7 @@ class Hypothesis:
     score: float
     finished: bool
     trace: AttentionTrace
+    slot: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.decoding import BeamOptions, Hypothesis
+from captioning.evaluation.attributes import attribute_scores
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
 from captioning.evaluation.records import CaptionedImage, NounHit
 from captioning.evaluation.scores import score_captions
@@ -61,7 +63,7 @@ class Evaluated:
 
         The scores are ``score_captions``, log-probabilities of the references in nats per word, and
         ``grounding_scores`` of captions and, as "reference_..", of references; also ``posterior_scores`` where the
-        model has a posterior.
+        model has a posterior, and ``attribute_scores`` where the data set knows the truth.
 
         Args:
             java: Compute METEOR and SPICE where they are available.
@@ -72,6 +74,7 @@ class Evaluated:
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
         scores = score_captions(hypotheses, references, java=java)
         scores |= self._per_word()
+        scores |= attribute_scores(item for image in images for item in image.attributes)
         scores |= grounding_scores([hit for image in images for hit in image.hits])
         reference_scores = grounding_scores([hit for image in images for hit in image.reference_hits])
         scores |= {f"reference_{name}": value for name, value in reference_scores.items()}
@@ -81,7 +84,10 @@ class Evaluated:
 
 
 def score_names() -> set[str]:
-    """Return the names of all scores that an evaluation can have, for any data and attention, without Java's."""
+    """Return the names of all scores that an evaluation can have, for any data and attention.
+
+    Without Java's, and without those of attributes, which a data set names.
+    """
     hit = NounHit(0, "a", True, 1.0, 1.0, 1.0, 1.0, 1.0)
     image = CaptionedImage(
         image_id=0,
@@ -104,6 +110,7 @@ class Evaluator:
         index: Records of the split.
         objects: Returns the objects of a row of the split, on the encoder's grid.
         search: Options that captions are decoded with.
+        judge: Judges what a caption says of the image of a row; None if the data set does not know the truth.
         bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
             leaves them out, as an ensemble does.
         seed: Seed of the random numbers. Those of a batch depend on the seed and the batch alone, not on earlier
@@ -123,6 +130,7 @@ class Evaluator:
         objects: Callable[[int], Sequence[ObjectCells]],
         *,
         search: BeamOptions,
+        judge: Callable[[int, Sequence[str]], list[JudgedAttribute]] | None = None,
         bound_samples: int = 0,
         seed: int = 0,
         keep: int = 0,
@@ -132,6 +140,7 @@ class Evaluator:
         self.index = index
         self.objects = objects
         self.search = search
+        self.judge = judge
         draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
         self.bound_samples = bound_samples if draws else 0
         self.seed = seed
@@ -188,6 +197,7 @@ class Evaluator:
                 reference_hits=reference_hits.get(row, []),
                 posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
+                attributes=[] if self.judge is None else self.judge(row, words),
             )
 
     def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from captioning.data.attributes import JudgedAttribute
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
 from captioning.files import read_json, write_json, write_text
@@ -56,6 +57,8 @@ class CaptionedImage:
         hits, reference_hits: Every noun of the caption and of the references that names an object.
         posterior_hits, reference_posterior_hits: The same with the posterior of the locations given the word; empty
             if the model has none.
+        attributes: What the caption says of the image's colours, shapes and so on, and what it leaves out; empty if the
+            data set does not know the truth.
     """
 
     image_id: int
@@ -68,6 +71,7 @@ class CaptionedImage:
     reference_hits: list[NounHit] = field(default_factory=list)
     posterior_hits: list[NounHit] = field(default_factory=list)
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
+    attributes: list[JudgedAttribute] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -16,7 +16,7 @@ from captioning.attention import Memory
 from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.transforms import Preprocessing
-from captioning.decoding import BeamOptions, Hypothesis, ImageStepFunction, Step, beam_search
+from captioning.decoding import BeamOptions, Constraints, Hypothesis, ImageStepFunction, Step, beam_search
 from captioning.encoders import Encoder
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.trace import State
@@ -94,7 +94,7 @@ class CaptionModel(nn.Module):
             beam_size=options.beam_size,
             length_normalization=options.length_normalization,
             max_length=options.max_length,
-            min_length=options.min_length,
+            constraints=Constraints(min_length=options.min_length),
         )
 
     @torch.inference_mode()

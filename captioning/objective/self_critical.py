@@ -23,8 +23,8 @@ from captioning import decoding
 from captioning.attention import Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.decoding import BeamOptions, Hypothesis
-from captioning.decoding.search import Rules
+from captioning.decoding import BeamOptions, Constraints, Hypothesis
+from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.objective import Loss, Objective
@@ -81,7 +81,7 @@ class SelfCriticalTraining(Objective):
         self.dropout = dropout
         self.frequencies = frequencies
         self._reward: Reward | None = None
-        self._lengths: dict[str, int] = {}
+        self._search = BeamOptions()
 
     @staticmethod
     def check(attention: Attention) -> None:
@@ -96,7 +96,7 @@ class SelfCriticalTraining(Objective):
     def begin(self, reward: Reward, search: BeamOptions) -> None:
         """Set the reward of captions, and the search that limits their lengths, before training."""
         self._reward = reward
-        self._lengths = {"max_length": search.max_length, "min_length": search.min_length}
+        self._search = search
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images; its captions are not used.
@@ -140,13 +140,14 @@ class SelfCriticalTraining(Objective):
         assert self._reward is not None
         step, state = captioner.stepper(memory), captioner.decoder.init_state(memory)
         states = tuple(repeat_rows(tensor, self.samples) for tensor in state)
-        captions = decoding.sample(step, states, **self._lengths)
+        max_length, constraints = self._search.max_length, Constraints(min_length=self._search.min_length)
+        captions = decoding.sample(step, states, max_length=max_length, constraints=constraints)
         record_of_caption = [record for record in records for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
             rewards = self._reward(record_of_caption, captions).to(state[0].device)
             by_image = rewards.view(-1, self.samples)
             return captions, rewards, ((by_image.sum(1, keepdim=True) - by_image) / (self.samples - 1)).flatten()
-        greedy = decoding.greedy(step, state, **self._lengths)
+        greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
         rewards = self._reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
         rewards, of_greedy = rewards[: len(captions)], rewards[len(captions) :]
         return captions, rewards, repeat_rows(of_greedy, self.samples)
@@ -172,7 +173,7 @@ class SelfCriticalTraining(Objective):
         image_index = repeat_rows(torch.arange(images, device=device), len(captions) // images)
         drawn = replace(batch, captions=ids.to(device), lengths=lengths.to(device), image_index=image_index)
         output = captioner.teacher_force(drawn, memory)
-        logits = _of_allowed_words(output, self._lengths["min_length"])
+        logits = _of_allowed_words(output, self._search.min_length)
         log_probs = step_log_probs(logits, output.targets, output.mask).sum(dim=1)
         return advantages * log_probs, output
 
@@ -193,9 +194,10 @@ def _dropout(decoder: Decoder) -> Iterator[None]:
 
 def _of_allowed_words(output: DecoderOutput, min_length: int) -> Tensor:
     """Return the logits (M, V), at least float32, without the words that are never drawn."""
-    rules, logits = Rules.on(output.logits.device, min_length), output.logits
+    logits = output.logits
     never = -1e30  # far below any logit, and finite when a kernel sums a row: infinities times 0 are NaN
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).index_fill(-1, rules.always, never)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logits = logits.index_fill(-1, torch.tensor(NEVER, device=logits.device), never)
     early = output.mask.nonzero()[:, 1] < min_length
     end = logits[:, END].masked_fill(early, never)
     return logits.index_copy(1, torch.tensor([END], device=logits.device), end.unsqueeze(1))

@@ -101,7 +101,8 @@ def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
-        if monitor is not None and monitor not in logged and not monitor.startswith("train/"):
+        of_others = ("train/", "val/attribute_")  # Lightning's, and those that the data set names
+        if monitor is not None and monitor not in logged and not monitor.startswith(of_others):
             near = difflib.get_close_matches(monitor, logged, 3, 0.3)
             raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
         if monitor in ("val/nll", "train/loss") and getattr(callback, "mode", None) == "max":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
+from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
 from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
@@ -239,6 +240,11 @@ class CaptionDataModule(pl.LightningDataModule):
                 [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects], cells
             )
         return self._objects[key]
+
+    def judge(self, row: int, words: Sequence[str]) -> list[JudgedAttribute]:
+        """Return what a caption of an image of the evaluated split says; [] if the data set does not know the truth."""
+        judge = self.source.attributes(self.evaluated_split)
+        return [] if judge is None else judge(int(self.evaluated.image_ids[row]), words)
 
     @property
     def _processes(self) -> tuple[int, int]:

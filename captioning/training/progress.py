@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import sys
 import time
 from typing import Any
 
@@ -14,6 +16,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.data.records import CaptionIndex
 from captioning.errors import check_range
 from captioning.model.captioner import Captioner
+from captioning.progress import Progress
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
@@ -22,14 +25,17 @@ class EpochBar(RichProgressBar):
     """Lightning's bar, which counts epochs from 1, as the lines of the log do, and leaves out the logger's version."""
 
     def _get_train_description(self, current_epoch: int) -> str:
-        last = self.trainer.max_epochs
-        description = f"epoch {current_epoch + 1}" + (f"/{last}" if last is not None and last > 0 else "")
+        description = _epoch(current_epoch, self.trainer.max_epochs)
         return f"{description:{len(self.validation_description)}}"  # bars of one width do not flicker
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         metrics = super().get_metrics(trainer, pl_module)
         metrics.pop("v_num", None)
         return metrics
+
+
+def _epoch(current: int, last: int | None) -> str:
+    return f"epoch {current + 1}" + (f"/{last}" if last is not None and last > 0 else "")
 
 
 class PartSizes(Callback):
@@ -74,10 +80,44 @@ def with_own_displays(callbacks: list[Callback]) -> list[Callback]:
 
 
 class LogLines(Callback):
-    """Prints a line after every validation, which stays on the terminal when the bar of the epoch is gone."""
+    """Prints a line after every validation, which stays on the terminal when the bar of the epoch is gone.
+
+    A log has no bar: there, a line says now and then how far training or the test is, and how long it will take.
+    """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._started = time.perf_counter()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        steps = trainer.estimated_stepping_batches
+        self._progress = self._begin(
+            trainer, int(steps) if math.isfinite(steps) else None, trainer.global_step, "steps"
+        )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: CaptionBatch, batch_idx: int
+    ) -> None:
+        self._progress.label = _epoch(trainer.current_epoch, trainer.max_epochs)
+        self._progress.update(trainer.global_step)
+
+    def on_test_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, CaptioningModule)
+        self._progress = self._begin(trainer, len(pl_module.data.evaluated), 0, "images")
+        self._progress.label = "test"
+
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: CaptionBatch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._progress.update(self._progress.done + len(batch.rows) * trainer.world_size)
+
+    def _begin(self, trainer: pl.Trainer, total: int | None, done: int, unit: str) -> Progress:
+        return Progress("", total, done, unit=unit, shown=trainer.is_global_zero and not sys.stdout.isatty())
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit" or not trainer.is_global_zero:

@@ -13,6 +13,7 @@ class Explorer {
     this.kinds = Object.keys(data.attentions); // the alphas, "prior"; "posterior"; "head 1", "head 2", ..
     this.attention = this.kinds[0];
     this.opacity = 0.9;
+    this.matrixOpen = false;
     this.selected = data.runs.length > 1 && matchMedia(WIDE).matches ? null : 0; // null: all, side by side
     this.current = -1;
     this.active = null;
@@ -32,7 +33,7 @@ class Explorer {
 
   /** Caption, word and pins of a run's panel, which survive while another image or run is shown. */
   stateOf(run) {
-    if (!this.states.has(run)) this.states.set(run, { caption: 0, word: 0, pins: [] });
+    if (!this.states.has(run)) this.states.set(run, { caption: 0, word: run.start, pins: [] });
     return this.states.get(run);
   }
 
@@ -126,8 +127,9 @@ class Explorer {
       element("summary", {}, "References"),
       this.references,
     );
-    this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
+    this.status = element("p", { class: "spoken", role: "status", "aria-live": "polite" });
     const several = runs.length > 1;
+    this.root.classList.toggle("single", images.length === 1);
     const hasChoice = this.kinds.length > 1;
     const group = (name, label, items) =>
       element("div", { class: `group ${name}`, role: "group", "aria-label": label }, ...items);
@@ -137,11 +139,11 @@ class Explorer {
       ["Esc", "unpin"],
       ...(several ? [[`1 … ${Math.min(9, runs.length)}`, "one run"], ["0", "all runs"]] : []),
       ["B", "next caption of the beam"],
-      ["P N", "images"],
+      ...(images.length > 1 ? [["P N", "images"]] : []),
       ["S", "smooth or cells"],
       ...(hasChoice ? [["A", "which attention"]] : []),
       ["Space", "play"],
-      ["/", "search"],
+      ...(images.length > 1 ? [["/", "search"]] : []),
     ];
     this.root.append(
       element("aside", {}, element("div", { class: "search" }, this.search, this.count), this.list),
@@ -168,8 +170,8 @@ class Explorer {
         element(
           "p",
           { class: "note" },
-          "The bar under a word is the gate β. The bar under a picture is the map's value scale: attention per " +
-            "location; the tick is even attention.",
+          "The bar under a word is the gate β. The bar under a picture is the value scale of the caption's maps: " +
+            `attention per location; the tick is even attention. A dotted word has a probability below ${UNSURE_BELOW}.`,
           "posterior" in this.data.attentions
             ? " Before the word: the alphas, a prior. After the word: their posterior, once the word is known."
             : "",
@@ -399,7 +401,7 @@ class Explorer {
     const panel = this.active;
     if (/^[1-9]$/.test(key)) this.showRun(Number(key) - 1);
     else if (key === "0" && this.data.runs.length > 1) this.showRun(null);
-    else if (key === "/") this.search.focus();
+    else if (key === "/" && this.data.images.length > 1) this.search.focus();
     else if (key === "n") this.step(1);
     else if (key === "p") this.step(-1);
     else if (key === "s") this.setStyle(this.style === "smooth" ? "cells" : "smooth");

@@ -58,6 +58,7 @@ class RunCaptions:
         cells: The L cells on the view.
         references: Captions that people wrote.
         numbers: Values beside the run's name, such as a sentence score; numbers are rounded to 3 digits.
+        start: The word that is shown first, counted from 0; the last one of a shorter caption.
     """
 
     run: str
@@ -65,6 +66,7 @@ class RunCaptions:
     cells: CellGrid
     references: Sequence[str] = ()
     numbers: Mapping[str, float | str] = field(default_factory=dict)
+    start: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,7 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
             "sigmaOfSide": maps.SIGMA_OF_SIDE,
             "sigmaOfCell": maps.SIGMA_OF_CELL,
             "dimBelow": maps.DIM_BELOW,
-            "dimChosen": maps.DIM_CHOSEN,
-            "dimView": maps.DIM_VIEW,
+            "look": maps.LOOKS["color"]._asdict(),
         },
         "runs": list(runs),
         "attentions": _labels([caption for image in shown for run in image["runs"] for caption in run["captions"]]),
@@ -124,11 +125,14 @@ def _content(images: Sequence[ExploredImage]) -> dict[str, Any]:
 
 
 def _labels(captions: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the labels of the kinds of attention that the captions have, in the order of the buttons."""
+    """Return the labels of the kinds of attention that the captions have, in the order of the buttons.
+
+    The first one is shown at first. A posterior goes before its prior, because it says where the word came from.
+    """
     names = {name for caption in captions for name in caption["attention"]} - {"prior", "posterior"}
     heads = {name: name.capitalize() for name in sorted(names, key=lambda name: int(name.removeprefix("head ")))}
     if any("posterior" in caption["attention"] for caption in captions):
-        return {"prior": "Before the word", "posterior": "After the word", **heads}
+        return {"posterior": "After the word", "prior": "Before the word", **heads}
     return {"prior": "All heads" if heads else "Attention", **heads}
 
 
@@ -143,7 +147,7 @@ def _image(image: ExploredImage) -> dict[str, Any]:
         "name": image.name,
         "width": view.width,
         "height": view.height,
-        "view": _data_uri(view),
+        "view": data_uri(view),
         "references": list(references),
         "runs": [_run(run, f"{image.name}, {run.run}") for run in image.runs],
     }
@@ -159,6 +163,7 @@ def _run(run: RunCaptions, where: str) -> dict[str, Any]:
         "stride": [run.cells.stride[0] / height, run.cells.stride[1] / width],
         "numbers": {name: value if isinstance(value, str) else _number(value) for name, value in run.numbers.items()},
         "captions": [_caption(caption, run.cells, where) for caption in run.captions],
+        "start": run.start,
     }
 
 
@@ -200,8 +205,8 @@ def _base64(content: bytes) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
-def _data_uri(view: Image.Image) -> str:
-    """Return a PNG if it is no larger (drawings) or the view is small, else a JPEG (photographs)."""
+def data_uri(view: Image.Image) -> str:
+    """Return a data URI: PNG if it is no larger (drawings) or the view is small, else JPEG (photographs)."""
     png, jpeg = io.BytesIO(), io.BytesIO()
     view.save(png, "PNG", optimize=True)
     view.save(jpeg, "JPEG", quality=_JPEG_QUALITY)

@@ -106,33 +106,27 @@ class AttentionMap {
     return flat;
   }
 
-  /**
-   * The value that is drawn brightest: the maximum, or three times even attention over L locations if that is more.
-   * @param dimmed whether a cell was chosen from the values, which is to stand out: no value is then drawn brightest.
-   */
-  scaleEnd(values, locations, dimmed) {
-    let most = this.constants.dimBelow / locations;
-    for (const value of values) if (value > most) most = value;
-    return most / (dimmed ? this.constants.dimChosen : 1);
+  /** The value that is drawn brightest: the maximum, or three times even attention over L locations if that is more. */
+  scaleEnd(maximum, locations) {
+    return Math.max(maximum, this.constants.dimBelow / locations);
   }
 
   /**
    * Pixels of the view (RGBA) with a map on them.
    * @param end the value that is drawn brightest.
-   * @param opacity 0 leaves the view as it is, 1 gives the published figure: the map's colours on the dimmed view.
+   * @param opacity 0 leaves the view as it is, 1 gives the published figure.
    */
   painted(view, values, end, opacity) {
     const { colors } = this;
-    const dim = this.constants.dimView;
+    const { look } = this.constants;
     const painted = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
-      const luminance = (0.299 * view[at] + 0.587 * view[at + 1] + 0.114 * view[at + 2]) / 255;
       const strength = values[pixel] / end;
-      const share = 0.75 * strength;
-      const shade = share * (0.6 + 0.5 * luminance); // the map takes on the view's light and shade
-      const color = 3 * Math.floor(strength * 255);
+      const light = look.dim + (1 - look.dim) * strength;
+      const share = look.opacity * strength;
+      const color = 3 * (128 + Math.floor(strength * 127)); // the bright half: opacity makes weak ones faint
       for (let channel = 0; channel < 3; channel++) {
-        const figure = Math.min(255, dim * view[at + channel] * (1 - share) + colors[color + channel] * shade);
+        const figure = light * view[at + channel] * (1 - share) + colors[color + channel] * share;
         painted[at + channel] = view[at + channel] * (1 - opacity) + figure * opacity;
       }
       painted[at + 3] = 255;

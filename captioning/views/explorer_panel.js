@@ -1,5 +1,7 @@
 // One run's caption of an image. Text reaches the page as text nodes alone.
 
+const UNSURE_BELOW = 0.15; // probability of a word
+
 /** An element with attributes ("onclick" and the like are listeners; null and false are left out) and children. */
 function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
@@ -28,6 +30,11 @@ function significant(value) {
 /** The index in 0..count-1 of a pointer along one side of an element. */
 function indexAt(position, start, length, count) {
   return Math.max(0, Math.min(count - 1, Math.floor(((position - start) / length) * count)));
+}
+
+/** Whether a word's probability is so low that the word is shown as unsure; null is a probability that is not known. */
+function isUnsure(probability) {
+  return probability !== null && probability < UNSURE_BELOW;
 }
 
 /** One run's caption of the image shown: pictures, words, other captions of its beam, alignment matrix. */
@@ -94,24 +101,32 @@ class Panel {
           element("div", { class: "numbers" }, ...numbers),
           element("h4", {}, "Beam, with scores"),
           this.beam,
-          element("h4", {}, "Attention of words (rows) over locations (columns)"),
           element(
-            "div",
-            { class: "alignment" },
-            this.labels,
+            "details",
+            {
+              class: "matrix-box",
+              open: explorer.matrixOpen,
+              ontoggle: (event) => (explorer.matrixOpen = event.target.open),
+            },
+            element("summary", {}, "Matrix of words (rows) and locations (columns)"),
             element(
               "div",
-              { class: "grid" },
-              this.matrix,
-              element("div", { class: "lines" }),
-              ...this.rowMarks,
-              this.columnMark,
-            ),
-            element(
-              "div",
-              { class: "axis", "aria-hidden": "true" },
-              element("span", {}, "top of the image"),
-              element("span", {}, "bottom"),
+              { class: "alignment" },
+              this.labels,
+              element(
+                "div",
+                { class: "grid" },
+                this.matrix,
+                element("div", { class: "lines" }),
+                ...this.rowMarks,
+                this.columnMark,
+              ),
+              element(
+                "div",
+                { class: "axis", "aria-hidden": "true" },
+                element("span", {}, "top of the image"),
+                element("span", {}, "bottom"),
+              ),
             ),
           ),
         ),
@@ -144,6 +159,29 @@ class Panel {
     return Float32Array.from(levels, (level) => (level * peaks[step]) / 255);
   }
 
+  /** The probability of a word; null if it is not known. */
+  #probability(step) {
+    const logProb = this.caption.logProbs?.[step] ?? null;
+    return logProb === null ? null : Math.exp(logProb);
+  }
+
+  /** The end of the scale of all maps of the caption, so that weak ones look weak; found once for each style. */
+  scaleEnd(style) {
+    const { shown } = this;
+    const { map } = this.explorer;
+    shown.ends ??= {};
+    shown.ends[style] ??= map.scaleEnd(style === "cells" ? Math.max(...shown.peaks) : this.#smoothPeak(), this.locations);
+    return shown.ends[style];
+  }
+
+  #smoothPeak() {
+    const { map } = this.explorer;
+    const { height, width } = this.image;
+    const peak = (step) =>
+      map.smooth(this.distribution(step), this.run, height, width).reduce((most, value) => Math.max(most, value), 0);
+    return Math.max(...this.caption.words.map((_, step) => peak(step)));
+  }
+
   #fillBeam() {
     const alone = this.run.captions.length === 1;
     this.beam.hidden = alone;
@@ -172,12 +210,19 @@ class Panel {
     const focused = this.words.contains(document.activeElement);
     Object.assign(this.state, { caption: rank, word, pins });
     const { words, betas } = this.caption;
+    const probabilities = words.map((_, step) => this.#probability(step));
     this.beam.querySelectorAll(".hypothesis").forEach((item, k) => item.setAttribute("aria-pressed", String(k === rank)));
     this.words.replaceChildren(
       ...words.map((text, step) =>
         button(
-          { class: "word", "data-step": step, tabindex: "-1" },
+          {
+            class: isUnsure(probabilities[step]) ? "word unsure" : "word",
+            "data-step": step,
+            tabindex: "-1",
+            title: probabilities[step] === null ? null : `p = ${fixed(probabilities[step])}`,
+          },
           element("span", { class: "text" }, text),
+          isUnsure(probabilities[step]) ? element("span", { class: "spoken" }, " (unsure)") : null,
           betas === null
             ? null
             : element(
@@ -291,7 +336,7 @@ class Panel {
     for (let step = 0; step < steps; step++) {
       const chosen = this.caption.chosen[step];
       const values = this.distribution(step);
-      const colored = map.colored(values, map.scaleEnd(values, this.locations, chosen !== null));
+      const colored = map.colored(values, this.scaleEnd("cells"));
       if (chosen !== null) colored.fill(255, 4 * chosen, 4 * chosen + 4);
       context.putImageData(new ImageData(colored, this.locations, 1), 0, step);
     }
@@ -315,7 +360,7 @@ class Panel {
   }
 
   #describe(location = null) {
-    const { words, betas, logProbs, chosen } = this.caption;
+    const { words, betas, chosen } = this.caption;
     const step = this.state.word;
     if (words.length === 0) {
       this.details.textContent = "This caption has no words.";
@@ -331,13 +376,14 @@ class Panel {
     const strongest = attention.indexOf(attention.reduce((most, value) => Math.max(most, value), 0));
     const parts = [`“${words[step]}”, word ${step + 1} of ${words.length}`];
     if (this.state.pins.includes(step)) parts.push("pinned");
-    if (logProbs !== null && logProbs[step] !== null) parts.push(`probability ${fixed(Math.exp(logProbs[step]))}`);
+    const probability = this.#probability(step);
+    if (probability !== null) parts.push(`probability ${fixed(probability)}`);
     if (betas !== null) parts.push(`β ${fixed(betas[step])}`);
     if (location !== null) parts.push(`${symbol} ${fixed(attention[location], 4)} in ${where(location)}`);
     else if (chosen[step] !== null) parts.push(`chose ${where(chosen[step])}, α ${fixed(attention[chosen[step]], 3)}`);
     else parts.push(`strongest in ${where(strongest)}`);
     parts.push(`spread over ${Math.round(Math.exp(entropy))} of ${this.locations} cells`);
-    if (this.explorer.attention !== this.kind) parts.push(`has no ${this.explorer.attention}`);
+    if (![this.kind, this.explorer.kinds[0]].includes(this.explorer.attention)) parts.push(`has no ${this.explorer.attention}`);
     this.details.textContent = parts.join(" · ");
     if (this.explorer.active === this) this.explorer.announce(`${this.run.run}: ${this.details.textContent}`);
   }

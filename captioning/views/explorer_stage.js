@@ -26,7 +26,7 @@ class Stage {
     this.end = element("span", { class: "end" });
     this.scale = element(
       "div",
-      { class: "scale", title: "Value scale of the map: attention per location" },
+      { class: "scale", title: "Value scale of this caption's maps: attention per location" },
       element("span", {}, "0"),
       element("div", { class: "bar" }, this.colors, this.even),
       this.end,
@@ -54,7 +54,7 @@ class Stage {
       context.putImageData(pixels, 0, 0);
     } else {
       const values = map[style](panel.distribution(step), run, height, width);
-      const end = map.scaleEnd(values, panel.locations, chosen !== null);
+      const end = panel.scaleEnd(style);
       context.putImageData(new ImageData(map.painted(pixels.data, values, end, opacity), width, height), 0, 0);
       this.#drawScale(end);
     }
@@ -73,7 +73,8 @@ class Stage {
   #drawScale(end) {
     const { map } = this.panel.explorer;
     const ramp = Float32Array.from({ length: 256 }, (_, level) => level / 255);
-    this.colors.getContext("2d").putImageData(new ImageData(map.colored(ramp, 1), 256, 1), 0, 0);
+    const white = new Uint8ClampedArray(4 * 256).fill(255);
+    this.colors.getContext("2d").putImageData(new ImageData(map.painted(white, ramp, 1, 1), 256, 1), 0, 0);
     this.even.style.left = `${100 / this.panel.locations / end}%`;
     this.end.textContent = significant(end);
   }

@@ -1,4 +1,4 @@
-"""Alphas as pictures: smoothed over the view, and painted on it in colour or as the paper's white mask."""
+"""Alphas as pictures: smoothed over the view, and painted on it by light alone or by light and colour."""
 
 from __future__ import annotations
 
@@ -20,10 +20,22 @@ SIGMA_OF_SIDE = 20 / 224
 SIGMA_OF_CELL = 20 / 16
 
 DIM_BELOW = 3.0  # times even attention; a map with a lower maximum does not reach full brightness
-DIM_CHOSEN = 0.8  # brightness of a distribution from which a cell was drawn
-DIM_VIEW = 0.55  # brightness of the view where there is no attention
-MASK_OPACITY = 0.8  # of the paper's mask
 _COLORMAP = "inferno"  # perceptually uniform, safe for colour-blind readers, and monotonic in grey print
+
+
+class Look(NamedTuple):
+    """How a map shows on the view.
+
+    Attributes:
+        dim: Brightness of the view where there is no attention; it has its own brightness at the end of the scale.
+        opacity: Opacity of the map's colour at the end of the scale; the view shows through the rest.
+    """
+
+    dim: float
+    opacity: float
+
+
+LOOKS: dict[Style, Look] = {"color": Look(dim=0.6, opacity=0.5), "paper": Look(dim=0.35, opacity=0.0)}
 
 
 def checked_trace(words: Sequence[str], trace: AttentionTrace, cells: CellGrid, *, prefix: str = "") -> AttentionTrace:
@@ -47,19 +59,6 @@ def checked_trace(words: Sequence[str], trace: AttentionTrace, cells: CellGrid, 
             grid = f"{T} words on a grid of {height} x {width}"
             raise ValueError(f"{prefix}{name} must be {shape} for {grid}, got {array.shape}")
     return AttentionTrace(**arrays)
-
-
-class Painted(NamedTuple):
-    """The view with a map on it.
-
-    Attributes:
-        pixels: (height, width, 3) uint8.
-        low, high: Smoothed alphas at both ends of the value scale.
-    """
-
-    pixels: NDArray[np.uint8]
-    low: float
-    high: float
 
 
 def smooth_alphas(alpha: ArrayLike, cells: CellGrid) -> NDArray[np.float32]:
@@ -116,41 +115,32 @@ def _upsample_and_blur(
     return blurred.astype(np.float32), blurred.sum(axis=1)
 
 
-def paint_color(view: NDArray[np.float32], alpha: ArrayLike, cells: CellGrid, *, chosen: bool) -> Painted:
-    """Paint one step's alphas in colour on the dimmed view.
+def scale_end(maximum: float, locations: int) -> float:
+    """Return the attention that is painted brightest: the maximum of all maps, at least three times even attention.
 
-    The map is scaled from zero to its maximum, or to three times even attention if that is more, so that maps compare
-    in shape and even attention stays dim.
+    So weak maps look weak beside strong ones, and even attention stays dim.
+    """
+    return max(maximum, DIM_BELOW / locations)
+
+
+def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
+    """Return the view under a map: dimmed where there is no attention, and in its own light at the end of the scale.
+
+    The colour style adds the map's colours. Differs from the paper: the white mask of Fig. 3 is 80 % opaque and hides
+    what it points at.
 
     Args:
-        view: (height, width, 3) in 0..1.
-        alpha: (L,).
-        cells: The L cells on ``view``.
-        chosen: Whether hard attention drew a cell from the alphas. The map is then dimmed, so that the cell stands out.
+        view: (.., 3) in 0..1.
+        smooth: (..), attention in 0..end.
+        end: The end of the scale (``scale_end``).
+        style: Key of ``LOOKS``.
     """
-    smooth = smooth_alphas(alpha, cells)
-    high = max(float(smooth.max()), DIM_BELOW / np.size(alpha)) / (DIM_CHOSEN if chosen else 1.0)
-    strength = smooth / high
-    colors = map_colors()[(strength * 255).astype(np.uint8)]
-    opacity = 0.75 * strength[:, :, None]
-    # The colour takes on the light and shade of the view, which stays recognisable under it.
-    shade = 0.6 + 0.5 * (view @ np.array([0.299, 0.587, 0.114], dtype=np.float32))[:, :, None]
-    painted = DIM_VIEW * view * (1 - opacity) + colors * shade * opacity
-    return Painted((painted.clip(max=1) * 255).astype(np.uint8), 0.0, high)
-
-
-def paint_mask(view: NDArray[np.float32], alpha: ArrayLike, cells: CellGrid, *, chosen: bool) -> Painted:
-    """Paint the white mask of the paper's Fig. 3, as the authors' code does; arguments as for ``paint_color``.
-
-    The map goes from black at its minimum to white at its maximum, with an opacity of 0.8, so even attention is painted
-    as strongly as any other.
-    """
-    smooth = smooth_alphas(alpha, cells)
-    low, high = float(smooth.min()), float(smooth.max())
-    span = max(high - low, 1e-3 * high) / (DIM_CHOSEN if chosen else 1.0)  # even alphas differ by rounding alone
-    grey = (smooth - low) / span
-    painted = (1 - MASK_OPACITY) * view + MASK_OPACITY * grey[:, :, None]
-    return Painted((painted * 255).astype(np.uint8), low, low + span)
+    look = LOOKS[style]
+    strength = smooth / np.float32(end)
+    colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
+    light, opacity = (look.dim + (1 - look.dim) * strength)[..., None], look.opacity * strength[..., None]
+    painted = view * light * (1 - opacity) + colors * opacity
+    return (painted * 255).astype(np.uint8)
 
 
 @functools.cache
@@ -159,8 +149,3 @@ def map_colors() -> NDArray[np.float32]:
     from matplotlib import colormaps
 
     return np.asarray(colormaps[_COLORMAP](np.linspace(0, 0.93, 256)), dtype=np.float32)[:, :3]
-
-
-def mask_greys() -> NDArray[np.float32]:
-    """Return the greys of a mask from dark to bright, (256, 3) in 0..1."""
-    return np.repeat(np.linspace(0, 1, 256, dtype=np.float32)[:, None], 3, axis=1)

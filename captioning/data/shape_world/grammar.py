@@ -1,7 +1,7 @@
 """Five ways to describe a scene. Given the scene and the style, the words are fixed.
 
-One or two objects are described in full, three or four by colour and noun. Objects are mentioned from left to right,
-or from right to left, and a relation is always along the longer axis, so a caption can only be right or wrong.
+Colour, texture and noun are said of every object, the size in scenes of one or two. Objects are mentioned from left
+to right, or from right to left, and a relation is along the longer axis, so a caption can only be right or wrong.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from captioning.data.shape_world.scene import Shape, place, relation
+from captioning.data.shape_world.scene import Described, place, relation
 
 STYLES = 5
+SIZED = 2  # the size is said in scenes of at most so many objects
+
+ORDER = "from left to right"
 
 # By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right; ``AB`` is where A stands
 # seen from B ("left of"), ``AB+`` the same at length ("to the left of"), ``AB~`` with a pronoun ("to its left");
@@ -42,7 +45,7 @@ TEMPLATES: dict[int, tuple[str, str, str, str, str]] = {
         "A AB B and C CD D",
         "there is A AB B with C CD D",
         "the picture shows D DC C and B BA A",
-        "from left to right we see A B C and D",
+        f"{ORDER} we see A B C and D",
         "BA A is B and DC C is D",
     ),
 }
@@ -62,14 +65,14 @@ SYNONYMS = {
 }
 SYNONYM_STYLES = (3, 4)
 
-_PLACES = {
+PLACE_WORDS = {
     "left": "on the left",
     "right": "on the right",
     "top": "at the top",
     "bottom": "at the bottom",
     "middle": "in the middle",
 }
-_RELATIONS = {  # short, long, with a pronoun
+RELATION_WORDS = {  # short, long, with a pronoun
     "left": ("left of", "to the left of", "to its left"),
     "right": ("right of", "to the right of", "to its right"),
     "above": ("above", "above", "above it"),
@@ -95,20 +98,20 @@ class Description:
     phrases: tuple[Phrase, ...]
 
 
-def describe(shapes: Sequence[Shape], style: int) -> Description:
+def describe(shapes: Sequence[Described], style: int) -> Description:
     """Describe ``shapes`` (one to four, from left to right) in one of the ``STYLES``."""
     words: list[str] = []
     phrases: list[Phrase] = []
     for token in TEMPLATES[len(shapes)][style].split():
         if token == "@":
-            words += _PLACES[place(shapes[0])].split()
+            words += PLACE_WORDS[place(shapes[0])].split()
         elif token in ("A", "B", "C", "D"):
             index, start = "ABCD".index(token), len(words)
-            words += _noun_phrase(shapes[index], full=len(shapes) < 3)
+            words += _noun_phrase(shapes[index], sized=len(shapes) <= SIZED)
             phrases.append(Phrase(start, len(words), len(words) - 1, index))
         elif token.isupper():
             here, there = (shapes["ABCD".index(letter)] for letter in token[:2])
-            words += _RELATIONS[relation(here, there)][" +~".index(token[2:] or " ")].split()
+            words += RELATION_WORDS[relation(here, there)][" +~".index(token[2:] or " ")].split()
         else:
             words.append(token)
     if style in SYNONYM_STYLES:
@@ -130,9 +133,9 @@ def _with_synonyms(words: Sequence[str]) -> frozenset[str]:
     return frozenset(words) | {SYNONYMS[word] for word in words if word in SYNONYMS}
 
 
-def _noun_phrase(shape: Shape, *, full: bool) -> list[str]:
-    adjectives = [shape.colour]
-    if full:
-        adjectives = [shape.size, *([shape.texture] if shape.texture != "plain" else []), shape.colour]
+def _noun_phrase(shape: Described, *, sized: bool) -> list[str]:
+    size = [shape.size] if sized else []
+    texture = [shape.texture] if shape.texture != "plain" else []
+    adjectives = [*size, *texture, shape.colour]
     article = "an" if adjectives[0][0] in "aeiou" else "a"
     return [article, *adjectives, shape.noun]

@@ -19,6 +19,7 @@ RADII = {"small": (12.0, 14.0), "large": (18.5, 21.5)}
 ORDER_MARGIN = 10.0  # neighbours in left-to-right order stand at least this far apart in x
 AXIS_MARGIN = 10.0  # where a relation is stated, the displacement along its axis leads by at least this much
 OBJECT_COUNTS = {1: 0.15, 2: 0.3, 3: 0.3, 4: 0.25}
+PLAIN = 0.4  # probability of an object without a texture
 CLOSEST = 0.65  # of the sum of two radii: how near two centres may come, so that overlaps stay partial
 
 # Which pairs (in left-to-right order) have their relation stated, by the number of objects.
@@ -26,8 +27,8 @@ RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """One object: the words it is described by and the geometry it is drawn from (reference pixels, radians)."""
+class Described:
+    """What captions say of one object: its words, and where its centre is (reference pixels)."""
 
     noun: str
     colour: str
@@ -35,6 +36,12 @@ class Shape:
     size: str
     x: float
     y: float
+
+
+@dataclass(frozen=True)
+class Shape(Described):
+    """One object with the geometry that it is drawn from (reference pixels, radians)."""
+
     radius: float
     angle: float
     tint: tuple[float, float, float]  # offsets in [-1, 1] within the colour's range of hue, saturation and value
@@ -58,12 +65,11 @@ def sample_scene(rng: np.random.Generator) -> Scene:
         centres = _place_one(rng, radii[0]) if count == 1 else _place_several(rng, radii)
         if centres is not None:
             break
-    plain = 0.25 if count < 3 else 0.4  # captions name textures only of few objects: give most of them one
     shapes = tuple(
         Shape(
             noun=NOUNS[kind % len(NOUNS)],
             colour=COLOURS[kind // len(NOUNS)],
-            texture=TEXTURES[0] if rng.random() < plain else TEXTURES[int(rng.integers(1, len(TEXTURES)))],
+            texture=TEXTURES[0] if rng.random() < PLAIN else TEXTURES[int(rng.integers(1, len(TEXTURES)))],
             size=size,
             x=x,
             y=y,
@@ -76,7 +82,7 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     return Scene(shapes, tuple(rng.permutation(count).tolist()))
 
 
-def place(shape: Shape) -> str:
+def place(shape: Described) -> str:
     """Return where in the picture a shape stands: one of ``PLACES``."""
     dx, dy = shape.x - REFERENCE_SIZE / 2, shape.y - REFERENCE_SIZE / 2
     if math.hypot(dx, dy) < 10:
@@ -86,7 +92,7 @@ def place(shape: Shape) -> str:
     return "top" if dy < 0 else "bottom"
 
 
-def relation(a: Shape, b: Shape) -> str:
+def relation(a: Described, b: Described) -> str:
     """Return where ``a`` stands seen from ``b`` along the longer axis: left, right, above or below."""
     dx, dy = a.x - b.x, a.y - b.y
     if abs(dx) > abs(dy):

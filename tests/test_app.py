@@ -1,0 +1,139 @@
+"""The page of `captioning app` in a real Chromium: a photograph in, its caption and the explorer out."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers import save_image
+from helpers_runs import WORDS, save_checkpoint
+from PIL import Image
+
+from captioning.captioner import load
+from captioning.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--model", "best.ckpt"])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err.splitlines()[1:] == ["error: captioning app needs gradio: pip install -e '.[app]'"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return save_checkpoint(tmp_path_factory.mktemp("run") / "best.ckpt", search={"max_length": 6})
+
+
+def command(checkpoint: Path, port: int) -> list[str]:
+    return [sys.executable, "-m", "captioning", "app", "--model", str(checkpoint), "--port", str(port)]
+
+
+@pytest.fixture(scope="module")
+def port(checkpoint, tmp_path_factory) -> Iterator[int]:
+    """The port of the command, started as a user does and ended with Ctrl-C."""
+    if importlib.util.find_spec("gradio") is None:
+        pytest.skip("the extra app is not installed")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = os.environ | {"GRADIO_TEMP_DIR": str(tmp_path_factory.mktemp("uploads"))}
+    with subprocess.Popen(command(checkpoint, port), cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
+        lines = iter(process.stderr.readline, b"")
+        assert any(f"http://127.0.0.1:{port}/ (Ctrl-C ends it)".encode() in line for line in lines)
+        yield port
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 0
+
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-quic"
+).split()
+
+
+@pytest.fixture
+def page(port):
+    """The page as it is opened; at the end it may have asked no other machine for anything, and have no complaint."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium")
+    address, problems = f"http://127.0.0.1:{port}/", []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        page = browser.new_page()
+        page.set_default_timeout(60_000)  # a machine may be busy with other tests
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on(
+            "request",
+            lambda request: (
+                None if request.url.startswith((address, "data:", "blob:")) else problems.append(request.url)
+            ),
+        )
+        page.goto(address)
+        yield page
+        browser.close()
+    assert problems == []
+
+
+def drop(page, file: Path) -> None:
+    page.locator("input[type=file]").set_input_files(file)
+
+
+@pytest.mark.browser
+def test_a_photograph_is_captioned_and_explored_and_another_takes_its_place(page, checkpoint, tmp_path):
+    captioner = load(checkpoint)
+    first, second = save_image(tmp_path / "first.png"), save_image(tmp_path / "second.jpg", seed=1)
+    for photo in (first, second):
+        drop(page, photo)
+        explorer = page.frame_locator("iframe.frame")
+        explorer.locator("h2", has_text=photo.name).wait_for()
+        caption = captioner.caption(str(photo))
+        assert explorer.locator("h1").inner_text() == caption.text
+        assert explorer.locator(".word .text").all_inner_texts() == caption.words
+        assert explorer.locator(".hypothesis").count() == 1 + len(caption.alternatives)
+        explorer.locator(".word").last.hover()
+        assert f"word {len(caption.words)} of" in explorer.locator(".details").inner_text()
+        assert explorer.locator(".stage canvas").evaluate("(canvas) => canvas.width") >= 336
+        page.get_by_role("button", name=re.compile("clear|remove", re.IGNORECASE)).first.click()
+        page.locator("iframe.frame").wait_for(state="detached")
+    assert set(caption.words) <= set(WORDS)
+
+
+@pytest.mark.browser
+def test_what_is_no_photograph_is_refused_in_one_line(page, tmp_path):
+    broken, huge = tmp_path / "broken.jpg", tmp_path / "huge.png"
+    broken.write_bytes(b"\xff\xd8\xff<b>no photograph</b>")
+    Image.new("1", (10_001, 10_000)).save(huge)
+    for photo, reason in (
+        (broken, "cannot be read as an image"),
+        (huge, "10001 x 10000 pixels are more than 100,000,000"),
+    ):
+        drop(page, photo)
+        line = page.locator("[role=alert]", has_text=photo.name)
+        line.wait_for()
+        assert line.inner_text().startswith(f"{photo.name}: {reason}") and "\n" not in line.inner_text()
+        assert page.locator("iframe.frame").count() == 0
+        page.get_by_role("button", name=re.compile("clear|remove", re.IGNORECASE)).first.click()
+
+
+def test_a_port_in_use_is_said_in_one_line(port, checkpoint):
+    done = subprocess.run(command(checkpoint, port), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[1:] == [
+        f"error: --host 127.0.0.1 --port {port}: cannot be served on; is the port in use?"
+    ]

@@ -1,0 +1,222 @@
+"""Constraints and diverse groups against enumeration and plain loops, on random functions of all the words so far."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from captioning.decoding import Constraints, Hypothesis, Step, beam_search, greedy, sample
+from captioning.errors import InputError
+from captioning.trace import AttentionTrace
+from captioning.vocabulary import END, START
+
+V = 7
+WORDS = range(4, V)
+MAX_LENGTH = 5
+
+
+class Histories:
+    """A random distribution of the next word after every sequence of words; the seeds of images differ.
+
+    The state is the number of the sequence, its ids as digits of base V.
+    """
+
+    def __init__(self, seeds: list[int]) -> None:
+        self.seeds, self.images = seeds, len(seeds)
+
+    def __call__(self, tokens, state):
+        number = state[0] * V + tokens.unsqueeze(1)
+        rows = len(tokens) // self.images
+        log_probs = torch.stack(
+            [self.log_probs(self.seeds[row // rows], int(digits)) for row, digits in enumerate(number)]
+        )
+        return Step(log_probs, (number,), AttentionTrace(number.float(), None, tokens))
+
+    @staticmethod
+    @functools.cache
+    def log_probs(seed: int, number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed * 10**6 + number)
+        return torch.randn(V, generator=generator).mul(1.5).log_softmax(-1)
+
+    def select(self, images):
+        return Histories([self.seeds[image] for image in images.tolist()])
+
+    def after(self, image: int, words: list[int]) -> list[float]:
+        number = 0
+        for word in (START, *words):
+            number = number * V + word
+        return self.log_probs(self.seeds[image], number).tolist()
+
+    def start(self, rows: int = 1):
+        return (torch.zeros(self.images * rows, 1, dtype=torch.int64),)
+
+
+def allowed(words: list[int], constraints: Constraints) -> set[int]:
+    """The ids that may follow ``words``, in plain Python."""
+    if len(words) < len(constraints.prefix):
+        return {constraints.prefix[len(words)]}
+    n = constraints.no_repeat_ngram
+    ngrams = set() if n is None else {tuple(words[i : i + n]) for i in range(len(words) - n + 1)}
+    free = {word for word in WORDS if n is None or tuple([*words, word][-n:]) not in ngrams}
+    return free | {END} if len(words) >= constraints.min_length or not free else free
+
+
+def every_caption(step: Histories, image: int, constraints: Constraints):
+    """Log-probability, and probability of being drawn, of all captions; one cut off has MAX_LENGTH words."""
+    captions: dict[tuple[int, ...], tuple[float, float]] = {}
+
+    def follow(words: list[int], total: float, drawn: float) -> None:
+        if len(words) == MAX_LENGTH or END in words:
+            captions[tuple(words)] = (total, drawn)
+            return
+        log_probs, free = step.after(image, words), allowed(words, constraints)
+        mass = sum(math.exp(log_probs[word]) for word in free)
+        for word in free:
+            follow([*words, word], total + log_probs[word], drawn * math.exp(log_probs[word]) / mass)
+
+    follow([], 0.0, 1.0)
+    return captions
+
+
+def ids_of(hypothesis: Hypothesis) -> tuple[int, ...]:
+    return (*hypothesis.ids, *([END] if hypothesis.finished else []))
+
+
+CONSTRAINTS = {
+    "none": Constraints(),
+    "min_length": Constraints(min_length=2),
+    "unigrams": Constraints(no_repeat_ngram=1),
+    "unigrams and a length that they forbid": Constraints(min_length=4, no_repeat_ngram=1),
+    "bigrams": Constraints(no_repeat_ngram=2),
+    "trigrams": Constraints(min_length=3, no_repeat_ngram=3),
+    "prefix": Constraints(prefix=(5, 4)),
+    "prefix that repeats": Constraints(prefix=(5, 5, 5), no_repeat_ngram=2),
+    "all": Constraints(min_length=3, no_repeat_ngram=2, prefix=(6,)),
+}
+every_constraint = pytest.mark.parametrize("constraints", CONSTRAINTS.values(), ids=CONSTRAINTS)
+
+
+@every_constraint
+def test_the_widest_beam_has_every_caption_that_meets_the_constraints_and_no_other(constraints):
+    step = Histories([1, 2])
+    images = beam_search(step, step.start(), beam_size=400, max_length=MAX_LENGTH, constraints=constraints)
+    for image, hypotheses in enumerate(images):
+        expected = {words: total for words, (total, _) in every_caption(step, image, constraints).items()}
+        assert {ids_of(h): h.score for h in hypotheses} == pytest.approx(expected, abs=1e-4)
+        finished = {words: total for words, total in expected.items() if words[-1] == END}
+        assert ids_of(hypotheses[0]) == max(finished, key=finished.__getitem__)
+
+
+@every_constraint
+def test_captions_are_drawn_from_the_renormalised_distribution(constraints):
+    step, draws = Histories([1, 2]), 4000
+    torch.manual_seed(0)
+    drawn = sample(step, step.start(draws), max_length=MAX_LENGTH, constraints=constraints)
+    for image in range(2):
+        counts = Counter(map(ids_of, drawn[image * draws : (image + 1) * draws]))
+        captions = every_caption(step, image, constraints)
+        assert set(counts) <= set(captions)
+        expected = {words: draws * drawn for words, (_, drawn) in captions.items() if draws * drawn >= 5}
+        chi_squared = sum((counts[words] - count) ** 2 / count for words, count in expected.items())
+        assert chi_squared < len(expected) + 4 * math.sqrt(2 * len(expected))
+    by_words = every_caption(step, 0, constraints)
+    assert drawn[0].score == pytest.approx(by_words[ids_of(drawn[0])][0], abs=1e-4)  # the model's own
+
+
+@every_constraint
+def test_greedy_takes_the_best_word_that_is_allowed(constraints):
+    step = Histories([3, 4, 5])
+    for image, hypothesis in enumerate(greedy(step, step.start(), max_length=MAX_LENGTH, constraints=constraints)):
+        words: list[int] = []
+        while len(words) < MAX_LENGTH and END not in words:
+            words.append(max(allowed(words, constraints), key=step.after(image, words).__getitem__))
+        assert ids_of(hypothesis) == tuple(words)
+
+
+def plain_diverse_beams(step: Histories, image: int, groups: int, size: int, diversity: float, constraints):
+    """Diverse beam search of one image, one hypothesis at a time: lists of (words, score) by group."""
+    live = [[([], 0.0, 0.0)] for _ in range(groups)]
+    ended: list[list] = [[] for _ in range(groups)]
+    for _ in range(MAX_LENGTH):
+        chosen: Counter[int] = Counter()
+        for g in range(groups):
+            candidates = []
+            for words, total, score in live[g]:
+                log_probs = step.after(image, words)
+                for word in allowed(words, constraints):
+                    penalised = log_probs[word] - diversity * chosen[word]
+                    candidates.append(([*words, word], total + penalised, score + log_probs[word]))
+            best = sorted(candidates, key=lambda item: -item[1])[: size - len(ended[g])]
+            chosen_now = Counter(words[-1] for words, _, _ in best)
+            ended[g] += [item for item in best if item[0][-1] == END]
+            live[g] = [item for item in best if item[0][-1] != END]
+            chosen += chosen_now
+    return [
+        [
+            (tuple(words), score)
+            for beams in (ended[g], live[g])
+            for words, _, score in sorted(beams, key=lambda item: -item[2])
+        ]
+        for g in range(groups)
+    ]
+
+
+@pytest.mark.parametrize("name", ["none", "bigrams", "all"])
+@pytest.mark.parametrize(("groups", "size", "diversity"), [(2, 1, 0.5), (3, 2, 1.5), (4, 3, 0.2), (1, 3, 0.5)])
+def test_diverse_groups_equal_a_plain_loop_over_hypotheses(name, groups, size, diversity):
+    step = Histories([1, 2, 3, 4, 5])
+    images = beam_search(
+        step,
+        step.start(),
+        beam_size=groups * size,
+        groups=groups,
+        diversity=diversity,
+        max_length=MAX_LENGTH,
+        constraints=CONSTRAINTS[name],
+    )
+    for image, hypotheses in enumerate(images):
+        expected = plain_diverse_beams(step, image, groups, size, diversity, CONSTRAINTS[name])
+        by_group: list[list] = [[] for _ in range(groups)]
+        for h in hypotheses:
+            by_group[h.slot // size].append((ids_of(h), pytest.approx(h.score, abs=1e-4)))
+        assert by_group == expected
+        firsts = hypotheses[:groups]
+        assert sorted(h.slot // size for h in firsts) == list(range(groups))  # the best of every group come first
+        assert [(not h.finished, -h.score) for h in firsts] == sorted((not h.finished, -h.score) for h in firsts)
+
+
+def test_a_strong_penalty_gives_every_group_another_first_word():
+    step = Histories([1, 2])
+    for image in beam_search(step, step.start(), beam_size=3, groups=3, diversity=50.0, max_length=MAX_LENGTH):
+        assert len({ids_of(h)[0] for h in image}) == 3
+
+
+@pytest.mark.parametrize("constraints", [CONSTRAINTS["bigrams"], CONSTRAINTS["all"]])
+def test_constrained_captions_of_a_batch_are_those_of_its_images_alone(constraints):
+    seeds = list(range(9))
+    options = {"max_length": MAX_LENGTH, "constraints": constraints}
+    together = beam_search(Histories(seeds), Histories(seeds).start(), beam_size=4, groups=2, **options)
+    for seed, hypotheses in zip(seeds, together, strict=True):
+        step = Histories([seed])
+        (alone,) = beam_search(step, step.start(), beam_size=4, groups=2, **options)
+        assert [(h.ids, h.score) for h in hypotheses] == [(h.ids, h.score) for h in alone]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: Constraints(no_repeat_ngram=0), "no_repeat_ngram must be at least 1, got 0"),
+        (
+            lambda s: greedy(s, s.start(), max_length=2, constraints=Constraints(prefix=(4, 5))),
+            "prefix: 2 words leave no room below max_length 2",
+        ),
+        (lambda s: beam_search(s, s.start(), beam_size=3, groups=2), "beam_size 3 must be a multiple of the 2 groups"),
+    ],
+)
+def test_constraints_that_no_caption_can_meet_are_refused(call, message):
+    with pytest.raises(InputError, match=message):
+        call(Histories([0]))

@@ -1,0 +1,156 @@
+"""What callers ask of captions: several, diverse ones, a beginning, a length, no repetition; for every model."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers import save_image
+from helpers_runs import WORDS, save_checkpoint
+
+from captioning.attention import HardAttention
+from captioning.captioner import DecodingOptions, ImageCaptioner, load
+from captioning.captioner.caption import Caption
+from captioning.cli.caption import main
+from captioning.errors import InputError
+from captioning.model import MarginalOutput
+
+MODELS = ["soft", "hard", "marginal", "ensemble"]
+
+
+@pytest.fixture(scope="module")
+def captioners(tmp_path_factory) -> dict[str, ImageCaptioner]:
+    folder = tmp_path_factory.mktemp("models")
+    paths = {
+        "soft": save_checkpoint(folder / "soft.ckpt"),
+        "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
+        "marginal": save_checkpoint(folder / "marginal.ckpt", output=MarginalOutput()),
+    }
+    return {name: load(path) for name, path in paths.items()} | {"ensemble": load([*paths.values()])}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    return [save_image(folder / f"{n}.png", n, (30 + n, 20)) for n in range(5)]
+
+
+def all_of(caption: Caption) -> list:
+    return [caption, *caption.alternatives]
+
+
+METHODS = {
+    "greedy": {"method": "greedy"},
+    "beam": {"method": "beam", "beam_size": 4},
+    "groups": {"method": "beam", "beam_size": 4, "diverse": 2},
+    "sample": {"method": "sample", "samples": 3, "seed": 0},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing(captioners, images, name, method):
+    captioner = captioners[name]
+    inference = {"inference": "sample"} if name == "hard" and method != "greedy" else {}
+    options = METHODS[method] | inference | {"prefix": f"{WORDS[1]} {WORDS[0]}"}
+    captions = captioner.caption(images, **options, no_repeat_ngram=2, min_length=4, max_length=8, batch_size=2)
+    for caption in itertools.chain.from_iterable(map(all_of, captions)):
+        assert caption.words[:2] == [WORDS[1], WORDS[0]]
+        assert 4 <= len(caption.words) <= 8
+        assert max(Counter(itertools.pairwise(caption.words)).values()) == 1
+        assert len(caption.log_probs) == len(caption.words) + caption.finished
+        assert len(caption.alphas) == len(caption.words)
+        assert (caption.posteriors is not None) == (name == "marginal")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_constrained_captions_do_not_depend_on_the_batch(captioners, images, name):
+    options = {"beam_size": 4, "diverse": 2, "no_repeat_ngram": 2, "min_length": 3, "max_length": 8}
+    together = captioners[name].caption(images, **options)
+    alone = [captioners[name].caption(image, **options) for image in images]
+    for one, other in zip(together, alone, strict=True):
+        assert [c.words for c in all_of(one)] == [c.words for c in all_of(other)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
+    whole = captioners[name].caption(images[0], beam_size=5)
+    best = captioners[name].caption(images[0], beam_size=5, samples=2)
+    assert [c.words for c in all_of(best)] == [c.words for c in all_of(whole)][:2]
+    widened = captioners[name].caption(images[0], beam_size=2, samples=5)
+    assert [c.words for c in all_of(widened)] == [c.words for c in all_of(whole)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_of_an_image_differ_and_repeat_with_their_seed(captioners, images, name):
+    options = {"method": "sample", "samples": 6, "temperature": 9.0, "seed": 3}
+    first, again = (captioners[name].caption(images[:2], **options) for _ in range(2))
+    for one, other in zip(first, again, strict=True):
+        assert len(all_of(one)) == 6
+        assert [c.words for c in all_of(one)] == [c.words for c in all_of(other)]
+        assert len({c.text for c in all_of(one)}) > 2
+    (single,) = captioners[name].caption(images[:1], method="sample", seed=3)
+    assert single.alternatives == []
+
+
+def test_samples_of_an_image_belong_to_it(captioners, images):
+    """With the most probable word alone to draw, all samples are the greedy caption of their image."""
+    drawn = captioners["soft"].caption(images, method="sample", samples=3, top_k=1)
+    greedy = captioners["soft"].caption(images, method="greedy")
+    assert [[c.text for c in all_of(caption)] for caption in drawn] == [[caption.text] * 3 for caption in greedy]
+
+
+def test_a_beam_is_widened_to_a_multiple_of_its_groups_that_holds_the_samples():
+    assert DecodingOptions(beam_size=3).width == 3
+    assert DecodingOptions(beam_size=3, diverse=2).width == 4
+    assert DecodingOptions(beam_size=3, samples=5, diverse=5).width == 5
+    assert DecodingOptions(beam_size=3, samples=5, diverse=3).width == 6
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefix": f"{WORDS[0]} zebra"}, "the model does not know 'zebra'; it knows 7 words"),
+        ({"prefix": " ... "}, "has no words"),
+        ({"prefix": " ".join(WORDS[:3]), "max_length": 3}, "prefix: 3 words leave no room below max_length 3"),
+        ({"samples": 0}, "samples must be in 1 .. 1000, got 0"),
+        ({"method": "greedy", "samples": 2}, "samples=2: greedy decoding has one caption; use beam or sample"),
+        ({"method": "sample", "diverse": 2}, "diverse=2 has an effect only in a beam search, not with sample"),
+        ({"method": "greedy", "diversity": 1.0}, "diversity=1.0 has an effect only in a beam search"),
+        ({"diversity": 1.0}, "diversity=1.0 has an effect only between the groups"),
+        ({"diverse": 2, "diversity": -1.0}, "diversity must be in 0"),
+        ({"no_repeat_ngram": 0}, "no_repeat_ngram must be at least 1, got 0"),
+    ],
+)
+def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, message):
+    with pytest.raises(InputError, match=message):
+        captioners["soft"].caption(images[0], **options)
+
+
+def test_the_command_prints_every_sample_of_every_image(images, captioners, tmp_path, capsys):
+    checkpoint = save_checkpoint(tmp_path / "best.ckpt")
+    options = ["--samples", "4", "--diverse", "2", "--diversity", "1.5", "--no_repeat_ngram", "2", "--prefix", WORDS[1]]
+    main([*map(str, images[:2]), "--model", str(checkpoint), *options])
+    captions = captioners["soft"].caption(
+        images[:2], samples=4, diverse=2, diversity=1.5, no_repeat_ngram=2, prefix=WORDS[1]
+    )
+    expected = [f"{caption.path}\t{one.text}" for caption in captions for one in all_of(caption)]
+    assert capsys.readouterr().out.splitlines() == expected and len(expected) == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prefix", "a zebra"], "error: prefix 'a zebra': the model does not know 'zebra'; it knows 7 words\n"),
+        (["--diversity", "2"], "error: diversity=2.0 has an effect only between the groups of diverse, 2 or more\n"),
+        (["--sample", "--diverse", "2"], "--diverse has no effect with --sample"),
+    ],
+)
+def test_the_command_refuses_what_cannot_be_met_in_one_line(images, tmp_path, capsys, options, message):
+    checkpoint = save_checkpoint(tmp_path / "best.ckpt")
+    with pytest.raises(SystemExit) as ended:
+        main([str(images[0]), "--model", str(checkpoint), *options])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and message in err and not out and "Traceback" not in err

@@ -6,7 +6,7 @@ otherwise, and photographs stay on the machine that serves it.
 examples:
   captioning app --model runs/demo/soft/checkpoints/best.ckpt
   captioning app --model exported/ --port 8000
-  captioning app --model best.ckpt --host 0.0.0.0      (for everybody who reaches this machine)
+  captioning app --model best.ckpt --host 0.0.0.0   (for everybody who reaches this machine)
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ footer { display: none !important; }
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "app")
     add_model_option(parser)
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="NAME", help="address (default: 127.0.0.1, this machine)"
+    )
     parser.add_argument("--port", type=whole_number(1, 65535), default=7860, metavar="N", help="(default: 7860)")
     return parser
 

@@ -1,7 +1,7 @@
 """Caption photographs on a page in the browser: drop one, see its words and where the model looked.
 
-Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host says
-otherwise, and photographs stay on the machine that serves it.
+Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host
+says otherwise, and photographs stay on the machine that serves it.
 
 examples:
   captioning app --model runs/demo/soft/checkpoints/best.ckpt

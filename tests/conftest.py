@@ -7,8 +7,9 @@ import os
 import random
 import shutil
 import socket
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # Set before torch, matplotlib and wandb are imported, and inherited by the processes that tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -46,6 +47,20 @@ MISSING = {
     "java": lambda: None if shutil.which("java") else "needs a Java runtime: no `java` on the PATH",
     "browser": lambda: None if _chromium() else "needs Chromium: no `chromium` on the PATH",
 }
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium, driven by playwright; a test that uses it is marked ``browser``."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    flags = (
+        "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
+        "--disable-component-update --disable-sync --disable-quic"
+    ).split()
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=_chromium(), args=flags)
+        yield started
+        started.close()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

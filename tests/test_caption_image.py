@@ -252,7 +252,6 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "--model", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
         (["x.png", "--model", "x", "--style", "paper"], "--style has an effect only with --overlay"),
         (["x.png", "--model", "x", "--heads"], "--heads has an effect only with --overlay"),
-        (["x.png"], "--model"),
         (["x.png", "--model", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
         (["x.png", "y.png", "--model", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
         (["x.png", "--model", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),

@@ -77,24 +77,53 @@ class Fetched(HTMLParser):
             self.addresses.append(address)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs mkdocs: pip install -e '.[docs]'")
-def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(tmp_path):
-    """With --strict a dead link, a heading that is not there and a page outside the navigation are errors."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """The site. With --strict a dead link, a heading that is not there and a page outside the navigation are errors."""
+    if importlib.util.find_spec("mkdocs") is None:
+        pytest.skip("needs mkdocs: pip install -e '.[docs]'")
+    folder = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    pages = sorted((tmp_path / "site").rglob("*.html"))
+    return folder
+
+
+def test_the_site_is_built_without_a_warning_and_fetches_nothing_from_elsewhere(site):
+    pages = sorted(site.rglob("*.html"))
     assert len(pages) >= len(PAGES)
     for page in pages:
         fetched = Fetched()
         fetched.feed(page.read_text(encoding="utf-8"))
         assert not fetched.addresses, page
-    styles = "".join(path.read_text(encoding="utf-8") for path in (tmp_path / "site").rglob("*.css"))
+    styles = "".join(path.read_text(encoding="utf-8") for path in site.rglob("*.css"))
     assert not re.search(r"url\(['\"]?(?:https?:)?//", styles)
-    reference = (tmp_path / "site/reference/captioner.html").read_text(encoding="utf-8")
+    reference = (site / "reference/captioner.html").read_text(encoding="utf-8")
     assert "Return the pretrained captioner, or one that a training run saved" in reference
-    attention = (tmp_path / "site/reference/attention.html").read_text(encoding="utf-8")
+    attention = (site / "reference/attention.html").read_text(encoding="utf-8")
     assert "AdditiveScore" in attention and "HardAttention" in attention
+
+
+@pytest.mark.browser
+def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_disk(site, browser):
+    problems: list[str] = []
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.goto((site / "tutorials/own_photos.html").as_uri())
+    page.locator(".md-search__input").click()  # it shows beside the title of a desktop
+    page.keyboard.type("REINFORCE")
+    page.locator(".md-search-result__item").first.wait_for()
+    page.goto((site / "attention.html").as_uri())
+    page.locator("th button").first.wait_for()
+    table = page.locator("table", has=page.locator("th button")).first
+    names = table.locator("tbody td:first-child")
+    before = names.all_inner_texts()
+    for falling in (True, False):
+        table.locator("th button").first.click()
+        assert names.all_inner_texts() == sorted(before, key=str.lower, reverse=falling)
+    page.close()
+    assert problems == []
 
 
 def test_the_tables_of_the_configurations_are_those_that_the_configurations_give():

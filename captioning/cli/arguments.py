@@ -89,7 +89,7 @@ def add_model_option(parser: Group, *, several: str = "", required: bool = True)
         required=required,
         action="append" if several else "store",
         metavar="MODEL",
-        help=f"a FILE.ckpt, exported folder or hf:owner/name{several and f'; again: {several}'}",
+        help=f"a FILE.ckpt, exported folder, hf:owner/name or pretrained{several and f'; again: {several}'}",
     )
 
 

@@ -1,7 +1,7 @@
-"""Caption images with a trained model, and draw where it looked.
+"""Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
 examples:
-  captioning caption photo.jpg --model best.ckpt --overlay photo.png --json photo.json
+  captioning caption photo.jpg --overlay photo.png
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _print_captions(caption: Caption, arguments: argparse.Namespace, single: boo
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "caption")
     parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder with images, or - for paths on stdin")
-    add_model_option(parser, several="an ensemble")
+    add_model_option(parser, several="an ensemble", required=False)
     add_json_option(parser, "words, alphas ..")
     parser.add_argument("--confidence", action="store_true", help="print it, too: the fraction of words people use")
     add_device_option(parser)
@@ -177,6 +177,7 @@ def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     arguments = parser().parse_args(argv)
+    arguments.models = arguments.models or ["pretrained"]
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
         raise InputError(f"{given[0]} has an effect only with --sample")

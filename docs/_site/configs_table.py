@@ -19,7 +19,7 @@ START, END = "<!-- configs, from: python docs/_site/configs_table.py -->", "<!--
 TRAINED = {"coco": 113_287, "flickr8k": 6_000}
 IMAGES = {"coco": TRAINED["coco"] + 5_000, "flickr8k": TRAINED["flickr8k"] + 1_000}
 """Of training and validation in Karpathy's splits."""
-CHANNELS = {"flickr8k_mobilenet_deeper": 1024}
+CHANNELS = {"flickr8k_mobilenet_deeper": 1024, "flickr8k_pretrained": 1024}
 """D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
 DATA = {
     "ShapesSource": ("shapes, generated", "300 MB"),

@@ -75,18 +75,20 @@ def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     return number
 
 
-def add_model_option(parser: Group, *, several: str = "", required: bool = True) -> None:
+def add_model_option(parser: Group, *, several: str = "", required: bool = True, default: str | None = None) -> None:
     """Add ``--model``, which names a trained model that is used: ``model``, or the list ``models`` if several may be.
 
     Args:
         parser: The parser, or a group of it.
         several: What several models are, such as "an ensemble". Empty: the command takes one.
-        required: Whether the command needs a model.
+        required: Whether the command needs a model that has no default.
+        default: The model that is used where none is named.
     """
     parser.add_argument(
         "--model",
         dest="models" if several else "model",
-        required=required,
+        required=required and default is None,
+        default=default,
         action="append" if several else "store",
         metavar="MODEL",
         help=f"a FILE.ckpt, exported folder, hf:owner/name or pretrained{several and f'; again: {several}'}",

@@ -2,6 +2,7 @@
 
 examples:
   captioning caption photo.jpg --overlay photo.png
+  captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
 """
 
 from __future__ import annotations
@@ -135,12 +136,12 @@ def parser() -> argparse.ArgumentParser:
     add_device_option(parser)
     add_batch_size_option(parser, 16)
     add_import_option(parser)
-    _add_pictures(parser.add_argument_group("pictures"))
+    _add_pictures(parser)
     _add_decoding(parser.add_argument_group("decoding (by default as the model was evaluated in training)"))
     return parser
 
 
-def _add_pictures(pictures: argparse._ArgumentGroup) -> None:
+def _add_pictures(pictures: argparse.ArgumentParser) -> None:
     pictures.add_argument("--overlay", metavar="PATH", help="draw where it looked: a png, pdf or svg; or a folder")
     pictures.add_argument(
         "--overlay_format",

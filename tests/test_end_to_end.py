@@ -66,19 +66,21 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     for key in ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy"):
         assert 0 <= entry[key] <= 100
     assert entry["seconds"] > 0
+    assert entry["attributes"]["shape"].keys() == {"right", "said", "unsaid"}
     assert Path(entry["checkpoint"]).is_file()
     with Image.open(entry["overlay"]) as figure:
         assert min(figure.size) > 100
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
 
-    shown = "$ captioning caption {} \\\n --model runs/demo/soft/checkpoints/best.ckpt\n{}\n"
-    Path("README.md").write_text(shown.format(entry["image"], "of another demo"))
+    shown = "$ captioning caption {} \\\n --model runs/demo/soft/checkpoints/best.ckpt\n{}\n# expected: {}\n"
+    image, example = next(iter(entry["examples"].items()))
+    Path("README.md").write_text(shown.format(image, "of another demo", "something else"))
     load_script("demo").main(["--overlay_config", "tiny.yaml", "--readme", "README.md"])
     assert "Next:" in capsys.readouterr().out
-    caption_command.main([entry["image"], "--model", entry["checkpoint"], "--device", "cpu"])
+    caption_command.main([image, "--model", entry["checkpoint"], "--device", "cpu"])
     caption = capsys.readouterr().out.strip()
-    assert Path("README.md").read_text() == shown.format(entry["image"], caption)
+    assert Path("README.md").read_text() == shown.format(image, caption, example["expected"])
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 

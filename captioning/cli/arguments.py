@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+from captioning.cli.outputs import STDOUT, OutputFile, refuse_outputs
 from captioning.errors import DEBUG, printable
 from captioning.files import write_json
 
@@ -61,6 +62,18 @@ class _Parser(argparse.ArgumentParser):
         """Exit with one line instead of the list of all options."""
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and check every output before work starts."""
+        words = sys.argv[1:] if args is None else list(args)
+        options, others = super().parse_known_args(words, namespace)
+        outputs = [
+            (action.option_strings[0], path, action.type.kind)
+            for action in self._actions
+            if isinstance(action.type, OutputFile) and (path := getattr(options, action.dest)) not in (None, STDOUT)
+        ]
+        refuse_outputs(outputs, words)
+        return options, others
+
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
     """Return the type of an option that takes a whole number of at least ``low``, and at most ``high``."""
@@ -96,29 +109,30 @@ def add_model_option(parser: Group, *, several: str = "", required: bool = True,
 
 
 def add_json_option(parser: argparse.ArgumentParser, what: str) -> None:
-    """Add ``--json``. Its value is "-" for standard output, where nothing else is printed then."""
+    """Add ``--json``. Its value is ``STDOUT`` for standard output, where nothing else is printed then."""
     parser.add_argument(
         "--json",
         nargs="?",
-        const="-",
+        const=str(STDOUT),
+        type=OutputFile("JSON"),
         metavar="FILE",
         help=f"also write {what} as JSON; without FILE: print that alone",
     )
 
 
 @contextlib.contextmanager
-def text_beside(target: str | None) -> Iterator[None]:
+def text_beside(target: Path | None) -> Iterator[None]:
     """Print to standard error inside the block if ``--json`` sends JSON alone to standard output."""
-    with contextlib.redirect_stdout(sys.stderr) if target == "-" else contextlib.nullcontext():
+    with contextlib.redirect_stdout(sys.stderr) if target == STDOUT else contextlib.nullcontext():
         yield
 
 
-def write_result(target: str | None, content: Any) -> None:
-    """Write what ``--json`` asks for: a file, or with "-" standard output."""
-    if target == "-":
+def write_result(target: Path | None, content: Any) -> None:
+    """Write what ``--json`` asks for: a file, or with ``STDOUT`` standard output."""
+    if target == STDOUT:
         print(json.dumps(content, ensure_ascii=False, indent=1))
     elif target is not None:
-        write_json(Path(target), content)
+        write_json(target, content)
 
 
 def add_device_option(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +186,9 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def config_parser(doc: str | None, command: str, *, output: str) -> argparse.ArgumentParser:
+def config_parser(
+    doc: str | None, command: str, *, output: str, kind: Callable[[str], Path] = Path
+) -> argparse.ArgumentParser:
     """Return the parser of a subcommand that builds parts of training configurations and writes one file or folder.
 
     Options that it does not know are those of the training command: pass them from ``parse_known_args`` to
@@ -182,6 +198,7 @@ def config_parser(doc: str | None, command: str, *, output: str) -> argparse.Arg
         doc: As for ``script_parser``.
         command: As for ``script_parser``.
         output: Help of ``--output``.
+        kind: Type of ``--output``: an ``OutputFile``, or a path for a folder.
     """
     parser = script_parser(doc, command)
     parser.add_argument(
@@ -192,6 +209,6 @@ def config_parser(doc: str | None, command: str, *, output: str) -> argparse.Arg
         metavar="FILE.yaml",
         help="a training configuration; given again, the later one wins",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="PATH", help=output)
+    parser.add_argument("--output", type=kind, required=True, metavar="PATH", help=output)
     add_import_option(parser)
     return parser

@@ -16,8 +16,8 @@ import argparse
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, add_model_option, script_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import exits_on_input_error
-from captioning.files import refuse_inputs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,7 +26,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--fractions", nargs="+", type=float, metavar="F", help="of each model in the mean (default: equal)"
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.ckpt", help="the checkpoint to write")
+    parser.add_argument(
+        "--output", type=OutputFile("checkpoint"), required=True, metavar="FILE.ckpt", help="the checkpoint to write"
+    )
     add_import_option(parser)
     return parser
 
@@ -40,7 +42,6 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.checkpoint.io import write_checkpoint
     from captioning.component import import_modules
 
-    refuse_inputs(arguments.output, checkpoints, "--output")
     import_modules(arguments.imports, [Path()])
     checkpoint = average_checkpoints(checkpoints, arguments.fractions)
     write_checkpoint(checkpoint, arguments.output)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from captioning.cli.arguments import (
     add_batch_size_option,
@@ -29,6 +29,7 @@ from captioning.cli.arguments import (
     script_parser,
     whole_number,
 )
+from captioning.cli.outputs import STDOUT, OutputFile
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.progress import Progress
@@ -52,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.overlay is not None or "-" not in arguments.images:
         paths = list(paths)  # so that all are known before the first overlay is drawn
     overlay = _overlay_namer(arguments, single)
-    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+    if arguments.explorer is not None and arguments.explorer.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
 
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
-    quiet = arguments.json == "-"
+    quiet = arguments.json == STDOUT
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
@@ -88,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    style = arguments.style or "color"
+                    style: Literal["color", "paper"] = arguments.style or "color"
                     caption.save_figure(target, style, heads=arguments.heads, details=arguments.details)
                     extra["overlay"] = target
                 except InputError as error:
@@ -107,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
                 explored.append(caption)
             progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, arguments.models)
+        _write_explorer(arguments.explorer, explored, arguments.models)
     images = len(unreadable) + progress.done
     for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
@@ -142,7 +143,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add_pictures(pictures: argparse.ArgumentParser) -> None:
-    pictures.add_argument("--overlay", metavar="PATH", help="draw where it looked: a png, pdf or svg; or a folder")
+    pictures.add_argument(
+        "--overlay", type=OutputFile(""), metavar="PATH", help="draw where it looked: a png, pdf or svg; or a folder"
+    )
     pictures.add_argument(
         "--overlay_format",
         choices=("png", "pdf", "svg"),
@@ -154,7 +157,9 @@ def _add_pictures(pictures: argparse.ArgumentParser) -> None:
     )
     pictures.add_argument("--details", action="store_true", help="of overlays: beta, each map's maximum ..")
     pictures.add_argument("--heads", action="store_true", help="overlays of each head of multi-head attention, too")
-    pictures.add_argument("--explorer", metavar="FILE.html", help="a page to explore attention and alternatives")
+    pictures.add_argument(
+        "--explorer", type=OutputFile("HTML"), metavar="FILE.html", help="a page to explore attention and alternatives"
+    )
 
 
 def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
@@ -209,10 +214,10 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     inputs = [*paths, *arguments.models]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
-        if target is not None and target != "-":
+        if target is not None and target != STDOUT:
             refuse_inputs(target, inputs, f"--{option}")
-    if arguments.overlay is not None and Path(arguments.overlay).is_dir():
-        suffix, folder = "." + (arguments.overlay_format or "png"), Path(arguments.overlay).resolve()
+    if arguments.overlay is not None and arguments.overlay.is_dir():
+        suffix, folder = "." + (arguments.overlay_format or "png"), arguments.overlay.resolve()
         for path in map(Path, inputs):
             if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
                 refuse_inputs(path, [path], "--overlay")
@@ -254,7 +259,7 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
         return None
     from captioning.captioner.caption import FIGURE_SUFFIXES
 
-    target = Path(arguments.overlay)
+    target = arguments.overlay
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
@@ -300,12 +305,12 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> D
 
 
 @contextmanager
-def _json_file(target: str | None) -> Iterator[TextIO | None]:
+def _json_file(target: Path | None) -> Iterator[TextIO | None]:
     """Yield the file that --json names, if any. It gets its name when it is complete."""
-    if target is None or target == "-":
+    if target is None or target == STDOUT:
         yield None if target is None else sys.stdout
         return
-    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+    with replacing(target, "--json") as part, part.open("w", encoding="utf-8") as file:
         yield file
 
 

@@ -28,6 +28,7 @@ from captioning.cli.arguments import (
     whole_number,
     write_result,
 )
+from captioning.cli.outputs import STDOUT, OutputFile
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -88,10 +89,10 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
     footer = [command, f"Version {version}; {origin['date']}; {args.resamples} resamples from seed {args.seed}."]
     page = comparison_page(comparison, explorer=explorer, footer=footer)
-    output = Path(args.output) if args.output else common_folder(runs) / "comparison.html"
-    write_text(output, page, "--output")
+    output = args.output or common_folder(runs) / "comparison.html"
+    write_text(output, page, "--output", follow=args.output is not None)
     print(f"\npage          {output}")
-    if args.json not in (None, "-"):
+    if args.json not in (None, STDOUT):
         print(f"numbers       {args.json}")
     if args.report:
         print(f"W&B report    {publish(runs, comparison, output)}")
@@ -148,7 +149,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
     )
-    parser.add_argument("--output", metavar="FILE.html", help="the page (default: comparison.html beside the runs)")
+    parser.add_argument(
+        "--output",
+        type=OutputFile("HTML"),
+        metavar="FILE.html",
+        help="the page (default: comparison.html beside the runs)",
+    )
     add_json_option(parser, "the numbers")
     add_import_option(parser)
     parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")

@@ -32,8 +32,8 @@ from captioning.cli.arguments import (
     text_beside,
     write_result,
 )
+from captioning.cli.outputs import STDOUT
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
 
 
@@ -53,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     with text_beside(args.json):
         measurement = _score_models(args, overrides, argv)
     write_result(args.json, measurement)
-    if args.json not in (None, "-"):
+    if args.json not in (None, STDOUT):
         print(f"written to {args.json}")
 
 
@@ -71,8 +71,6 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
 
     data_file = [args.data] if args.data else []
     import_modules(args.imports, [Path(), *(path.parent for path in data_file)])
-    if args.json not in (None, "-"):
-        refuse_inputs(args.json, [*args.models, *data_file], "--json")
     model, *others = args.models
     if others and args.inference is not None:
         raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")

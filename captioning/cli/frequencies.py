@@ -13,11 +13,12 @@ from __future__ import annotations
 import argparse
 
 from captioning.cli.arguments import add_split_option, config_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import exits_on_input_error
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write")
+    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write", kind=OutputFile("JSON"))
     add_split_option(parser, "train")
     return parser
 

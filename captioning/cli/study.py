@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
+from captioning.cli.outputs import OutputFile
 from captioning.comparison.measurements import add_scores, read_scores, score_name
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json
@@ -42,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all of the study)")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
     parser.add_argument("--dry_run", action="store_true", help="list what is done and what is left")
-    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's tables in this page")
+    parser.add_argument("--report", type=OutputFile(""), metavar="PAGE.md", help="make the study's tables in this page")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: %(default)s)"
     )

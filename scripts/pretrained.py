@@ -16,6 +16,7 @@ import argparse
 import os
 import shlex
 import sys
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,12 +24,15 @@ from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json, write_json
+from captioning.provenance import provenance
 from captioning.run_folder import RunFolder
 
 REPOSITORY = Path(os.path.relpath(Path(__file__).resolve().parent.parent))
 CONFIG = REPOSITORY / "configs/flickr8k_pretrained.yaml"
 EXPORTED = REPOSITORY / "captioning/pretrained/flickr8k_mobilenet"
 MEASUREMENT = REPOSITORY / "docs/measurements/pretrained.json"
+TIMED = 50
+"""Images that are captioned one after the other to measure the time."""
 
 _FIRST, _TUNED, _CRITICAL, _MEAN = "pretrained_first", "pretrained_tuned", "pretrained_self_critical", "pretrained"
 _CHECK = "check"
@@ -102,9 +106,15 @@ def recipe(runs: Path) -> list[Stage]:
     return [
         Stage("features", [*extract, "--output", features]),
         fit("first", _FIRST, "--data.features", features),
-        fit("tuned", _TUNED, *second("fine_tune_mobilenet", _FIRST)),
+        fit("tuned", _TUNED, *second("fine_tune_mobilenet", _FIRST), "--model.objective.samples", "1"),
         Stage("tuned_features", [*extract, "--init_from", best[_TUNED], "--output", tuned_features]),
-        fit("critical", _CRITICAL, *second("self_critical", _TUNED), "--data.features", tuned_features),
+        fit(
+            "critical",
+            _CRITICAL,
+            *second("self_critical", _TUNED),
+            *("--data.features", tuned_features, "--trainer.max_epochs", "8"),
+            *("--model.search.length_normalization", "0.7"),
+        ),
         Stage("average", ["average", "--model", best[_TUNED], "--model", best[_CRITICAL], "--output", best[_MEAN]]),
         Stage(
             "score",
@@ -133,9 +143,20 @@ def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
     images = [index.image_path(number) for number in range(len(index))]
     pairs = zip(trained.stream(images), exported.stream(images), strict=True)
     equal = sum(one.words == other.words for one, other in pairs)
-    share = {"images": len(images), "equal_captions": equal, "percent": round(100 * equal / len(images), 2)}
-    write_json(measurement, read_json(measurement) | {"export": share})
-    print(f"{equal} of {len(images)} captions are equal ({share['percent']} %), written to {measurement}")
+    started = time.perf_counter()
+    for image in images[:TIMED]:
+        exported.caption(image)
+    seconds = time.perf_counter() - started
+    export = {
+        "images": len(images),
+        "equal_captions": equal,
+        "percent": round(100 * equal / len(images), 2),
+        "megabytes": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6, 2),
+        "milliseconds_per_image": round(1000 * seconds / len(images[:TIMED]), 1),
+        **provenance(command=f"python scripts/pretrained.py --only {_CHECK}", seed=None),
+    }
+    write_json(measurement, read_json(measurement) | {"export": export})
+    print(f"{equal} of {len(images)} captions are equal ({export['percent']} %), written to {measurement}")
     if equal < 0.99 * len(images):
         raise InputError(f"{folder}: fewer than 99 % of its captions are those of {checkpoint}")
 

@@ -127,9 +127,9 @@ def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_d
 
 
 def test_the_tables_of_the_configurations_are_those_that_the_configurations_give():
-    generator = runpy.run_path(str(DOCS / "_site/configs_table.py"))
+    generator = runpy.run_path(str(DOCS / "_site/models_table.py"))
     page = generator["PAGE"].read_text(encoding="utf-8")
-    assert generator["filled"](page) == page, "run python docs/_site/configs_table.py"
+    assert generator["filled"](page) == page, "run python docs/_site/models_table.py"
     assert all(f"[`{path.stem}`]" in page for path in (ROOT / "configs").glob("*.yaml"))
 
 

@@ -194,6 +194,9 @@ def test_an_export_whose_captions_differ_is_refused(tmp_path, monkeypatch, capsy
         def stream(self, images):
             return (Words(["a", "cat" if number < self.changed else "dog"]) for number, _ in enumerate(images))
 
+        def caption(self, image):
+            pass
+
     class Source:
         def index(self, split):
             assert split == "val"
@@ -205,7 +208,7 @@ def test_an_export_whose_captions_differ_is_refused(tmp_path, monkeypatch, capsy
     measurement.write_text('{"values": {}}')
     if equal == 197:
         with pytest.raises(InputError, match=r"fewer than 99 % of its captions are those of a\.ckpt"):
-            script.check(Path("a.ckpt"), Path("folder"), measurement)
+            script.check(Path("a.ckpt"), tmp_path, measurement)
     else:
-        script.check(Path("a.ckpt"), Path("folder"), measurement)
+        script.check(Path("a.ckpt"), tmp_path, measurement)
     assert json.loads(measurement.read_text())["export"]["equal_captions"] == equal

@@ -20,7 +20,7 @@ help:  ## list the targets
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
 
-# PRETRAINED=--dry-run prints the commands. An interrupted stage is resumed.
+# PRETRAINED=--dry_run prints the commands. An interrupted stage is resumed.
 pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some hours on two cores)
 	@$(BIN)/python scripts/pretrained.py $(PRETRAINED)
 

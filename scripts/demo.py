@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
         metavar="FILE",
         help="write the captions of this demo into the README's examples",
     )
-    parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
+    parser.add_argument("--overlay_config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)
 
     caption_a_photograph(args.runs)
@@ -172,7 +172,7 @@ def compare(runs: Path, names: list[str]) -> Path:
     return page
 
 
-_COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--checkpoint runs/demo/soft/.*\n"
+_COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--model runs/demo/soft/.*\n"
 
 
 def with_captions(readme: str, entry: dict[str, Any]) -> str:
@@ -231,7 +231,7 @@ def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
         print(f"comparison    {page}   (open it in a browser)")
     checkpoint = next(iter(summary.values()))["checkpoint"]
     print("\nNext:")
-    print(f"  captioning caption YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
+    print(f"  captioning caption YOUR_IMAGE.png --model {checkpoint} --overlay overlay.png")
     print("  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20")
     print("  captioning prepare coco --karpathy && captioning fit --config configs/coco_vgg19_soft.yaml")
 

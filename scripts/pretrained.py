@@ -78,7 +78,7 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Stage]]:
     parser.add_argument(
         "--only", nargs="+", metavar="STAGE", help="run these stages, whether they were finished or not"
     )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands that are left, and run none")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands that are left, and run none")
     args = parser.parse_args(argv)
     stages = {stage.name: stage for stage in recipe(args.runs)}
     if unknown := [name for name in args.only or () if name not in (*stages, _CHECK)]:
@@ -91,10 +91,10 @@ def recipe(runs: Path) -> list[Stage]:
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
     features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
     evaluate, export = (
-        ["evaluate", "--checkpoint", best[_MEAN]],
-        ["export", best[_MEAN], "--output", str(EXPORTED), "--calibrate"],
+        ["evaluate", "--model", best[_MEAN]],
+        ["export", "--model", best[_MEAN], "--output", str(EXPORTED), "--calibrate"],
     )
-    extract = ["extract", "--config", str(CONFIG), "--splits", "train", "val", "--flipped"]
+    extract = ["extract", "--config", str(CONFIG), "--split", "train", "val", "--flipped"]
 
     def fit(stage: str, run: str, *options: str) -> Stage:
         arguments = ["fit", "--config", str(CONFIG), *options, "--runs", str(runs), "--name", run]
@@ -115,10 +115,10 @@ def recipe(runs: Path) -> list[Stage]:
             *("--data.features", tuned_features, "--trainer.max_epochs", "8"),
             *("--model.search.length_normalization", "0.7"),
         ),
-        Stage("average", ["average", best[_TUNED], best[_CRITICAL], "--output", best[_MEAN]]),
+        Stage("average", ["average", "--model", best[_TUNED], "--model", best[_CRITICAL], "--output", best[_MEAN]]),
         Stage(
             "score",
-            [*evaluate, "--split", "val", "--data.features", tuned_features, "--measurement", str(MEASUREMENT)],
+            [*evaluate, "--split", "val", "--data.features", tuned_features, "--json", str(MEASUREMENT)],
         ),
         Stage(
             "export",

@@ -97,7 +97,7 @@ def test_the_readme_shows_the_captions_of_the_measured_demo():
 
 
 def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(entry):
-    command = "$ captioning caption a.png \\\n  --checkpoint runs/demo/soft/x.ckpt\n"
+    command = "$ captioning caption a.png \\\n  --model runs/demo/soft/x.ckpt\n"
     text = f"intro\n{command}old\n{{}}end\nsoft: old\n  expected    old\n  image a\n"
     expected = f"intro\n{command}two cats\n{{}}end\nsoft: two cats\n  expected    a cat left of a dog\n  image a\n"
     write = load_script("demo").with_captions

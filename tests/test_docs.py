@@ -174,7 +174,7 @@ def test_troubleshooting_quotes_messages_that_the_code_has():
         "cached features are not finite",
         "out of memory",
         "import the module that defines it first (--import)",
-        "no features; run captioning extract with --splits",
+        "no features; run captioning extract with --split",
         "features of another encoder",
         "no Java runtime",
         "pycocoevalcap lacks",

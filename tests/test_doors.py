@@ -193,7 +193,7 @@ def test_settings_inside_a_checkpoint_run_nothing(workdir, capsys, monkeypatch, 
     monkeypatch.syspath_prepend(str(workdir))
     leave_bait()
     edit_settings_inside(place, value)
-    assert CHECKPOINT in refused(capsys, evaluate.main, ["--checkpoint", CHECKPOINT])
+    assert CHECKPOINT in refused(capsys, evaluate.main, ["--model", CHECKPOINT])
 
 
 @each(HOSTILE_PARTS)
@@ -285,7 +285,7 @@ def test_evaluations_take_nothing_of_training(workdir, capsys):
     cli = main(["test", "--ckpt_path", CHECKPOINT])
     assert Path(RUN, "test_metrics.json").is_file() and not Path("elsewhere").exists()
     assert cli.config["test"].trainer.callbacks is None
-    evaluate.main(["--checkpoint", CHECKPOINT])
+    evaluate.main(["--model", CHECKPOINT])
     assert "BLEU-1" in capsys.readouterr().out
     assert not Path("marker").exists()
 
@@ -406,7 +406,7 @@ def test_a_module_that_the_user_imports_by_name_may_be_used(workdir, capsys, mon
     main(["fit", "--config", "own/mine.yaml", "--import", "own_score_of_doors"])
     checkpoint = "runs/mine/checkpoints/last.ckpt"
     main(["test", "--ckpt_path", checkpoint, "--import=own_score_of_doors"])
-    evaluate.main(["--checkpoint", checkpoint, "--import", "own_score_of_doors"])
+    evaluate.main(["--model", checkpoint, "--import", "own_score_of_doors"])
     assert type(load(checkpoint).captioner.decoder.attention.score).__name__ == "OwnScore"
 
 
@@ -519,7 +519,7 @@ def test_an_image_that_is_captioned_is_never_replaced(workdir, capsys, monkeypat
         images = "-"
         out = Path("photos") if option == "--overlay" else out
         monkeypatch.setattr(sys, "stdin", iter([f"{photo}\n"]))
-    arguments = [images, "--checkpoint", CHECKPOINT, option, str(out)]
+    arguments = [images, "--model", CHECKPOINT, option, str(out)]
     line = refused(capsys, caption.main, arguments)
     assert "is an input" in line and photo.read_bytes() == before
 
@@ -527,6 +527,6 @@ def test_an_image_that_is_captioned_is_never_replaced(workdir, capsys, monkeypat
 def test_a_checkpoint_is_never_replaced_by_what_is_made_with_it(workdir, capsys):
     before = Path(CHECKPOINT).read_bytes()
     image = "shapes/test/000001.png"
-    refused(capsys, caption.main, [image, "--checkpoint", CHECKPOINT, "--json", CHECKPOINT])
-    refused(capsys, evaluate.main, ["--checkpoint", CHECKPOINT, "--measurement", CHECKPOINT])
+    refused(capsys, caption.main, [image, "--model", CHECKPOINT, "--json", CHECKPOINT])
+    refused(capsys, evaluate.main, ["--model", CHECKPOINT, "--json", CHECKPOINT])
     assert Path(CHECKPOINT).read_bytes() == before

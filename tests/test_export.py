@@ -41,7 +41,7 @@ def run(tmp_path):
 
 def export(run, *options):
     target = run.parent.parent / "exported"
-    export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
+    export_command.main(["--model", str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
     return target
 
 
@@ -116,7 +116,7 @@ def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_other
 
 def test_a_card_without_a_test_says_so(tmp_path):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
-    export_command.main([str(checkpoint), "--output", str(tmp_path / "out")])
+    export_command.main(["--model", str(checkpoint), "--output", str(tmp_path / "out")])
     text = (tmp_path / "out/README.md").read_text()
     assert "It was not tested" in text and "settings were not saved" in text and "not stated" in text
 
@@ -231,7 +231,7 @@ def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(r
 
 def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
-        export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
+        export_command.main(["--model", str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
     assert "is a file; give a folder" in capsys.readouterr().err
 
 

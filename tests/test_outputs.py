@@ -20,8 +20,8 @@ from captioning.errors import InputError
 
 # Options that take a text and write no file
 READ = (
-    "images checkpoint config init_from captions references data study runs checkpoints imports mirror device license "
-    "only overlay_config tokenizer prefix model notes host"
+    "images config init_from captions references data study runs imports mirror device license "
+    "only overlay_config tokenizer prefix model models notes host"
 ).split()
 # In a folder a command replaces its own files alone
 FOLDERS = {
@@ -68,14 +68,14 @@ OUTPUTS = {
     "bench": ("--json", "JSON"),
     "caption": ("--explorer", "HTML"),
     "compare": ("--output", "HTML"),
-    "evaluate": ("--measurement", "JSON"),
+    "evaluate": ("--json", "JSON"),
     "frequencies": ("--output", "JSON"),
 }
 FIRST = {
-    "average": ["a.ckpt", "b.ckpt"],
-    "caption": ["x.png", "--checkpoint", "a.ckpt"],
+    "average": ["--model", "a.ckpt", "--model", "b.ckpt"],
+    "caption": ["x.png", "--model", "a.ckpt"],
     "compare": ["runs/a", "runs/b"],
-    "evaluate": ["--checkpoint", "a.ckpt"],
+    "evaluate": ["--model", "a.ckpt"],
     "frequencies": ["--config", "own.yaml"],
 }
 

@@ -167,7 +167,7 @@ def test_an_interrupted_stage_is_resumed_and_no_later_one_runs(recipe, monkeypat
 
 
 def test_a_dry_run_prints_the_commands_and_runs_none(recipe, capsys):
-    recipe.main(["--runs", str(recipe.runs), "--dry-run"])
+    recipe.main(["--runs", str(recipe.runs), "--dry_run"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ORDER and recipe.ran == []
     assert "--dtype float16" in lines[-2] and not recipe.runs.exists()

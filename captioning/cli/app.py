@@ -1,7 +1,7 @@
-"""Caption photographs on a page in the browser: drop one, and see its caption, its words and where the model looked.
+"""Caption photographs on a page in the browser: drop one, see its words and where the model looked.
 
-Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host says otherwise, and
-photographs stay on the machine that serves it.
+Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host
+says otherwise, and photographs stay on the machine that serves it.
 
 examples:
   captioning app
@@ -12,6 +12,7 @@ examples:
 
 from __future__ import annotations
 
+import argparse
 import html
 import importlib.util
 import os
@@ -19,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.cli.arguments import script_parser, whole_number
+from captioning.cli.arguments import add_model_option, script_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error, printable
 
 if TYPE_CHECKING:
@@ -35,17 +36,19 @@ footer { display: none !important; }
 """
 
 
+def parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__, "app")
+    add_model_option(parser, default="pretrained")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="NAME", help="address (default: 127.0.0.1, this machine)"
+    )
+    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, metavar="N", help="(default: 7860)")
+    return parser
+
+
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = script_parser(__doc__, "app")
-    parser.add_argument(
-        "--model",
-        default="pretrained",
-        help="a checkpoint, an exported folder or hf:OWNER/NAME (default: pretrained, the package's own)",
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)")
-    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, help="(default: 7860)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)

@@ -1,19 +1,16 @@
-"""Write a trained captioner as a folder to pass on: weights as safetensors, configuration, vocabulary, model card.
+"""Write a trained captioner as a folder to pass on: weights, settings, vocabulary, model card.
 
-The card describes the model, its training, and the scores with intervals that `captioning test` and `captioning
-validate` left in the checkpoint's run folder. Nothing in the folder runs when it is opened; `load(DIR)` of
-captioning.captioner captions with it. With --onnx it also has encoder.onnx and step.onnx, which scripts/caption_onnx.py
-captions with, without PyTorch.
+Weights are safetensors. The card has the scores that `captioning test` left in the run's folder.
+Nothing in the folder runs when it is opened. `--model DIR` of other commands uses it.
 
-With --calibrate the model captions the validation images of its data settings. Half of them fit the confidence of
-captions, and what images the model is used to; calibration.json tells how well that holds on the other half.
+With --calibrate the model captions the validation images of its data settings. Half of them fit the
+confidence of captions, and what images the model is used to; calibration.json tells how well that
+holds on the other half.
 
 examples:
-  captioning export runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
-  captioning export best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
-  captioning export best.ckpt --output exported/mine --notes limits.md
-  captioning export best.ckpt --output exported/mine --onnx
-  captioning export best.ckpt --output exported/mine --calibrate
+  captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
+  captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
+  captioning export --model best.ckpt --output exported/mine --calibrate
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.arguments import add_import_option, add_model_option, script_parser
 from captioning.errors import InputError, exits_on_input_error, one_line
 from captioning.files import refuse_inputs, write_json
 from captioning.provenance import provenance
@@ -32,7 +29,7 @@ from captioning.run_folder import RunFolder
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    arguments = _parse(argv)
+    arguments = parser().parse_args(argv)
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
@@ -46,18 +43,18 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments.onnx and any((folder / name).exists() for name in (ENCODER, STEP)):
         raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(folder)
-    refuse_inputs(folder / WEIGHTS, [arguments.checkpoint], "--output")
+    refuse_inputs(folder / WEIGHTS, [arguments.model], "--output")
     notes = "" if arguments.notes is None else _read_notes(arguments.notes)
     import_modules(arguments.imports, [Path()])
-    captioner = load(arguments.checkpoint)
-    run = RunFolder.of(arguments.checkpoint)
-    name = run.path.resolve().name if run else Path(arguments.checkpoint).stem
+    captioner = load(arguments.model)
+    run = RunFolder.of(arguments.model)
+    name = run.path.resolve().name if run else Path(arguments.model).stem
     report = None
     if arguments.calibrate:
         captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
         write_onnx(captioner.captioner, folder)
-    checkpoint = Path(arguments.checkpoint).name
+    checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)
     captioner.export(folder, text, dtype=arguments.dtype)
     if report is not None:
@@ -70,27 +67,25 @@ def main(argv: list[str] | None = None) -> None:
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "export")
-    parser.add_argument("checkpoint", metavar="FILE.ckpt", help="what `captioning fit` saved")
+    add_model_option(parser)
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to write")
     parser.add_argument(
         "--dtype",
         choices=("float32", "float16", "bfloat16"),
         default="float32",
-        help="type that the weights are stored in; float16 halves the file (default: float32)",
+        metavar="NAME",
+        help="of the weights: float32, float16 (half the size) or bfloat16 (default: float32)",
     )
     parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument(
-        "--notes",
-        type=Path,
-        metavar="FILE.md",
-        help="what only a person knows: a `## SECTION` replaces the card's own of that title, or follows the others",
+        "--notes", type=Path, metavar="FILE.md", help="sections of the card that replace its own, or follow them"
     )
-    parser.add_argument("--onnx", action="store_true", help="write the model as ONNX graphs as well")
+    parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
     parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")
     add_import_option(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def _read_notes(path: Path) -> str:

@@ -110,7 +110,7 @@ def add_test(run: Run, folder: Path) -> None:
     if run.captions is None and run.checkpoint is not None:
         # Without its config.yaml only `captioning evaluate` finds the settings, in the checkpoint.
         with_config = RunFolder(folder).config.is_file()
-        command = "captioning test --ckpt_path" if with_config else "captioning evaluate --checkpoint"
+        command = "captioning test --ckpt_path" if with_config else "captioning evaluate --model"
         run.how_to_test = f"{command} {run.checkpoint}"
 
 

@@ -65,7 +65,7 @@ class FeatureCache:
             missing = Path(directory) / f"{split}.json"
             images = split.removesuffix("_flipped")
             raise InputError(
-                f"{missing}: no features; run captioning extract with --splits {images}, or give "
+                f"{missing}: no features; run captioning extract with --split {images}, or give "
                 "--data.features null to compute them from the images"
             )
         refuse_other_encoder(manifest.path, manifest.fingerprint, fingerprint)

@@ -162,20 +162,18 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     assert "give two or more runs" in capsys.readouterr().err
 
 
-def test_notebook_is_kept_without_outputs_and_its_cells_run(workplace, monkeypatch, capsys):
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
-    (workplace / "runs/demo/soft/checkpoints").mkdir(parents=True)
-    save_checkpoint(workplace / "runs/demo/soft/checkpoints/best.ckpt")
-    (workplace / "data/shapes/test").mkdir(parents=True)
-    Image.effect_mandelbrot((40, 40), (-2, -1, 1, 1), 50).convert("RGB").save(workplace / "data/shapes/test/000001.png")
+def test_the_notebook_has_its_outputs_and_its_cells_run_in_its_own_folder(monkeypatch, capsys):
+    pytest.importorskip("skimage", reason="needs scikit-image: pip install -e '.[notebook]'")
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    stored = ["".join(line for output in cell["outputs"] for line in output.get("text", [])) for cell in cells]
+    kinds = [kind for cell in cells for output in cell["outputs"] for kind in output.get("data", {}) if "image" in kind]
+    assert kinds == ["image/jpeg", "image/jpeg", "image/png"]
+    monkeypatch.chdir(NOTEBOOK.parent)
     monkeypatch.setattr(plt, "show", lambda: None)
     names: dict[str, object] = {}
-    for cell in cells:
+    for cell, text in zip(cells, stored, strict=True):
         exec("".join(cell["source"]), names)
-    lines = capsys.readouterr().out.splitlines()
-    caption = names["caption"]
-    assert lines[0] == caption.text
-    assert len([line for line in lines if "alpha" in line]) == len(caption.words)
-    assert len(lines) == 1 + len(caption.words) + 5  # of a beam of 5
+        printed = capsys.readouterr().out
+        if "log p" not in text and "score" not in "".join(cell["source"]):  # whose last digits depend on the processor
+            assert printed == text
+    plt.close("all")

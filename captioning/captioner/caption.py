@@ -217,10 +217,10 @@ class Caption(Alternative):
             ],
         }
 
-    def _repr_png_(self) -> bytes:
+    def _repr_jpeg_(self) -> bytes:
         """Return the figure as a notebook shows it."""
         buffer = io.BytesIO()
-        self.figure().savefig(buffer, format="png", dpi=80)
+        self.figure().savefig(buffer, format="jpeg", dpi=80, pil_kwargs={"quality": 85})
         return buffer.getvalue()
 
 

@@ -52,9 +52,18 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
 
 def notebook_page(notebook: dict[str, Any]) -> str:
-    """Return a notebook's cells as Markdown; it is kept without outputs."""
-    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
-    return "\n\n".join(f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells) + "\n"
+    """Return a notebook's cells and their outputs as Markdown."""
+    parts = []
+    for cell in notebook["cells"]:
+        text = "".join(cell["source"])
+        parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
+        for output in cell.get("outputs", []):
+            if "text" in output:
+                parts.append(f"```text\n{''.join(output['text'])}```")
+            for kind in ("image/jpeg", "image/png"):
+                if picture := output.get("data", {}).get(kind):
+                    parts.append(f"![output of the cell](data:{kind};base64,{''.join(picture.split())})")
+    return "\n\n".join(parts) + "\n"
 
 
 def _outgoing(files: Files) -> Iterator[str]:

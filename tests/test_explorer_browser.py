@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -19,6 +20,11 @@ from captioning.views.overlays import attention_figure
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api")
+
+FLAGS = (
+    "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-quic"
+).split()
 
 GRID, CELLS = (3, 4), 12
 SOFT = ["two", "brown", "dogs", "run"]
@@ -70,6 +76,15 @@ def image_set() -> list[ExploredImage]:
         explored(*run_pair(1), name="more dogs.jpg", view=grey()),
         explored(boats, name="boats.jpg", view=grey()),
     ]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[playwright.Browser]:
+    path = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=path, args=FLAGS)
+        yield started
+        started.close()
 
 
 @pytest.fixture
@@ -248,7 +263,7 @@ def test_the_keyboards_focus_stays_where_it_was_when_words_are_pinned(visit):
     assert page.evaluate(focused) == "dog"
 
 
-def test_the_value_scale_ends_at_the_maps_maximum_and_marks_even_attention(visit):
+def test_the_value_scale_ends_at_the_median_map_and_marks_even_attention(visit):
     page = visit()
     word(page, "soft", "brown").hover()
     page.locator('.style[data-style="cells"]').click()
@@ -264,9 +279,11 @@ def test_the_value_scale_ends_at_the_maps_maximum_and_marks_even_attention(visit
 
 @pytest.mark.parametrize("style", ["smooth", "cells"])
 def test_all_words_of_a_caption_have_one_scale(visit, style):
-    alphas = peaked([5, 5])
-    alphas[1] = 0.2 * alphas[0] + 0.8 / CELLS
-    page = visit(explorer_page([explored(run_captions("soft", "cat of", alphas=alphas, grid_size=GRID), view=grey())]))
+    alphas = peaked([5, 5, 5])
+    alphas[2] = 0.2 * alphas[0] + 0.8 / CELLS
+    page = visit(
+        explorer_page([explored(run_captions("soft", "a cat of", alphas=alphas, grid_size=GRID), view=grey())])
+    )
     page.locator(f'.style[data-style="{style}"]').click()
     ends, heights = [], []
     for text in ("cat", "of"):

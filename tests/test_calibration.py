@@ -176,7 +176,7 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
     assert 0 <= report["values"]["word_calibration_error"] <= 1 and report["commit"]
 
     photo = save_image(tmp_path / "photo.png", size=(48, 48))
-    caption_images([str(photo), "--checkpoint", str(tmp_path / "exported"), "--confidence"])
+    caption_images([str(photo), "--model", str(tmp_path / "exported"), "--confidence"])
     out, err = capsys.readouterr()
     words, confidence = out.rstrip("\n").split("\t")
     assert set(words.split()) <= set(WORDS) and 0 <= float(confidence) <= 1
@@ -185,7 +185,7 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
         "do not trust the caption\n"
     )
     shape = next((tmp_path / "shapes").rglob("val/**/*.png"))
-    caption_images([str(shape), "--checkpoint", str(tmp_path / "exported")])
+    caption_images([str(shape), "--model", str(tmp_path / "exported")])
     assert capsys.readouterr().err == ""
 
     export([str(checkpoint), "--output", str(tmp_path / "exported")])
@@ -195,7 +195,7 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
 def test_confidence_needs_a_calibrated_model(tmp_path, capsys):
     photo, checkpoint = save_image(tmp_path / "photo.png"), save_checkpoint(tmp_path / "best.ckpt")
     with pytest.raises(SystemExit) as ended:
-        caption_images([str(photo), "--checkpoint", str(checkpoint), "--confidence"])
+        caption_images([str(photo), "--model", str(checkpoint), "--confidence"])
     assert ended.value.code == 2
     assert f"error: --confidence: {checkpoint} is not calibrated; see captioning export\n" == capsys.readouterr().err
 

@@ -60,11 +60,11 @@ def test_a_split_that_the_file_lacks_is_refused_by_name(tmp_path):
 
 def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path):
     missing = KarpathySource(str(tmp_path / "dataset_flickr30k.json"), "images")
-    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing; run .*prepare_data\.py flickr30k --root"):
+    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing; run captioning prepare flickr30k --root"):
         missing.prepare()
     with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing"):
         missing.index("train")
-    with pytest.raises(InputError, match=r"prepare_data\.py coco --karpathy"):
+    with pytest.raises(InputError, match="captioning prepare coco --karpathy"):
         KarpathySource(str(tmp_path / "dataset_coco.json"), "images").prepare()
     with pytest.raises(InputError, match=r"mine\.json: missing; see data/README\.md"):
         KarpathySource(str(tmp_path / "mine.json"), "images").prepare()

@@ -268,7 +268,7 @@ def test_a_folder_that_is_not_a_shapes_data_set_is_left_alone(tmp_path, content)
 
 
 def test_reading_before_preparing_says_what_to_run(tmp_path):
-    with pytest.raises(InputError, match=r"captions_val\.json: missing; run .*prepare_data\.py shapes"):
+    with pytest.raises(InputError, match=r"captions_val\.json: missing; run captioning prepare shapes"):
         make(tmp_path / "none").index("val")
 
 

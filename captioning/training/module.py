@@ -152,7 +152,8 @@ class CaptioningModule(EvaluatedModule):
 
     def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
-        if self.trainer.state.fn == "fit" and not (self.trainer.sanity_checking or self.trainer.fast_dev_run):
+        trainer: Any = self.trainer
+        if trainer.state.fn == "fit" and not (trainer.sanity_checking or trainer.fast_dev_run):
             self.calibration = calibrate(
                 self.data.source.description, self._validation_views, self.results, self.word_log_probs
             )

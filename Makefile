@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo reproduce-flickr8k bench test test-slow fuzz check docs format lock clean
+.PHONY: help demo pretrained reproduce-flickr8k bench test test-slow fuzz check docs format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -19,6 +19,10 @@ help:  ## list the targets
 
 demo: $(STAMP)  ## train on generated shapes, caption an unseen image, draw where the model looked
 	@$(BIN)/python scripts/demo.py
+
+# PRETRAINED=--dry_run prints the commands. An interrupted stage is resumed.
+pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some hours on two cores)
+	@$(BIN)/python scripts/pretrained.py $(PRETRAINED)
 
 # STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
 STUDIES ?= flickr8k flickr8k_decoders flickr8k_deeper

@@ -5,7 +5,7 @@ gradient of NLL and REINFORCE with respect to the decoder, summed over its entri
 a baseline.
 
 examples:
-  python -m benchmarks.gradient_variance --checkpoint runs/shapes_hard/checkpoints/best.ckpt \
+  python -m benchmarks.gradient_variance --model runs/shapes_hard/checkpoints/best.ckpt \
       --measurement docs/measurements/gradient_variance.json
 """
 
@@ -60,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(argv)
     torch.manual_seed(args.seed)
-    captioner = load(args.checkpoint)
+    captioner = load(args.model)
     batches = read_batches(captioner, args.data, args.captions, args.warm_up + 1)
     values = measure(captioner.captioner, batches[0], batches[1:], args.draws)
     print(f"{'':36}{'decoder':>10}{'score':>10}{'per pass':>10}")
@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
             "values": values,
             "unit": "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: "
             "of all of the decoder's parameters, of the score's, and of the decoder's times the rows decoded",
-            "checkpoint": args.checkpoint,
+            "checkpoint": args.model,
             "captions": args.captions,
             "draws": args.draws,
             "warm_up_batches": args.warm_up,
@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
-    parser.add_argument("--checkpoint", required=True, metavar="FILE", help="trained on shapes, soft or hard")
+    parser.add_argument("--model", required=True, metavar="FILE", help="trained on shapes, soft or hard")
     parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
     parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
     parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")

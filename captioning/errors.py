@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from numbers import Integral
 from typing import ParamSpec
 
@@ -59,6 +60,12 @@ def printable(text: object) -> str:
 def one_line(error: BaseException, limit: int = 200) -> str:
     """Return the message of another library's error on one line, cut after ``limit`` characters."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def did_you_mean(word: str, words: Collection[str]) -> str:
+    """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near."""
+    near = difflib.get_close_matches(word, words, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:

@@ -6,6 +6,7 @@ A file is written under a temporary name, synced to the disk, and renamed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -74,12 +75,14 @@ def errors_named(path: Path, option: str = "") -> Iterator[None]:
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
 
 
-def destination(path: Path, option: str = "") -> Path:
+def destination(path: Path, option: str = "", *, follow: bool = True) -> Path:
     """Return the file that is written under ``path``: the target of a link, so that the link stays one.
 
     Raises:
-        InputError: The target is a device, a pipe or a folder.
+        InputError: The target is a device, a pipe or a folder, or a link is not to be followed.
     """
+    if path.is_symlink() and not follow:
+        raise InputError(f"{path}: is a link, through which nothing is written here; remove it")
     target = Path(os.path.realpath(path)) if path.is_symlink() else path
     if target.exists() and not target.is_file():
         raise InputError(f"{option} {path}: cannot be written (is no regular file)".lstrip())
@@ -102,7 +105,9 @@ def refuse_inputs(output: str | Path, inputs: Iterable[str | Path], option: str)
 
 
 @contextmanager
-def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool = False) -> Iterator[Path]:
+def replacing(
+    path: Path, option: str = "", *, sync: bool = True, shared: bool = False, follow: bool = True
+) -> Iterator[Path]:
     """Yield a temporary name beside ``path``, which is renamed to ``path`` when the block ends without an error.
 
     After an error the file is unchanged. Folders are made as needed. A link stays one: its target is replaced.
@@ -112,20 +117,44 @@ def replacing(path: Path, option: str = "", *, sync: bool = True, shared: bool =
         option: The option of the command line that named the file.
         sync: False does not wait for the disk; for many files that can be made again.
         shared: Several processes may write the file at once, under different temporary names; the last one wins.
+        follow: False refuses a link: the user did not name the file, and its folder may have been sent.
 
     Raises:
-        InputError: The file cannot be written, or is a device.
+        InputError: The file cannot be written, or is a device or a link.
     """
     with errors_named(path, option):
-        path = destination(path, option)
+        path = destination(path, option, follow=follow)
         part = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part") if shared else part_of(path)
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # of an earlier process, or a link that would be followed
+        part.touch(exist_ok=False)
         try:
             yield part
             complete(path, part, sync=sync)
         except BaseException:
             part.unlink(missing_ok=True)
             raise
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file as ``open(path, opener=regular)`` does: a regular one, because a pipe would be waited for.
+
+    Raises:
+        OSError: The file is a pipe, a device or a folder, or cannot be opened.
+    """
+    handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    reason = os.strerror(errno.EISDIR) if stat.S_ISDIR(mode) else "is no regular file"
+    raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, reason, path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a regular file. The errors are those of ``regular``."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
 
 
 def sha256_of(path: Path) -> str:
@@ -156,17 +185,17 @@ def read_json(path: Path, what_to_do: str = "") -> Any:
     """
     advice = f"; {what_to_do}" if what_to_do else ""
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_bytes(path))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}){advice}") from error
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: cannot be read as JSON ({one_line(error, 120)}){advice}") from error
 
 
-def write_text(path: Path, text: str, option: str = "") -> None:
-    with replacing(path, option) as part:
+def write_text(path: Path, text: str, option: str = "", *, follow: bool = True) -> None:
+    with replacing(path, option, follow=follow) as part:
         part.write_text(text, encoding="utf-8", errors="backslashreplace")  # escaped as in JSON
 
 
-def write_json(path: Path, content: Any, *, indent: int | None = 1) -> None:
-    write_text(path, json.dumps(content, ensure_ascii=False, indent=indent) + "\n")
+def write_json(path: Path, content: Any, *, indent: int | None = 1, follow: bool = True) -> None:
+    write_text(path, json.dumps(content, ensure_ascii=False, indent=indent) + "\n", follow=follow)

@@ -13,6 +13,13 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+from captioning.errors import InputError
+
+_FOLDERS = frozenset({"checkpoints", "metrics", "samples", "wandb"})
+_FILE = re.compile(
+    r"config\.yaml|wandb_run\.json|\.lock|predictions\.jsonl|\w+_results\.json|(test|validate|val)_(metrics|captions)\.json"
+)
+
 
 class RunFolder:
     """RUNS/NAME, the folder of a training run. Any of its files may be missing."""
@@ -25,15 +32,28 @@ class RunFolder:
 
     @classmethod
     def of(cls, checkpoint: str | Path) -> RunFolder | None:
-        """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt, None for a file elsewhere.
+        """Return RUNS/NAME of RUNS/NAME/checkpoints/x.ckpt or of a link to it, None for a file elsewhere.
 
-        The path is relative if the folder is below the current one.
+        The path is relative if the folder is below the current one. A link inside a run's folder is not followed: it
+        would make another folder the run's.
         """
-        folder = Path(checkpoint).resolve().parent
-        if folder.name != "checkpoints":
+        named, target = Path(os.path.abspath(checkpoint)), Path(checkpoint).resolve()
+        folder = next((file.parent.parent for file in (named, target) if file.parent.name == "checkpoints"), None)
+        if folder is None:
             return None
-        below = folder.parent.is_relative_to(Path.cwd())
-        return cls(folder.parent.relative_to(Path.cwd()) if below else folder.parent)
+        here = next((here for here in (Path(os.path.abspath(".")), Path.cwd()) if folder.is_relative_to(here)), None)
+        return cls(folder if here is None else folder.relative_to(here))
+
+    @classmethod
+    def around(cls, file: Path) -> RunFolder | None:
+        """Return the run that a file belongs to, None for a file of the user's, wherever it lies."""
+        file = Path(os.path.realpath(file))
+        for folder in file.parents:
+            run = cls(folder)
+            if run.config.is_file() and run.checkpoints.is_dir():
+                first = file.relative_to(folder).parts[0]
+                return run if first in _FOLDERS or _FILE.fullmatch(file.name) else None
+        return None
 
     def checkpoint(self, name: str) -> Path:
         """Return the file of the ``best`` or the ``last`` checkpoint."""
@@ -43,12 +63,33 @@ class RunFolder:
         """Return whether a run has saved something here."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
+    def refuse_links(self) -> None:
+        """Refuse a folder that was sent with links in it, because the run would write where they lead.
+
+        The folder itself may be a link. Only wandb makes links inside, which stay inside.
+
+        Raises:
+            InputError: Names the link, or what is neither file nor folder, such as a pipe.
+        """
+        root = Path(os.path.realpath(self.path))
+        for folder, folders, files in os.walk(root):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                target = Path(os.path.realpath(path))
+                if path.is_symlink() and not (root / "wandb" in path.parents and target.is_relative_to(root)):
+                    raise InputError(f"{path}: is a link to {target}, through which a run does not write; remove it")
+                if path.exists() and not (path.is_file() or path.is_dir()):
+                    raise InputError(f"{path}: is no regular file; remove it")
+
     def claim(self) -> Claim | None:
         """Make the folder and lock it against other processes; None if another process has locked it.
 
         The lock ends with the process, however that ends.
+
+        Raises:
+            InputError: The folder has links in it.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        self.refuse_links()
         claim = Claim(self.path)
         if claim.held:
             return claim
@@ -66,7 +107,7 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._path = folder, folder / ".lock"
-        self._file = self._path.open("a")
+        self._file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666), "a")
         self.held = self._lock()
 
     def _lock(self) -> bool:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,8 @@ from PIL import Image, ImageOps
 PAD, START, END, UNK = range(4)
 SPECIALS = 4
 FIRST_IDEOGRAPH = "\u2e80"
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # for EPS Pillow would start Ghostscript
+CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # but tabs
 
 
 class Hypothesis(NamedTuple):
@@ -129,7 +132,7 @@ class OnnxCaptioner:
 def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
     """Return an image file as the encoder's input, (3, height, width) float32."""
     resize, crop = preprocessing["resize"], preprocessing["crop"]
-    with Image.open(path) as image:
+    with Image.open(path, formats=FORMATS) as image:
         if image.format == "JPEG":  # decoded at 1/2, 1/4 or 1/8 of its size if that is large enough
             scale = resize / min(image.size)
             image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
@@ -182,10 +185,15 @@ def main() -> None:
             what = " ".join(f"{type(error).__name__}: {error}".split())[:160]
             raise OSError(f"{folder}: is damaged, or was exported without --onnx ({what})") from error
     except OSError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(_printable(f"error: {error}"), file=sys.stderr)
         sys.exit(2)
     captioned = [_captioned(captioner, path, options, several=len(images) > 1) for path in images]
     sys.exit(0 if all(captioned) else 2)
+
+
+def _printable(text: str) -> str:
+    """Return text with control characters escaped, which would command the terminal; the words are a file's."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def _captioned(captioner: OnnxCaptioner, path: str, options: dict[str, Any], *, several: bool) -> bool:
@@ -193,9 +201,9 @@ def _captioned(captioner: OnnxCaptioner, path: str, options: dict[str, Any], *, 
     try:
         text = captioner(path, **options)
     except (OSError, Image.DecompressionBombError) as error:
-        print(f"error: {error}" if path in str(error) else f"error: {path}: {error}", file=sys.stderr)
+        print(_printable(f"error: {error}" if path in str(error) else f"error: {path}: {error}"), file=sys.stderr)
         return False
-    print(f"{path}\t{text}" if several else text, flush=True)
+    print(_printable(f"{path}\t{text}" if several else text), flush=True)
     return True
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from captioning.cli import compare as compare_runs
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
+from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.attributes import AttributeCount
 from captioning.files import replacing, write_json, write_text
@@ -38,9 +39,12 @@ def main(argv: list[str] | None = None) -> None:
     parser = script_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
     parser.add_argument(
-        "--readme", type=Path, metavar="FILE", help="write the captions of this demo into the README's examples"
+        "--readme",
+        type=OutputFile(""),
+        metavar="FILE",
+        help="write the captions of this demo into the README's examples",
     )
-    parser.add_argument("--overlay-config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
+    parser.add_argument("--overlay_config", help="one more YAML, such as configs/overlays/debug.yaml, to try things")
     args = parser.parse_args(argv)
 
     caption_a_photograph(args.runs)
@@ -168,7 +172,7 @@ def compare(runs: Path, names: list[str]) -> Path:
     return page
 
 
-_COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--checkpoint runs/demo/soft/.*\n"
+_COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--model runs/demo/soft/.*\n"
 
 
 def with_captions(readme: str, entry: dict[str, Any]) -> str:
@@ -204,8 +208,8 @@ def score_table(summary: dict[str, Any]) -> list[str]:
     rows = {"": [TITLES[name] for name in summary]}
     rows |= {name: [f"{entry[name]:.1f}" for entry in entries] for name in names}
     rows["of what is said"] = ["right of number (not said)"] * len(entries)
-    for name in entries[0]["attributes"]:
-        counts = [AttributeCount(**entry["attributes"][name]) for entry in entries]
+    for name in sorted({name for entry in entries for name in entry["attributes"]}):
+        counts = [AttributeCount(**entry["attributes"].get(name, {})) for entry in entries]
         rows[name] = [f"{count.accuracy:.1f} of {count.said} ({count.unsaid})" for count in counts]
     return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 
@@ -227,7 +231,7 @@ def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
         print(f"comparison    {page}   (open it in a browser)")
     checkpoint = next(iter(summary.values()))["checkpoint"]
     print("\nNext:")
-    print(f"  captioning caption YOUR_IMAGE.png --checkpoint {checkpoint} --overlay overlay.png")
+    print(f"  captioning caption YOUR_IMAGE.png --model {checkpoint} --overlay overlay.png")
     print("  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20")
     print("  captioning prepare coco --karpathy && captioning fit --config configs/coco_vgg19_soft.yaml")
 

@@ -250,7 +250,7 @@ def comparison(made: Path) -> Target:
     main = compare.main
 
     def run(folder: Path, draw: random.Random) -> None:
-        main(["a", "b", "--samples", "20", "--images", "2"])
+        main(["a", "b", "--resamples", "20", "--images", "2"])
 
     return Target(files, [name for name in files if name.startswith("b/")], run)
 
@@ -276,7 +276,7 @@ def checkpoints(made: Path) -> Target:
 def exports(made: Path) -> Target:
     made.mkdir(parents=True, exist_ok=True)
     checkpoint = save_checkpoint(made / "x.ckpt", settings=SETTINGS)
-    export.main([str(checkpoint), "--output", str(made / "e")])
+    export.main(["--model", str(checkpoint), "--output", str(made / "e")])
     files = contents(made / "e")
     return Target(files, [name for name in files if name != "README.md"], lambda folder, draw: load(folder), 1.5)
 
@@ -365,11 +365,11 @@ def commands(made: Path) -> Target:
 
 
 LINES = {
-    "caption_image": ["a.png", "--checkpoint", "x.ckpt", "--json", "o.json", "--beam_size", "2", "--max_length", "5"],
+    "caption_image": ["a.png", "--model", "x.ckpt", "--json", "o.json", "--beam_size", "2", "--max_length", "5"],
     "evaluate": ["--captions", "results.json", "--references", "references.json", "--split", "val"],
-    "export": ["x.ckpt", "--output", "e"],
+    "export": ["--model", "x.ckpt", "--output", "e"],
     "document_frequencies": ["--references", "references.json", "--output", "f.json"],
-    "compare_runs": ["r", "r", "--samples", "9", "--images", "1", "--seed", "3"],
+    "compare_runs": ["r", "r", "--resamples", "9", "--images", "1", "--seed", "3"],
 }
 
 

@@ -1,10 +1,14 @@
-"""Faults and the line by which a command refuses each. ``python tests/helpers_faults.py`` prints all of them."""
+"""Faults and the line by which a command refuses each. ``python tests/helpers_faults.py`` writes them into the docs.
+
+The table of docs/reliability.md is this one, which tests/test_faults_table.py checks.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +17,10 @@ from captioning.errors import exits_on_input_error
 
 MODULES = (
     *("test_faults_training", "test_kill_points", "test_faults_checkpoints", "test_faults_data"),
-    *("test_faults_readers", "test_faults_options"),
+    *("test_faults_readers", "test_faults_options", "test_sent_folders", "test_budgets"),
 )
+PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
+BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"
 
 
 @dataclass(frozen=True)
@@ -58,8 +64,22 @@ def rows() -> Iterator[Fault]:
                     yield from (value for param in mark.args[1] for value in param.values if isinstance(value, Fault))
 
 
-if __name__ == "__main__":
-    from helpers_faults import rows as faults_of_the_tests  # the tests know the class of that module, not of __main__
+def table() -> str:
+    """Return the table of all faults in Markdown."""
+    cells = [(row.what, row.sees or "-", str(row.code), row.kept) for row in dict.fromkeys(rows())]
+    lines = [
+        " | ".join(" ".join(cell.split()).replace("|", "\\|").replace("<", "&lt;") for cell in row) for row in cells
+    ]
+    head = ["fault | the line says | exit code | kept", "--- | --- | --- | ---"]
+    return "".join(f"| {line} |\n" for line in [*head, *lines])
 
-    for row in faults_of_the_tests():
-        print(f"{row.what}: {row.sees or '-'} (exit code {row.code}, kept: {row.kept})")
+
+def table_of_the_page() -> str:
+    return PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+
+
+if __name__ == "__main__":
+    from helpers_faults import table as table_of_the_tests  # the tests know the class of that module, not of __main__
+
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    PAGE.write_text(before + BEGIN + table_of_the_tests() + END + rest.partition(END)[2], encoding="utf-8")

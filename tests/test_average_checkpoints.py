@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,10 @@ def make(name: str, shift: float = 0.0, *, batches: int = 0, **options) -> Path:
 
 
 def main(*argv: object) -> None:
-    average.main([str(word) for word in argv])
+    """Average the checkpoints that come first in a command line."""
+    words = [str(word) for word in argv]
+    models = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
+    average.main([*(f"--model={model}" for model in models), *words[len(models) :]])
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:

@@ -209,7 +209,7 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
     monkeypatch.setattr(ShapesSource, "index", lambda self, split: splits.append(split) or index(self, split))
     source = {"class_path": "captioning.data.shapes.ShapesSource", "init_args": arguments}
     checkpoint = save_checkpoint(tmp_path / "best.ckpt", settings={"data": {"source": source}})
-    export([str(checkpoint), "--output", str(tmp_path / "exported"), "--calibrate"])
+    export(["--model", str(checkpoint), "--output", str(tmp_path / "exported"), "--calibrate"])
     assert splits == ["val"]
     assert "calibrated on 30 validation images; on 30 others" in capsys.readouterr().out
     report = json.loads((tmp_path / "exported/calibration.json").read_text())
@@ -218,7 +218,7 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
     assert 0 <= report["values"]["word_calibration_error"] <= 1 and report["commit"]
 
     photo = save_image(tmp_path / "photo.png", size=(48, 48))
-    caption_images([str(photo), "--checkpoint", str(tmp_path / "exported"), "--confidence"])
+    caption_images([str(photo), "--model", str(tmp_path / "exported"), "--confidence"])
     out, err = capsys.readouterr()
     words, confidence = out.rstrip("\n").split("\t")
     assert set(words.split()) <= set(WORDS) and 0 <= float(confidence) <= 1
@@ -227,17 +227,17 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
         "do not trust the caption\n"
     )
     shape = next((tmp_path / "shapes").rglob("val/**/*.png"))
-    caption_images([str(shape), "--checkpoint", str(tmp_path / "exported")])
+    caption_images([str(shape), "--model", str(tmp_path / "exported")])
     assert capsys.readouterr().err == ""
 
-    export([str(checkpoint), "--output", str(tmp_path / "exported")])
+    export(["--model", str(checkpoint), "--output", str(tmp_path / "exported")])
     assert not (tmp_path / "exported/calibration.json").exists()
 
 
 def test_confidence_needs_a_calibrated_model(tmp_path, capsys):
     photo, checkpoint = save_image(tmp_path / "photo.png"), save_checkpoint(tmp_path / "best.ckpt")
     with pytest.raises(SystemExit) as ended:
-        caption_images([str(photo), "--checkpoint", str(checkpoint), "--confidence"])
+        caption_images([str(photo), "--model", str(checkpoint), "--confidence"])
     assert ended.value.code == 2
     assert f"error: --confidence: {checkpoint} is not calibrated; see captioning export\n" == capsys.readouterr().err
 
@@ -245,7 +245,7 @@ def test_confidence_needs_a_calibrated_model(tmp_path, capsys):
 def test_calibrating_needs_the_data_settings_of_training(tmp_path, capsys):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
     with pytest.raises(SystemExit) as ended:
-        export([str(checkpoint), "--output", str(tmp_path / "exported"), "--calibrate"])
+        export(["--model", str(checkpoint), "--output", str(tmp_path / "exported"), "--calibrate"])
     assert ended.value.code == 2 and "--calibrate: the checkpoint names no data" in capsys.readouterr().err
     assert not (tmp_path / "exported").exists()
 
@@ -328,7 +328,7 @@ def test_a_trained_model_warns_of_a_photograph_and_hardly_of_images_like_its_own
     for name in ("best", "last"):
         capsys.readouterr()
         checkpoint = f"runs/tiny/checkpoints/{name}.ckpt"
-        caption_images(["--checkpoint", checkpoint, str(photo), *like, "--confidence"])
+        caption_images(["--model", checkpoint, str(photo), *like, "--confidence"])
         out, err = capsys.readouterr()
         assert len(out.splitlines()) == 61
         first, *others = err.splitlines()

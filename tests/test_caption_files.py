@@ -164,16 +164,16 @@ def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkey
     ("arguments", "message"),
     [
         (["--captions", "results.json"], "--captions needs --references"),
-        (["--checkpoint", "x.ckpt", "--references", "refs.json"], "--references goes with --captions"),
-        (["--checkpoint", "x.ckpt", "--tokenizer", "Characters"], "--tokenizer goes with --captions; a checkpoint has"),
+        (["--model", "x.ckpt", "--references", "refs.json"], "--references goes with --captions"),
+        (["--model", "x.ckpt", "--tokenizer", "Characters"], "--tokenizer goes with --captions; a checkpoint has"),
         (
             ["--captions", "results.json", "--references", "refs.json", "--beam_size", "3"],
-            "--beam_size goes with --checkpoint",
+            "--beam_size goes with --model",
         ),
         (["--captions", "results.json", "--references", "none.json"], "none.json: cannot be read"),
         (["--captions", "results.json", "--references", "refs.json", "--foo", "1"], "unrecognized arguments: --foo 1"),
-        (["--captions", "results.json", "--checkpoint", "x"], "not allowed with argument"),
-        (["--references", "refs.json"], "one of the arguments --checkpoint --captions is required"),
+        (["--captions", "results.json", "--model", "x"], "not allowed with argument"),
+        (["--references", "refs.json"], "one of the arguments --model --captions is required"),
     ],
 )
 def test_evaluate_refuses_options_that_do_not_go_together(folder, capsys, arguments, message):

@@ -54,34 +54,34 @@ def run(capsys, *arguments: object, code: int | None = None) -> tuple[list[str],
 
 
 def test_a_single_image_prints_its_caption_alone(capsys, checkpoint, folder):
-    (line,), err = run(capsys, folder / "b.png", "--checkpoint", checkpoint)
+    (line,), err = run(capsys, folder / "b.png", "--model", checkpoint)
     assert set(line.split()) <= set(WORDS)
     assert err == ""
 
 
 def test_several_images_print_a_path_a_tab_and_a_caption_each(capsys, checkpoint, folder):
     paths = [str(folder / "b.png"), str(folder / "a.JPG")]
-    lines, _ = run(capsys, *paths, "--checkpoint", checkpoint, "--batch_size", 1)
+    lines, _ = run(capsys, *paths, "--model", checkpoint, "--batch_size", 1)
     assert [line.split("\t")[0] for line in lines] == paths
-    alone = [run(capsys, path, "--checkpoint", checkpoint)[0][0] for path in paths]
+    alone = [run(capsys, path, "--model", checkpoint)[0][0] for path in paths]
     assert [line.split("\t")[1] for line in lines] == alone
 
 
 def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder):
-    lines, _ = run(capsys, folder, "--checkpoint", checkpoint)
+    lines, _ = run(capsys, folder, "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / name) for name in ("a.JPG", "b.png", "more/b.png")]
 
 
 def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n"))
-    lines, _ = run(capsys, "-", "--checkpoint", checkpoint)
+    lines, _ = run(capsys, "-", "--model", checkpoint)
     assert [line.split("\t")[0] for line in lines] == [str(folder / "b.png"), str(folder / "more" / "b.png")]
 
 
 def test_an_unreadable_image_among_many_costs_a_line_and_the_exit_code(capsys, checkpoint, folder):
     broken = folder / "broken.png"
     broken.write_bytes(b"nothing")
-    lines, err = run(capsys, folder, folder / "none.png", "--checkpoint", checkpoint, code=2)
+    lines, err = run(capsys, folder, folder / "none.png", "--model", checkpoint, code=2)
     assert len(lines) == 3
     first, second, last = err.splitlines()
     assert first.startswith(f"error: {broken}: cannot be read as an image")
@@ -90,14 +90,14 @@ def test_an_unreadable_image_among_many_costs_a_line_and_the_exit_code(capsys, c
 
 
 def test_a_single_unreadable_image_is_one_line(capsys, checkpoint, folder):
-    lines, err = run(capsys, folder / "none.png", "--checkpoint", checkpoint, code=2)
+    lines, err = run(capsys, folder / "none.png", "--model", checkpoint, code=2)
     assert (lines, err) == ([], f"error: {folder / 'none.png'}: no such image file\n")
 
 
 @pytest.mark.parametrize("name", ["new/attention.png", "attention.pdf"])
 def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp_path, name):
     target = tmp_path / "out" / name
-    run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--overlay", target)
+    run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", target)
     assert target.read_bytes()[:4] in (b"\x89PNG", b"%PDF")
     assert list(target.parent.iterdir()) == [target]
 
@@ -105,20 +105,25 @@ def test_the_overlay_of_a_single_image_is_a_file(capsys, checkpoint, folder, tmp
 def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, tmp_path):
     for style in ("color", "paper"):
         arguments = ["--overlay", tmp_path / f"{style}.png", "--style", style]
-        run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+        run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     color, paper = (np.asarray(Image.open(tmp_path / f"{style}.png").convert("RGB")) for style in ("color", "paper"))
     assert color.shape == paper.shape and (color != paper).any()
     scale = paper[-60:-20, 10:100].astype(int)  # of greys alone
-    assert np.ptp(scale, axis=2).max() == 0 and np.ptp(color[-60:-20, 10:100].astype(int), axis=2).max() > 100
+    assert np.ptp(scale, axis=2).max() == 0 and np.ptp(color[-60:-20, 10:100].astype(int), axis=2).max() > 40
 
 
 def test_a_marginal_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
     checkpoint = save_checkpoint(tmp_path / "marginal.ckpt", output=MarginalOutput(), search={"max_length": 4})
     targets = {name: tmp_path / f"x.{name}" for name in ("png", "svg", "html", "json")}
     for name in ("png", "svg"):
-        run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--overlay", targets[name])
+        run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", targets[name])
+    plain = targets["svg"].read_text()
+    run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", targets["svg"], "--details")
+    detailed = targets["svg"].read_text()
+    for text in ("before the word (prior)", "after the word (posterior)", "\u03b2", "at most"):  # matplotlib's comments
+        assert text in detailed and text not in plain
     arguments = ["--explorer", targets["html"], "--json", targets["json"]]
-    run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     (image,) = explorer_data(targets["html"])["images"]
     posteriors = json.loads(targets["json"].read_text())["posteriors"]
     for shown in image["runs"][0]["captions"]:  # of every caption of the beam
@@ -126,18 +131,17 @@ def test_a_marginal_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_
     np.testing.assert_allclose(
         image["runs"][0]["captions"][0]["attention"]["posterior"]["peaks"], np.max(posteriors, axis=1), rtol=1e-3
     )
-    assert "after the word (posterior)" in targets["svg"].read_text()  # matplotlib writes texts as comments
 
 
 def test_the_overlays_of_several_images_are_files_in_a_folder(capsys, checkpoint, folder, tmp_path):
-    run(capsys, folder, "--checkpoint", checkpoint, "--overlay", tmp_path / "attention", "--max_length", 2)
+    run(capsys, folder, "--model", checkpoint, "--overlay", tmp_path / "attention", "--max_length", 2)
     names = sorted(path.name for path in (tmp_path / "attention").iterdir())
     assert names == ["a.png", "b-2.png", "b.png"]
 
 
 def test_overlays_in_a_folder_can_be_pdf(capsys, checkpoint, folder, tmp_path):
     arguments = ["--overlay", tmp_path / "attention", "--overlay_format", "pdf", "--max_length", 2]
-    run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     assert [path.name for path in (tmp_path / "attention").iterdir()] == ["b.pdf"]
 
 
@@ -148,7 +152,7 @@ def explorer_data(path: Path) -> dict:
 
 def test_the_explorer_is_one_page_of_all_images_and_their_beams(capsys, checkpoint, folder, tmp_path):
     target = tmp_path / "new" / "explorer.html"
-    lines, _ = run(capsys, folder, "--checkpoint", checkpoint, "--explorer", target, "--batch_size", 2)
+    lines, _ = run(capsys, folder, "--model", checkpoint, "--explorer", target, "--batch_size", 2)
     assert list(target.parent.iterdir()) == [target]
     images = explorer_data(target)["images"]
     assert [image["name"] for image in images] == ["a.JPG", "b.png", "b.png"]
@@ -161,7 +165,7 @@ def test_the_explorer_is_one_page_of_all_images_and_their_beams(capsys, checkpoi
 def test_the_explorer_names_the_run_by_its_folder(capsys, folder, tmp_path):
     (tmp_path / "my_run" / "checkpoints").mkdir(parents=True)
     checkpoint = save_checkpoint(tmp_path / "my_run" / "checkpoints" / "best.ckpt", search={"max_length": 3})
-    run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--explorer", tmp_path / "explorer.html")
+    run(capsys, folder / "b.png", "--model", checkpoint, "--explorer", tmp_path / "explorer.html")
     assert explorer_data(tmp_path / "explorer.html")["runs"] == ["my_run"]
     assert "<title>Where my_run looks</title>" in (tmp_path / "explorer.html").read_text(encoding="utf-8")
 
@@ -170,24 +174,22 @@ def test_the_explorer_has_the_images_that_could_be_read_and_is_not_written_witho
     capsys, checkpoint, folder, tmp_path
 ):
     target = tmp_path / "explorer.html"
-    run(capsys, folder / "none.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    run(capsys, folder / "none.png", "--model", checkpoint, "--explorer", target, code=2)
     assert not target.exists()
-    run(capsys, folder / "none.png", folder / "b.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    run(capsys, folder / "none.png", folder / "b.png", "--model", checkpoint, "--explorer", target, code=2)
     assert [image["name"] for image in explorer_data(target)["images"]] == ["b.png"]
 
 
 def test_an_explorer_that_cannot_be_written_is_named(capsys, checkpoint, folder, tmp_path):
     (tmp_path / "file").write_text("")
     target = tmp_path / "file" / "explorer.html"
-    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--explorer", target, code=2)
+    _, err = run(capsys, folder / "b.png", "--model", checkpoint, "--explorer", target, code=2)
     assert err.startswith(f"error: --explorer {target}: cannot be written (")
 
 
 def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_path):
     target = tmp_path / "new" / "caption.json"
-    (line,), _ = run(
-        capsys, folder / "b.png", "--checkpoint", checkpoint, "--json", target, "--overlay", tmp_path / "x.png"
-    )
+    (line,), _ = run(capsys, folder / "b.png", "--model", checkpoint, "--json", target, "--overlay", tmp_path / "x.png")
     content = json.loads(target.read_text())
     assert content["caption"] == line == " ".join(content["words"])
     assert content["image"] == str(folder / "b.png")
@@ -200,13 +202,13 @@ def test_json_of_a_single_image_is_one_object(capsys, checkpoint, folder, tmp_pa
 
 
 def test_json_on_standard_output_takes_the_captions_place(capsys, checkpoint, folder):
-    lines, _ = run(capsys, folder, "--checkpoint", checkpoint, "--json", "-")
+    lines, _ = run(capsys, folder, "--model", checkpoint, "--json", "-")
     assert [Path(json.loads(line)["image"]).name for line in lines] == ["a.JPG", "b.png", "b.png"]
 
 
 def test_json_of_several_images_has_a_line_for_each_that_can_be_read(capsys, checkpoint, folder, tmp_path):
     (folder / "broken.png").write_bytes(b"nothing")
-    run(capsys, folder, "--checkpoint", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
+    run(capsys, folder, "--model", checkpoint, "--json", tmp_path / "x.jsonl", code=2)
     entries = [json.loads(line) for line in (tmp_path / "x.jsonl").read_text().splitlines()]
     assert [Path(entry["image"]).name for entry in entries] == ["a.JPG", "b.png", "b.png"]
 
@@ -223,7 +225,7 @@ def test_an_interrupted_json_keeps_the_old_file(capsys, checkpoint, folder, tmp_
         return save(content)
 
     monkeypatch.setattr(caption.json, "dumps", interrupted)
-    _, err = run(capsys, folder, "--checkpoint", checkpoint, "--json", target, code=130)
+    _, err = run(capsys, folder, "--model", checkpoint, "--json", target, code=130)
     assert target.read_text() == "old"
     assert err == "interrupted\n" and saved
     assert [path.name for path in tmp_path.glob("captions*")] == ["captions.jsonl"]
@@ -231,7 +233,7 @@ def test_an_interrupted_json_keeps_the_old_file(capsys, checkpoint, folder, tmp_
 
 def test_search_options_reach_the_search(capsys, checkpoint, folder):
     arguments = ["--beam_size", 2, "--length_normalization", 1, "--min_length", 4, "--max_length", 5, "--json", "-"]
-    (line,), _ = run(capsys, folder / "b.png", "--checkpoint", checkpoint, *arguments)
+    (line,), _ = run(capsys, folder / "b.png", "--model", checkpoint, *arguments)
     content = json.loads(line)
     assert 4 <= len(content["words"]) <= 5
     assert len(content["alternatives"]) == 1
@@ -239,7 +241,7 @@ def test_search_options_reach_the_search(capsys, checkpoint, folder):
 
 
 def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
-    arguments = [*[folder / "b.png"] * 6, "--checkpoint", checkpoint, "--sample", "--temperature", 9]
+    arguments = [*[folder / "b.png"] * 6, "--model", checkpoint, "--sample", "--temperature", 9]
     first, again, other = (run(capsys, *arguments, "--seed", seed)[0] for seed in (1, 1, 2))
     assert first == again != other
     assert len(set(first)) > 1
@@ -248,18 +250,18 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.png", "--checkpoint", "x", "--top_k", "3"], "--top_k has an effect only with --sample"),
-        (["x.png", "--checkpoint", "x", "--sample", "--beam_size", "3"], "--beam_size has no effect with --sample"),
-        (["x.png", "--checkpoint", "x", "--batch_size", "0"], "--batch_size: must be at least 1, got 0"),
-        (["x.png", "--checkpoint", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
-        (["x.png", "--checkpoint", "x", "--style", "paper"], "--style has an effect only with --overlay"),
-        (["x.png", "--checkpoint", "x", "--heads"], "--heads has an effect only with --overlay"),
-        (["x.png"], "--checkpoint"),
-        (["x.png", "--checkpoint", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
-        (["x.png", "y.png", "--checkpoint", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
-        (["x.png", "--checkpoint", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
-        (["x.png", "--checkpoint", "x", "--explorer", "e.pdf"], "--explorer e.pdf: must end in .html"),
-        (["empty", "--checkpoint", "x"], "empty: no image in this folder"),
+        (["x.png", "--model", "x", "--top_k", "3"], "--top_k has an effect only with --sample"),
+        (["x.png", "--model", "x", "--sample", "--beam_size", "3"], "--beam_size has no effect with --sample"),
+        (["x.png", "--model", "x", "--batch_size", "0"], "--batch_size: must be a whole number of at least 1, got '0'"),
+        (["x.png", "--model", "x", "--overlay_format", "pdf"], "only with --overlay FOLDER"),
+        (["x.png", "--model", "x", "--style", "paper"], "--style has an effect only with --overlay"),
+        (["x.png", "--model", "x", "--heads"], "--heads has an effect only with --overlay"),
+        (["x.png", "--model", "x", "--details"], "--details has an effect only with --overlay"),
+        (["x.png", "--model", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
+        (["x.png", "y.png", "--model", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
+        (["x.png", "--model", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
+        (["x.png", "--model", "x", "--explorer", "e.pdf"], "--explorer e.pdf: must end in .html"),
+        (["empty", "--model", "x"], "empty: no image in this folder"),
     ],
 )
 def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):
@@ -273,12 +275,12 @@ def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeyp
 
 def test_a_refused_option_leaves_no_file(capsys, checkpoint, folder, tmp_path):
     options = ["--json", tmp_path / "c.json", "--min_length", 99]
-    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, *options, code=2)
+    _, err = run(capsys, folder / "b.png", "--model", checkpoint, *options, code=2)
     assert "min_length must be in" in err and not list(tmp_path.glob("c.json*"))
 
 
 def test_cuda_where_there_is_none_is_refused(capsys, checkpoint, folder):
-    _, err = run(capsys, folder / "b.png", "--checkpoint", checkpoint, "--device", "cuda:99", code=2)
+    _, err = run(capsys, folder / "b.png", "--model", checkpoint, "--device", "cuda:99", code=2)
     assert err.startswith("error: device cuda:99: torch finds ")
 
 
@@ -291,14 +293,14 @@ def test_help_is_quick_and_has_an_example():
     )
     elapsed = time.monotonic() - start
     assert done.returncode == 0
-    assert "--checkpoint best.ckpt" in done.stdout
+    assert "--model best.ckpt" in done.stdout
     assert " torch" not in done.stderr
     assert elapsed < 5  # a tenth of a second where nothing else runs
 
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
-    command = f"{sys.executable} {CAPTION_IMAGE} {folder} --checkpoint {checkpoint} --batch_size 1 | head -n 1"
+    command = f"{sys.executable} {CAPTION_IMAGE} {folder} --model {checkpoint} --batch_size 1 | head -n 1"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == ""
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
@@ -307,13 +309,13 @@ def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):
     for mode, name in [("L", "grey.png"), ("RGBA", "clear.png"), ("CMYK", "print.jpg"), ("P", "few.gif")]:
         Image.new(mode, (17, 23), 100).save(tmp_path / name)
-    lines, err = run(capsys, tmp_path, "--checkpoint", checkpoint)
+    lines, err = run(capsys, tmp_path, "--model", checkpoint)
     assert (len(lines), err) == (4, "")
 
 
 def test_several_checkpoints_caption_together(capsys, checkpoint, folder, tmp_path):
     other = save_checkpoint(tmp_path / "other.ckpt", attention=HardAttention)
-    files = [folder / "b.png", "--checkpoint", checkpoint, "--checkpoint", other]
+    files = [folder / "b.png", "--model", checkpoint, "--model", other]
     (line,), _ = run(capsys, *files, "--json", tmp_path / "b.json", "--explorer", tmp_path / "page.html")
     caption = load([checkpoint, other]).caption(folder / "b.png")
     assert line == caption.text

@@ -42,7 +42,7 @@ def read_tested(folder: Path) -> list[dict]:
 def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     soft, hard = map(str, tested_pair)
     numbers = tested_pair[0].parent / "numbers.json"
-    compare_command.main([soft, hard, "--samples", "50", "--json", str(numbers), "--metric", "bleu1"])
+    compare_command.main([soft, hard, "--resamples", "50", "--json", str(numbers), "--metric", "bleu1"])
     out = capsys.readouterr().out
     for expected in (
         ONE_SEED,
@@ -76,7 +76,7 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
 
 def test_one_run_stands_beside_the_paper(tested_pair, tmp_path, capsys):
     compare_command.main(
-        [str(tested_pair[0]), "--paper", "coco", "--samples", "9", "--output", str(tmp_path / "x.html")]
+        [str(tested_pair[0]), "--paper", "coco", "--resamples", "9", "--output", str(tmp_path / "x.html")]
     )
     out = capsys.readouterr().out
     assert "25.0" in out and "24.3" in out  # hard's and soft's BLEU-4 in Table 1
@@ -88,7 +88,7 @@ def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tm
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["data"]["source"]["init_args"]["root"] = str(tmp_path / "gone")
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    compare_command.main([*map(str, tested_pair), "--samples", "9", "--output", str(tmp_path / "x.html")])
+    compare_command.main([*map(str, tested_pair), "--resamples", "9", "--output", str(tmp_path / "x.html")])
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
@@ -109,7 +109,7 @@ def test_images_are_found_in_a_data_set_without_a_test_split(tested_pair, tmp_pa
 def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
     (tested_pair[0] / "checkpoints/best.ckpt").unlink()
     (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
-    compare_command.main([*map(str, tested_pair), "--samples", "9"])
+    compare_command.main([*map(str, tested_pair), "--resamples", "9"])
     out = capsys.readouterr().out
     assert "No attention of soft: its checkpoint is missing." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
@@ -236,7 +236,7 @@ def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
 
 def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
     (tested_pair[1] / "test_captions.json").unlink()
-    compare_command.main([*map(str, tested_pair), "--samples", "9", "--images", "0"])
+    compare_command.main([*map(str, tested_pair), "--resamples", "9", "--images", "0"])
     out = capsys.readouterr().out
     assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {tested_pair[1]}" in out
 
@@ -257,7 +257,9 @@ def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message)
     assert message in line
 
 
-@pytest.mark.parametrize("argv", [["--samples", "0"], ["--images", "-1"], ["--samples", "x"], ["--metric", "cider"]])
+@pytest.mark.parametrize(
+    "argv", [["--resamples", "0"], ["--images", "-1"], ["--resamples", "x"], ["--metric", "cider"]]
+)
 def test_options_out_of_range_are_refused(capsys, argv):
     with pytest.raises(SystemExit) as left:
         compare_command.main(["a", "b", *argv])
@@ -474,7 +476,18 @@ def test_a_folder_stands_for_its_runs_in_order_and_the_first_one_given_is_not_th
     page = soft.parent.parent / "folder.html"
     numbers = page.with_suffix(".json")
     compare_command.main(
-        [str(soft), str(soft.parent), "--samples", "9", "--images", "0", "--output", str(page), "--json", str(numbers)]
+        [
+            str(soft),
+            str(soft.parent),
+            "--resamples",
+            "9",
+            "--images",
+            "0",
+            "--output",
+            str(page),
+            "--json",
+            str(numbers),
+        ]
     )
     assert json.loads(numbers.read_text())["runs"] == ["soft", "hard"]
 
@@ -489,7 +502,7 @@ def test_runs_without_captions_are_tested_first_if_that_is_asked_for(tested_pair
         captions.write_text(content)
 
     monkeypatch.setattr("captioning.cli.commands.Commands.run", run)
-    compare_command.main([*map(str, tested_pair), "--samples", "9", "--images", "0", "--test"])
+    compare_command.main([*map(str, tested_pair), "--resamples", "9", "--images", "0", "--test"])
     best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
     assert commands == [("hard", ["-m", "captioning", "test", "--ckpt_path", best])]
     assert "has no captions" not in capsys.readouterr().out
@@ -616,5 +629,5 @@ def test_without_the_library_the_option_says_what_to_install(tested_pair, monkey
 
 
 def test_every_score_may_be_the_metric():
-    (metric,) = [action for action in compare_command._parser()._actions if action.dest == "metric"]
+    (metric,) = [action for action in compare_command.parser()._actions if action.dest == "metric"]
     assert metric.choices == NAMES

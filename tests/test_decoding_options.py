@@ -132,7 +132,7 @@ def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, me
 def test_the_command_prints_every_sample_of_every_image(images, captioners, tmp_path, capsys):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
     options = ["--samples", "4", "--diverse", "2", "--diversity", "1.5", "--no_repeat_ngram", "2", "--prefix", WORDS[1]]
-    main([*map(str, images[:2]), "--checkpoint", str(checkpoint), *options])
+    main([*map(str, images[:2]), "--model", str(checkpoint), *options])
     captions = captioners["soft"].caption(
         images[:2], samples=4, diverse=2, diversity=1.5, no_repeat_ngram=2, prefix=WORDS[1]
     )
@@ -151,6 +151,6 @@ def test_the_command_prints_every_sample_of_every_image(images, captioners, tmp_
 def test_the_command_refuses_what_cannot_be_met_in_one_line(images, tmp_path, capsys, options, message):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
     with pytest.raises(SystemExit) as ended:
-        main([str(images[0]), "--checkpoint", str(checkpoint), *options])
+        main([str(images[0]), "--model", str(checkpoint), *options])
     out, err = capsys.readouterr()
     assert ended.value.code == 2 and message in err and not out and "Traceback" not in err

@@ -127,9 +127,9 @@ def test_the_site_is_searched_and_its_tables_are_sorted_when_it_is_opened_from_d
 
 
 def test_the_tables_of_the_configurations_are_those_that_the_configurations_give():
-    generator = runpy.run_path(str(DOCS / "_site/configs_table.py"))
+    generator = runpy.run_path(str(DOCS / "_site/models_table.py"))
     page = generator["PAGE"].read_text(encoding="utf-8")
-    assert generator["filled"](page) == page, "run python docs/_site/configs_table.py"
+    assert generator["filled"](page) == page, "run python docs/_site/models_table.py"
     assert all(f"[`{path.stem}`]" in page for path in (ROOT / "configs").glob("*.yaml"))
 
 
@@ -174,7 +174,7 @@ def test_troubleshooting_quotes_messages_that_the_code_has():
         "cached features are not finite",
         "out of memory",
         "import the module that defines it first (--import)",
-        "no features; run captioning extract with --splits",
+        "no features; run captioning extract with --split",
         "features of another encoder",
         "no Java runtime",
         "pycocoevalcap lacks",
@@ -203,3 +203,9 @@ def test_the_recipe_of_a_source_reads_its_folder(tmp_path, monkeypatch):
     assert len(train) > len(splits["val"]) > 0
     assert train.captions[0] == "a dog number 0" and train.captions[1] == "one dog"
     train.check_images()
+
+
+@pytest.mark.parametrize("picture", sorted((DOCS / "images").glob("*.png")), ids=lambda path: path.name)
+def test_a_picture_has_true_colour(picture):
+    with Image.open(picture) as image:
+        assert image.mode in ("RGB", "RGBA")  # a palette of 256 colours shows bands

@@ -5,10 +5,14 @@ Each would leave a file named ``marker`` if what is in it ran. docs/reliability.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import itertools
 import json
 import os
 import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +23,11 @@ from helpers_runs import TINY, edit_checkpoint
 
 from captioning.captioner import load
 from captioning.cli import caption, evaluate
+from captioning.cli.allowed_values import checked_component, checked_plain
 from captioning.cli.build import build
 from captioning.cli.fit import main
-from captioning.cli.foreign_settings import checked_component, checked_plain
+from captioning.cli.foreign_settings import resume_settings
+from captioning.cli.parser import CommandLineParser
 from captioning.component import import_modules
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource, ShapesSource
 from captioning.encoders import Encoder, TimmEncoder
@@ -77,8 +83,8 @@ def workdir(trained, tmp_path, monkeypatch) -> Path:
 def put(settings: dict[str, Any], place: str, value: Any) -> None:
     *groups, name = place.split(".")
     for group in groups:
-        settings = settings[group]
-    settings[name] = value
+        settings = settings[int(group) if isinstance(settings, list) else group]
+    settings[int(name) if isinstance(settings, list) else name] = value
 
 
 def edit_run(place: str, value: Any) -> None:
@@ -187,7 +193,7 @@ def test_settings_inside_a_checkpoint_run_nothing(workdir, capsys, monkeypatch, 
     monkeypatch.syspath_prepend(str(workdir))
     leave_bait()
     edit_settings_inside(place, value)
-    assert CHECKPOINT in refused(capsys, evaluate.main, ["--checkpoint", CHECKPOINT])
+    assert CHECKPOINT in refused(capsys, evaluate.main, ["--model", CHECKPOINT])
 
 
 @each(HOSTILE_PARTS)
@@ -209,6 +215,68 @@ def test_config_of_a_run_folder_runs_nothing_in_a_resumed_run(workdir, capsys, m
     assert f"{RUN}/config.yaml" in line and "--config" in line
 
 
+def leaves_of(settings: Any, place: str = "") -> Iterator[str]:
+    """Yield the places of all values, and of the mappings and lists that they are in."""
+    if place:
+        yield place
+    settings = dict(enumerate(settings)) if isinstance(settings, list) else settings
+    items = settings.items() if isinstance(settings, dict) else ()
+    for name, value in items:
+        yield from leaves_of(value, f"{place}.{name}".lstrip("."))
+
+
+# Every way in which jsonargparse finds a class or a file in a value
+BAITS: list[Any] = ["sent.payload.X", {"class_path": "sent.payload.X"}, {"a": "payload.X"}, ["payload.X"]]
+BAITS += ["bait", "sent/bait.yaml"]
+
+
+def test_no_value_of_a_config_imports_a_file_of_its_folder(workdir, monkeypatch):
+    """``--import`` puts the working directory on the path, from where every file of the folder can be imported."""
+    monkeypatch.syspath_prepend(str(workdir))
+    monkeypatch.setattr(sys, "path", [str(workdir / "sent"), *sys.path])
+    Path("sent").mkdir()
+    Path("sent/payload.py").write_text("open('marker', 'w')\nclass X: pass\ndef f(*args): pass\n")
+    for file in ("bait", "sent/bait.yaml"):
+        Path(file).write_text(yaml.safe_dump({"class_path": "sent.payload.X"}))
+    path = Path(RUN, "config.yaml")
+    settings = yaml.safe_load(path.read_text())
+    settings["trainer"]["callbacks"] += [
+        {"class_path": "pytorch_lightning.callbacks.RichProgressBar", "init_args": {"theme": {"time": "dim"}}},
+        {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val/nll"}},
+    ]
+    settings["model"] |= {"scheduled_sampling": None, "self_critical": None}
+    settings["model"]["optimizer"]["init_args"]["lr"] = 0.01
+    places = list(leaves_of(settings))
+    assert len(places) > 150
+    parse = command_parser(monkeypatch)
+    honest, parsed = json.dumps(resume_settings(settings, path)), 0
+    for place, bait in itertools.product(places, BAITS):
+        hostile = copy.deepcopy(settings)
+        put(hostile, place, bait)
+        with contextlib.suppress(InputError):
+            chosen = json.dumps(resume_settings(hostile, path))
+            if chosen != honest:
+                parsed += 1
+                parse(chosen)
+        assert not Path("marker").exists(), f"{place}: {bait}"
+    assert 50 < parsed < len(places) * len(BAITS) / 2
+
+
+def command_parser(monkeypatch) -> Callable[[str], Any]:
+    """Return a function that parses settings as ``captioning fit`` does, with one parser, which saves minutes."""
+    parse_args, parsers = CommandLineParser.parse_args, []
+
+    def keep(parser: CommandLineParser, args: Any = None, *others: Any, **options: Any) -> Any:
+        parsers.append(parser)
+        return parse_args(parser, args, *others, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CommandLineParser, "parse_args", keep)
+        with pytest.raises(SystemExit):
+            main(["fit", "--config", "tiny.yaml", "--print_config"])
+    return lambda settings: parsers[0].parse_args(["fit", "--config", settings])
+
+
 def test_evaluations_take_nothing_of_training(workdir, capsys):
     for place, value in HOSTILE_TRAINING.values():
         edit_run(place, value)
@@ -217,7 +285,7 @@ def test_evaluations_take_nothing_of_training(workdir, capsys):
     cli = main(["test", "--ckpt_path", CHECKPOINT])
     assert Path(RUN, "test_metrics.json").is_file() and not Path("elsewhere").exists()
     assert cli.config["test"].trainer.callbacks is None
-    evaluate.main(["--checkpoint", CHECKPOINT])
+    evaluate.main(["--model", CHECKPOINT])
     assert "BLEU-1" in capsys.readouterr().out
     assert not Path("marker").exists()
 
@@ -338,7 +406,7 @@ def test_a_module_that_the_user_imports_by_name_may_be_used(workdir, capsys, mon
     main(["fit", "--config", "own/mine.yaml", "--import", "own_score_of_doors"])
     checkpoint = "runs/mine/checkpoints/last.ckpt"
     main(["test", "--ckpt_path", checkpoint, "--import=own_score_of_doors"])
-    evaluate.main(["--checkpoint", checkpoint, "--import", "own_score_of_doors"])
+    evaluate.main(["--model", checkpoint, "--import", "own_score_of_doors"])
     assert type(load(checkpoint).captioner.decoder.attention.score).__name__ == "OwnScore"
 
 
@@ -451,7 +519,7 @@ def test_an_image_that_is_captioned_is_never_replaced(workdir, capsys, monkeypat
         images = "-"
         out = Path("photos") if option == "--overlay" else out
         monkeypatch.setattr(sys, "stdin", iter([f"{photo}\n"]))
-    arguments = [images, "--checkpoint", CHECKPOINT, option, str(out)]
+    arguments = [images, "--model", CHECKPOINT, option, str(out)]
     line = refused(capsys, caption.main, arguments)
     assert "is an input" in line and photo.read_bytes() == before
 
@@ -459,6 +527,6 @@ def test_an_image_that_is_captioned_is_never_replaced(workdir, capsys, monkeypat
 def test_a_checkpoint_is_never_replaced_by_what_is_made_with_it(workdir, capsys):
     before = Path(CHECKPOINT).read_bytes()
     image = "shapes/test/000001.png"
-    refused(capsys, caption.main, [image, "--checkpoint", CHECKPOINT, "--json", CHECKPOINT])
-    refused(capsys, evaluate.main, ["--checkpoint", CHECKPOINT, "--measurement", CHECKPOINT])
+    refused(capsys, caption.main, [image, "--model", CHECKPOINT, "--json", CHECKPOINT])
+    refused(capsys, evaluate.main, ["--model", CHECKPOINT, "--json", CHECKPOINT])
     assert Path(CHECKPOINT).read_bytes() == before

@@ -48,7 +48,7 @@ def trained(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["demo.py"])
         patch.chdir(folder)
-        load_script("demo").main(["--overlay-config", "tiny.yaml"])
+        load_script("demo").main(["--overlay_config", "tiny.yaml"])
     return folder
 
 
@@ -66,19 +66,21 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     for key in ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy"):
         assert 0 <= entry[key] <= 100
     assert entry["seconds"] > 0
+    assert entry["attributes"]["shape"].keys() == {"right", "said", "unsaid"}
     assert Path(entry["checkpoint"]).is_file()
     with Image.open(entry["overlay"]) as figure:
         assert min(figure.size) > 100
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
 
-    shown = "$ captioning caption {} \\\n --checkpoint runs/demo/soft/checkpoints/best.ckpt\n{}\n"
-    Path("README.md").write_text(shown.format(entry["image"], "of another demo"))
-    load_script("demo").main(["--overlay-config", "tiny.yaml", "--readme", "README.md"])
+    shown = "$ captioning caption {} \\\n --model runs/demo/soft/checkpoints/best.ckpt\n{}\n# expected: {}\n"
+    image, example = next(iter(entry["examples"].items()))
+    Path("README.md").write_text(shown.format(image, "of another demo", "something else"))
+    load_script("demo").main(["--overlay_config", "tiny.yaml", "--readme", "README.md"])
     assert "Next:" in capsys.readouterr().out
-    caption_command.main([entry["image"], "--checkpoint", entry["checkpoint"], "--device", "cpu"])
+    caption_command.main([image, "--model", entry["checkpoint"], "--device", "cpu"])
     caption = capsys.readouterr().out.strip()
-    assert Path("README.md").read_text() == shown.format(entry["image"], caption)
+    assert Path("README.md").read_text() == shown.format(image, caption, example["expected"])
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 
@@ -86,7 +88,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
 def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):
     checkpoint = str(demo / "soft/checkpoints/best.ckpt")
     measurement = demo / "measured.json"
-    evaluate.main(["--checkpoint", checkpoint, "--split", "val", "--beam_size", "2", "--measurement", str(measurement)])
+    evaluate.main(["--model", checkpoint, "--split", "val", "--beam_size", "2", "--json", str(measurement)])
     written = json.loads(measurement.read_text())
     assert written["split"] == "val" and written["images"] == 2 and written["search"]["beam_size"] == 2
     assert (
@@ -101,6 +103,6 @@ def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, 
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (70, 50), "teal").save("new.png")
     capsys.readouterr()
-    caption_command.main(["new.png", "--checkpoint", str(checkpoint), "--overlay", "seen.png"])
+    caption_command.main(["new.png", "--model", str(checkpoint), "--overlay", "seen.png"])
     assert len(capsys.readouterr().out.strip().splitlines()) == 1
     assert Path("seen.png").is_file()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from captioning.captioner import load
 from captioning.cells import CellGrid
-from captioning.cli import evaluate
+from captioning.cli import evaluate, export
 from captioning.cli.fit import main
 from captioning.data.objects import GroundedObject
 from captioning.encoders import Encoder
@@ -71,9 +71,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
     main(["test", "--ckpt_path", CHECKPOINT])
     own = Path("runs/tiny/test_metrics.json").read_bytes()
     capsys.readouterr()
-    evaluate.main(
-        ["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml", "--measurement", "measured.json"]
-    )
+    evaluate.main(["--model", CHECKPOINT, "--split", "val", "--data", "pets.yaml", "--json", "measured.json"])
     printed = capsys.readouterr().out
     assert "val split, 2 images" in printed and "correctness     uniform      centre" in printed
     assert Path("runs/tiny/test_metrics.json").read_bytes() == own
@@ -90,7 +88,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
 
 
 def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):
-    evaluate.main(["--checkpoint", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
+    evaluate.main(["--model", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
     captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
     model = load(CHECKPOINT)
     for (name, (top, bottom, left, right), texts), entry in zip(PICTURES, captions, strict=True):
@@ -114,7 +112,7 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
     other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
     main(["fit", "--config", "tiny.yaml", *other])
     both = [CHECKPOINT, "runs/other/checkpoints/last.ckpt"]
-    evaluate.main(["--checkpoint", *both, "--split", "val", "--measurement", "both.json"])
+    evaluate.main([*(f"--model={each}" for each in both), "--split", "val", "--json", "both.json"])
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     assert Path("runs/tiny/test_metrics.json").read_bytes() == own
     (caption,) = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
@@ -125,12 +123,12 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
     assert caption["log_prob"] not in [pytest.approx(score, rel=1e-4) for score in alone]
     measured = json.loads(Path("both.json").read_text())
     assert measured["search"]["ensemble"] == both
-    nll = [evaluate_nll("--checkpoint", checkpoint) for checkpoint in both]
+    nll = [evaluate_nll("--model", checkpoint) for checkpoint in both]
     assert measured["values"]["nll"] < sum(nll) / 2  # Jensen: the mean of probabilities beats the mean of logarithms
 
 
 def evaluate_nll(*arguments: str) -> float:
-    evaluate.main([*arguments, "--split", "val", "--measurement", "one.json"])
+    evaluate.main([*arguments, "--split", "val", "--json", "one.json"])
     return json.loads(Path("one.json").read_text())["values"]["nll"]
 
 
@@ -146,13 +144,26 @@ def test_an_ensemble_that_cannot_be_is_refused(workdir, arguments, message):
         main(arguments)
 
 
-@pytest.mark.parametrize("name", ["exported", "hf:owner/name"])
-def test_scores_need_what_training_saved(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.chdir(tmp_path)
-    Path("exported").mkdir()
+def test_an_exported_model_is_scored_as_its_checkpoint_is_and_its_folder_stays_as_it_is(workdir, capsys):
+    export.main(["--model", CHECKPOINT, "--output", "exported"])
+    files = {path: path.read_bytes() for path in Path("exported").iterdir()}
+    capsys.readouterr()
+    evaluate.main(["--model", "exported", "--split", "val", "--device", "cpu", "--json"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["values"]["nll"] == evaluate_nll("--model", CHECKPOINT)  # JSON alone, without FILE
+    assert "val split, 1 images" in err and "BLEU-4" in err
+    assert {path: path.read_bytes() for path in Path("exported").iterdir()} == files
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [(["--device", "tpu"], "--device tpu: is not known"), (["--model", "hf:nobody"], "hf:nobody")],
+)
+def test_options_that_cannot_be_used_are_one_line(workdir, capsys, options, message):
     with pytest.raises(SystemExit):
-        evaluate.main(["--checkpoint", name])
-    assert f"error: --checkpoint {name}: scores need what training saved, a FILE.ckpt" in capsys.readouterr().err
+        evaluate.main(["--model", CHECKPOINT, *options])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
 
 
 @torch.inference_mode()

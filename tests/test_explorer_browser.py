@@ -263,7 +263,7 @@ def test_the_keyboards_focus_stays_where_it_was_when_words_are_pinned(visit):
     assert page.evaluate(focused) == "dog"
 
 
-def test_the_value_scale_ends_at_the_maps_maximum_and_marks_even_attention(visit):
+def test_the_value_scale_ends_at_the_median_map_and_marks_even_attention(visit):
     page = visit()
     word(page, "soft", "brown").hover()
     page.locator('.style[data-style="cells"]').click()
@@ -279,9 +279,11 @@ def test_the_value_scale_ends_at_the_maps_maximum_and_marks_even_attention(visit
 
 @pytest.mark.parametrize("style", ["smooth", "cells"])
 def test_all_words_of_a_caption_have_one_scale(visit, style):
-    alphas = peaked([5, 5])
-    alphas[1] = 0.2 * alphas[0] + 0.8 / CELLS
-    page = visit(explorer_page([explored(run_captions("soft", "cat of", alphas=alphas, grid_size=GRID), view=grey())]))
+    alphas = peaked([5, 5, 5])
+    alphas[2] = 0.2 * alphas[0] + 0.8 / CELLS
+    page = visit(
+        explorer_page([explored(run_captions("soft", "a cat of", alphas=alphas, grid_size=GRID), view=grey())])
+    )
     page.locator(f'.style[data-style="{style}"]').click()
     ends, heights = [], []
     for text in ("cat", "of"):

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from captioning.captioner import load
 from captioning.cli import export as export_command
+from captioning.cli import model_card
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.records import write_evaluation
@@ -40,7 +41,7 @@ def run(tmp_path):
 
 def export(run, *options):
     target = run.parent.parent / "exported"
-    export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
+    export_command.main(["--model", str(run / "checkpoints/best.ckpt"), "--output", str(target), *options])
     return target
 
 
@@ -99,9 +100,23 @@ def test_the_card_has_no_scores_of_another_checkpoint_of_the_run(run):
         assert ("Test split, 20 images; beam_size 2." in text) == shown and ("It was not tested" in text) != shown
 
 
+def test_notes_replace_the_sections_of_the_card_that_they_have_and_add_the_others(run, tmp_path, capsys):
+    notes = tmp_path / "notes.md"
+    notes.write_text("# Mine\n\nA captioner.\n\n## Limits\n\nIt has seen no cat.\n\n## Thanks\n\nTo all.\n")
+    text = (export(run, "--license", "other", "--notes", str(notes)) / "README.md").read_text()
+    assert (
+        text.startswith("---\nlibrary_name: captioning\n") and "license: other\n---\n\n# Mine\n\nA captioner.\n" in text
+    )
+    assert "# mine" not in text and text.count("## Limits\n\nIt has seen no cat.\n\n## Licence") == 1
+    assert text.endswith("## Thanks\n\nTo all.\n") and "## Scores\n\nTest split" in text
+    with pytest.raises(SystemExit):
+        export(run, "--notes", str(tmp_path / "none.md"))
+    assert "--notes" in (error := capsys.readouterr().err) and "none.md: cannot be read" in error
+
+
 def test_a_card_without_a_test_says_so(tmp_path):
     checkpoint = save_checkpoint(tmp_path / "best.ckpt")
-    export_command.main([str(checkpoint), "--output", str(tmp_path / "out")])
+    export_command.main(["--model", str(checkpoint), "--output", str(tmp_path / "out")])
     text = (tmp_path / "out/README.md").read_text()
     assert "It was not tested" in text and "settings were not saved" in text and "not stated" in text
 
@@ -216,10 +231,10 @@ def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(r
 
 def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
-        export_command.main([str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
+        export_command.main(["--model", str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])
     assert "is a file; give a folder" in capsys.readouterr().err
 
 
 def test_settings_of_any_kind_make_a_card():
     settings = {"model": "x", "trainer": ["y"], "data": {"source": {"class_path": 3, "init_args": "z"}}}
-    assert "| data | 3 |" in export_command._training(settings)
+    assert "| data | 3 |" in model_card._training(settings)

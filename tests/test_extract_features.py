@@ -118,13 +118,13 @@ def test_mirrored_training_images_are_written_beside_the_others_and_resume_too(c
     assert after.keys() - before.keys() == new
     assert before.items() <= after.items()
     with pytest.raises(SystemExit):
-        run(config, tmp_path, "--flipped", "--splits", "val")
+        run(config, tmp_path, "--flipped", "--split", "val")
     assert "--flipped: only training images are mirrored" in capsys.readouterr().err
 
 
 def test_workers_give_the_same_features(config, tmp_path):
-    alone = run(config, tmp_path, "--splits", "val")
-    together = run(config, tmp_path, "--splits", "val", "--num_workers", "2", out="together")
+    alone = run(config, tmp_path, "--split", "val")
+    together = run(config, tmp_path, "--split", "val", "--num_workers", "2", out="together")
     assert contents(alone) == contents(together)
     assert not (alone / "train").exists()
 
@@ -137,7 +137,7 @@ def small_shards(monkeypatch) -> None:
 
 @pytest.mark.usefixtures("small_shards")
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path, capsys, monkeypatch):
-    whole = run(config, tmp_path, "--splits", "train", out="whole")
+    whole = run(config, tmp_path, "--split", "train", out="whole")
     write = FeatureWriter.write
 
     def interrupted(self, annotations):
@@ -148,10 +148,10 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(config, tmp_path
     with monkeypatch.context() as patch:
         patch.setattr(FeatureWriter, "write", interrupted)
         with pytest.raises(SystemExit) as ended:
-            run(config, tmp_path, "--splits", "train", "--batch_size", "1")
+            run(config, tmp_path, "--split", "train", "--batch_size", "1")
     assert ended.value.code == 130
     assert "train: stopped at 4 of 5; the same command resumes here" in capsys.readouterr().out
-    out = run(config, tmp_path, "--splits", "train")
+    out = run(config, tmp_path, "--split", "train")
     assert "4 done already" in capsys.readouterr().out
     assert contents(out) == contents(whole)
 
@@ -191,7 +191,7 @@ def test_two_processes_write_one_cache_at_the_same_time(config, tmp_path):
 
     def start(out: str, *options: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-c", _SHARED, str(SCRIPTS / "extract_features.py"), "--config", "config.yaml"]
-        command += ["--splits", "train", "--output", out, "--batch_size", "2", "--num_workers", "0", "--device", "cpu"]
+        command += ["--split", "train", "--output", out, "--batch_size", "2", "--num_workers", "0", "--device", "cpu"]
         return subprocess.Popen([*command, *options], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
 
     processes = [start("shared", "--shard", f"{number}/2") for number in range(2)]

@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_refused_everywhere(workdir, capsys, fault, case
 
 
 LOADED = {
-    Fault("a checkpoint whose `hidden_dim` is 100,000", "weights are too few for; it was edited"): edited(
+    Fault("a checkpoint whose `hidden_dim` is 100,000", "hidden_dim must be in 1 .. 65536, got 100000"): edited(
         lambda content: content["captioning"]["decoder"]["init_args"].update(hidden_dim=100_000)
     ),
     Fault("a checkpoint whose encoder's argument is a tensor", "channels is a Tensor, no plain data"): edited(

@@ -82,7 +82,7 @@ def test_an_image_that_cannot_be_read_costs_itself_alone(tmp_path, capsys, check
     arguments = [
         str(bad),
         str(good),
-        "--checkpoint",
+        "--model",
         checkpoint,
         "--json",
         str(outputs[0]),
@@ -104,7 +104,7 @@ def test_an_overlay_that_cannot_be_written_costs_itself_alone(tmp_path, capsys, 
     for name in "abc":
         save_image(tmp_path / f"{name}.png", ord(name))
     (tmp_path / "out" / "b.png").mkdir(parents=True)
-    arguments = [*(str(tmp_path / f"{name}.png") for name in "abc"), "--checkpoint", checkpoint]
+    arguments = [*(str(tmp_path / f"{name}.png") for name in "abc"), "--model", checkpoint]
     with pytest.raises(SystemExit) as ended:
         caption.main([*arguments, "--overlay", str(tmp_path / "out"), "--json", str(tmp_path / "o.json")])
     err = capsys.readouterr().err.splitlines()

@@ -357,21 +357,21 @@ def test_options_of_sampling_have_their_ranges(fault, case):
 
 
 SCRIPT_OPTIONS = {
-    Fault("`compare_runs.py --samples 1000000000`", "must be a whole number in 1 .. 1000000"): (
+    Fault("`compare_runs.py --resamples 1000000000`", "must be a whole number in 1 .. 1000000"): (
         "compare_runs",
-        ["a", "b", "--samples", "1000000000"],
+        ["a", "b", "--resamples", "1000000000"],
     ),
     Fault("`compare_runs.py --images -1`", "argument --images: must be a whole number"): (
         "compare_runs",
         ["a", "b", "--images", "-1"],
     ),
-    Fault("`caption_image.py --beam_size 0`", "argument --beam_size: must be at least 1"): (
+    Fault("`caption_image.py --beam_size 0`", "argument --beam_size: must be a whole number of at least 1"): (
         "caption_image",
-        ["x.png", "--checkpoint", "x.ckpt", "--beam_size", "0"],
+        ["x.png", "--model", "x.ckpt", "--beam_size", "0"],
     ),
     Fault("a script's option that there is not", "unrecognized arguments: --beams 3"): (
         "caption_image",
-        ["x.png", "--checkpoint", "x.ckpt", "--beams", "3"],
+        ["x.png", "--model", "x.ckpt", "--beams", "3"],
     ),
 }
 

@@ -219,7 +219,7 @@ def damaged_array(folder: Path) -> None:
 
 
 FEATURES: dict[Fault, Callable[[Path], Any]] = {
-    Fault("features that were never extracted", "no features; run captioning extract with --splits"): (
+    Fault("features that were never extracted", "no features; run captioning extract with --split"): (
         lambda folder: (folder / "val.json").unlink()
     ),
     Fault("features that are not finished", "finish them with captioning extract"): (
@@ -362,7 +362,7 @@ EXPORTS: dict[Fault, Callable[[Path], Any]] = {
 
 @faults(EXPORTS)
 def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, capsys, fault, case):
-    export.main([str(checkpoint), "--output", str(tmp_path / "e")])
+    export.main(["--model", str(checkpoint), "--output", str(tmp_path / "e")])
     case(tmp_path / "e")
     says(fault, load, tmp_path / "e")
 
@@ -455,13 +455,13 @@ SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
     ),
     Fault("references without captions to score", "--references goes with --captions"): (
         "evaluate",
-        lambda folder: ["--checkpoint", "x.ckpt", "--references", "x.json"],
+        lambda folder: ["--model", "x.ckpt", "--references", "x.json"],
     ),
     Fault("captions to score without references", "--captions needs --references"): (
         "evaluate",
         lambda folder: ["--captions", "x.json"],
     ),
-    Fault("a beam for captions that are given", "--beam_size goes with --checkpoint, not with --captions"): (
+    Fault("a beam for captions that are given", "--beam_size goes with --model, not with --captions"): (
         "evaluate",
         lambda folder: ["--captions", "x.json", "--references", "y.json", "--beam_size", "3"],
     ),
@@ -469,12 +469,12 @@ SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
         "caption_image",
         lambda folder: [
             str(save_image(folder / "x.png")),
-            *("--checkpoint", str(save_checkpoint(folder / "x.ckpt")), "--overlay", str(folder / "x.png")),
+            *("--model", str(save_checkpoint(folder / "x.ckpt")), "--overlay", str(folder / "x.png")),
         ],
     ),
     Fault("no image in a folder", "no image"): (
         "caption_image",
-        lambda folder: [str(exists(folder)), "--checkpoint", str(save_checkpoint(folder / "x.ckpt"))],
+        lambda folder: [str(exists(folder)), "--model", str(save_checkpoint(folder / "x.ckpt"))],
     ),
 }
 

@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "provenance": "", "run_folder": "", "tokenizers": "", "trace": ""},
-    {"component": "errors", "files": "errors", "progress": "errors", "settings": "errors"},
+    {"errors": "", "provenance": "", "tokenizers": "", "trace": ""},
+    {"component": "errors", "files": "errors", "progress": "errors", "run_folder": "errors", "settings": "errors"},
     {"cells": "errors files", "kernels": "files trace", "vocabulary": "component errors files tokenizers"},
     {
         "attention": "component errors kernels trace",
@@ -30,7 +30,8 @@ FLOORS: list[dict[str, str]] = [
     {"encoders": "cells component data errors"},
     {"model": "attention component data decoding encoders errors kernels trace vocabulary"},
     {
-        "checkpoint": "attention cells data encoders errors files kernels model run_folder tokenizers vocabulary",
+        "checkpoint": "attention cells component data encoders errors files kernels model run_folder tokenizers "
+        "vocabulary",
         "objective": "attention component data decoding errors kernels model trace vocabulary",
     },
     {

@@ -55,7 +55,7 @@ def photos(tmp_path_factory) -> list[Path]:
 
 def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
     checkpoint = save_checkpoint(tmp_path / "best.ckpt", search=SEARCH, **changes)
-    export.main([str(checkpoint), "--output", str(tmp_path / "out"), "--onnx"])
+    export.main(["--model", str(checkpoint), "--output", str(tmp_path / "out"), "--onnx"])
     return checkpoint, tmp_path / "out"
 
 

@@ -48,7 +48,7 @@ def test_an_untested_run_names_the_command_that_tests_it(tmp_path):
         (folder / "checkpoints/best.ckpt").touch()
     assert read_run(with_config).how_to_test == f"captioning test --ckpt_path {with_config}/checkpoints/best.ckpt"
     # `captioning test` would need a config; the script takes the checkpoint's.
-    assert read_run(without).how_to_test == f"captioning evaluate --checkpoint {without}/checkpoints/best.ckpt"
+    assert read_run(without).how_to_test == f"captioning evaluate --model {without}/checkpoints/best.ckpt"
 
 
 def test_a_run_whose_test_captioned_nothing_is_an_untested_one(tmp_path):

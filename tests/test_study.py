@@ -155,7 +155,7 @@ def test_the_page_of_results_has_every_variant_or_says_that_it_is_not_measured(p
 def test_a_study_that_cannot_be_used_is_one_line(place, capsys, change, message):
     write(STUDY | {"references": []} | change)
     with pytest.raises(SystemExit) as left:
-        main("--dry-run")
+        main("--dry_run")
     (line,) = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and line.startswith("error: tiny.yaml: ") and re.search(message, line)
 
@@ -207,8 +207,8 @@ def ran(place, monkeypatch) -> list[list[str]]:
             output = Path(arguments[-1])
             output.parent.mkdir(parents=True, exist_ok=True)
             output.touch()
-        elif "--measurement" in arguments:
-            path = Path(arguments[arguments.index("--measurement") + 1])
+        elif "--json" in arguments:
+            path = Path(arguments[arguments.index("--json") + 1])
             path.write_text(json.dumps({"values": {"bleu4": 1.0}}))
         return 1.0
 
@@ -279,7 +279,7 @@ def test_an_average_is_made_of_the_best_checkpoints_of_the_same_seed_and_scored(
         ["-m", "captioning", subcommand] for subcommand in ("average", "evaluate", "evaluate")
     ]
     none, soft, mean = (f"runs/tiny_{variant}_1/checkpoints/best.ckpt" for variant in ("none", "soft", "mean"))
-    assert of_the_mean[0][3:] == [none, soft, "--output", mean]
+    assert of_the_mean[0][3:] == ["--model", none, "--model", soft, "--output", mean]
     assert of_the_mean[1][4] == mean and "--beam_size=5" in of_the_mean[2]
     ran.clear()
     forget("mean_1")
@@ -323,8 +323,8 @@ def test_a_run_that_is_gone_is_not_scored_anew_and_what_to_delete_is_said(ran, c
 
 def test_a_report_takes_no_option_that_it_would_ignore(ran, capsys):
     with pytest.raises(SystemExit):
-        main("--report", "results.md", "--dry-run", "--seeds", "1")
-    assert "error: --report: makes the tables of the whole study; leave out --seeds, --dry-run" in (
+        main("--report", "results.md", "--dry_run", "--seeds", "1")
+    assert "error: --report: makes the tables of the whole study; leave out --seeds, --dry_run" in (
         capsys.readouterr().err
     )
 
@@ -336,7 +336,7 @@ def test_a_dry_run_lists_what_is_done_and_left_and_does_nothing(ran, capsys):
     forget("hard_1_argmax")
     Path("runs/tiny_hard_2/checkpoints").mkdir(parents=True)
     Path("runs/tiny_hard_2/checkpoints/last.ckpt").touch()
-    main("--only", "hard", "soft", "--seeds", "1", "2", "--dry-run")
+    main("--only", "hard", "soft", "--seeds", "1", "2", "--dry_run")
     assert [re.split(" {2,}", line) for line in capsys.readouterr().out.splitlines()] == [
         ["tiny_hard_1", "left: score argmax"],
         ["tiny_soft_1", "done"],
@@ -357,12 +357,12 @@ def test_features_are_extracted_first_where_they_are_missing(ran, capsys):
     features = {"config": "shapes_soft", "splits": ["train", "val"], "output": "cache"}
     content = yaml.safe_load(Path("tiny.yaml").read_text()) | {"features": features}
     write(content)
-    main("--dry-run")
+    main("--dry_run")
     assert "left: extract train, val  (cache)" in capsys.readouterr().out
     extract("train")
     main("--only", "soft", "--seeds", "1")
     assert ran[0][:4] == ["features", "-m", "captioning", "extract"]
-    assert ran[0][6:] == ["--splits", "train", "val", "--output", "cache"] and "fit" in ran[1]
+    assert ran[0][6:] == ["--split", "train", "val", "--output", "cache"] and "fit" in ran[1]
     extract("val")
     ran.clear()
     main("--only", "soft", "--seeds", "2")
@@ -586,7 +586,7 @@ def test_scores_of_many_runs_that_end_at_once_are_all_written(place):
 
 
 def test_the_scores_of_a_run_say_how_fast_it_was_trained(ran):
-    main("--only", "soft", "--seeds", "1", "--dry-run")
+    main("--only", "soft", "--seeds", "1", "--dry_run")
     folder = Path("runs/tiny_soft_1/metrics/version_0")
     folder.mkdir(parents=True)
     (folder / "metrics.csv").write_text("step,train/captions_per_second\n1,10\n2,301\n3,400\n")
@@ -602,7 +602,7 @@ def test_a_damaged_measurement_is_named(measured, capsys):
         ("[]", "measured/tiny.json: not the measurements of a study"),
         (
             json.dumps(content | {"scores": {"soft_2": {}}}),
-            "measured/tiny.json: scores.soft_2: not what captioning evaluate --measurement writes",
+            "measured/tiny.json: scores.soft_2: not what captioning evaluate --json writes",
         ),
         (
             json.dumps(content | {"comparisons": {"tiny": {"tests": [{"variant": "hard"}]}}}),
@@ -624,7 +624,7 @@ def test_a_study_from_nothing_to_its_table(place, capsys):
     study = {"name": "tiny", "seeds": [1], "fit": ["--config=overlay.yaml"], "evaluate": ["--split=val"]}
     write(study | {"variants": {"soft": {"config": "shapes_soft"}}})
     main()
-    main("--dry-run")
+    main("--dry_run")
     assert "tiny_soft_1" + " " * 22 + "done" in capsys.readouterr().out.splitlines()
     main("--report", "results.md")
     assert "soft" in table(Path("results.md").read_text(), "val, 2 images")

@@ -223,11 +223,11 @@ def test_white_space_from_photos_to_scores(workdir):
 
 
 def test_a_checkpoint_is_evaluated_with_its_own_tokenizer(chinese, capsys):
-    evaluate.main(["--checkpoint", BEST])
+    evaluate.main(["--model", BEST])
     assert Characters.description in capsys.readouterr().out
     with pytest.raises(InputError, match="the checkpoint's words are those of Characters; set Characters"):
         main(["test", "--ckpt_path", BEST, "--data.vocabulary.tokenizer", "Whitespace"])
-    export.main([BEST, "--output", "card"])
+    export.main(["--model", BEST, "--output", "card"])
     assert "Characters: characters" in Path("card/README.md").read_text()
 
 

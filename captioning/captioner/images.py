@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.captioner.caption import Photo
-from captioning.data.images import load_image, rgb, upright
+from captioning.data.images import FORMATS, load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
 
@@ -110,7 +110,7 @@ def open_image(source: ImageSource, *, download: bool = False) -> Path | Image.I
 
 def _from_bytes(content: bytes, name: str) -> Image.Image:
     try:
-        image = Image.open(io.BytesIO(content))
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
     except Exception as error:  # Pillow raises errors of many types for damaged bytes
         raise InputError(f"{name}: {len(content):,} bytes that are no image file ({one_line(error, 120)})") from error

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from captioning.checkpoint.calibration import Calibration
+from captioning.component import budget
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError
@@ -83,26 +82,13 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         Exception: Of any kind, where the content is damaged.
     """
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
-    encoder = Encoder.rebuild(content["encoder"])
-    encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-    _check_sizes(content["decoder"], weights)
-    captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
+    with budget(sum(tensor.numel() for tensor in weights.values())):
+        encoder = Encoder.rebuild(content["encoder"])
+        encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+        captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     captioner.load_state_dict(weights)
     if not all(bool(tensor.isfinite().all()) for tensor in weights.values()):
         raise InputError("its weights are not finite: training had diverged; use an earlier checkpoint")
     return captioner, vocabulary
-
-
-def _check_sizes(decoder: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
-    """Check sizes that give a decoder square matrices, before memory and time are spent on building it.
-
-    Raises:
-        InputError: There are too few weights for a size.
-    """
-    count = sum(tensor.numel() for tensor in weights.values() if isinstance(tensor, torch.Tensor))
-    for name in ("hidden_dim", "dim"):
-        size = decoder["init_args"].get(name)
-        if isinstance(size, int) and size * size > count:
-            raise InputError(f"says {name} {size}, which its {count:,} weights are too few for; it was edited")

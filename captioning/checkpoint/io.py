@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from captioning.checkpoint.budget import refuse_impossible_counts, refuse_inflated_archive, refuse_inflated_values
 from captioning.checkpoint.format import check_format
 from captioning.errors import InputError, one_line
 from captioning.files import replacing
@@ -48,6 +49,7 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     refuse_other_files(path)
     try:
         with zipfile.ZipFile(path) as archive:
+            refuse_inflated_archive(path, archive)
             checksums = _checksums(archive)
         checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only, mmap=not training)
     except pickle.UnpicklingError as error:
@@ -55,6 +57,8 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
             f"{path}: not a checkpoint of this project: it holds objects beside weights and plain data, and opening it "
             "could run code; if you made it yourself, `captioning` takes --weights_only false"
         ) from error
+    except InputError:
+        raise
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
         if isinstance(error, zipfile.BadZipFile) or "PytorchStreamReader" in str(error):
             raise InputError(f"{path}: damaged: its content is not what was written; {_remedy(path)}") from error
@@ -63,7 +67,10 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     if not isinstance(content, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise InputError(f"{path}: not a checkpoint of this project; give one that `captioning fit` wrote")
     check_format(path, content)
+    refuse_inflated_values(path, checkpoint)
     if training:
+        for name in ("epoch", "global_step", "loops"):
+            refuse_impossible_counts(path, checkpoint.get(name, 0), name)
         for name, kind in _TRAINING_STATE.items():
             if name in checkpoint and not isinstance(checkpoint[name], kind):
                 raise InputError(f"{path}: its {name} is no {kind.__name__}; it was edited, use another one")
@@ -74,8 +81,13 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     return checkpoint
 
 
-def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
+def write_checkpoint(checkpoint: dict[str, Any], path: Path, *, follow: bool = True) -> None:
     """Write a checkpoint under a temporary name, read it back, and then give it its name.
+
+    Args:
+        checkpoint: Its content.
+        path: The file.
+        follow: As in ``replacing``.
 
     Raises:
         InputError: The disk is full, the folder cannot be written to, or the file that is read back differs. A file
@@ -85,7 +97,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     content = io.BytesIO()
     torch.save(checkpoint, content)
     try:
-        with replacing(path) as part:
+        with replacing(path, follow=follow) as part:
             part.write_bytes(content.getbuffer())
             if (damage := _damage_on_disk(part)) is not None:
                 raise InputError(f"{path}: what was read back is not what was written ({damage}); is the disk sound?")
@@ -97,6 +109,7 @@ def damage_of(path: Path) -> str | None:
     """Read a whole checkpoint and return where it is damaged, None if it is sound."""
     try:
         with zipfile.ZipFile(path) as archive:
+            refuse_inflated_archive(path, archive)
             return archive.testzip() if _checksums(archive) else None
     except Exception as error:  # a damaged file makes zipfile raise errors of many types
         return one_line(error, 80)

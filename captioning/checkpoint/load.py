@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import calibration_of, check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
-from captioning.checkpoint.io import read_checkpoint
+from captioning.checkpoint.io import read_checkpoint, write_checkpoint
 from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
 from captioning.errors import InputError, one_line
 from captioning.model.captioner import Captioner
@@ -80,8 +81,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    place = _place(path)
-    checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
+    checkpoint = _read(path)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
     try:
@@ -108,6 +108,27 @@ def _place(path: str | os.PathLike[str]) -> Path:
     if path == PRETRAINED:
         return pretrained_folder()
     return download(str(path)) if is_on_hub(path) else Path(path)
+
+
+def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
+    """Write an exported model as a checkpoint, which can be tested; returns its file.
+
+    Args:
+        path: As for ``read_model``.
+        target: The file to write.
+
+    Raises:
+        InputError: The folder is damaged, or the hub cannot be reached.
+    """
+    lightning = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": version("pytorch-lightning")}
+    write_checkpoint(_read(path) | lightning, target)
+    return target
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return content and weights of a model, arranged as in a checkpoint."""
+    place = _place(path)
+    return read_export(place) if is_export(place) else read_checkpoint(place)
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -1,23 +1,26 @@
-"""Caption photographs on a page in the browser: drop one, and see its caption, its words and where the model looked.
+"""Caption photographs on a page in the browser: drop one, see its words and where the model looked.
 
-Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host says otherwise, and
-photographs stay on the machine that serves it.
+Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host
+says otherwise, and photographs stay on the machine that serves it.
 
 examples:
+  captioning app
   captioning app --model runs/demo/soft/checkpoints/best.ckpt
   captioning app --model exported/ --port 8000
-  captioning app --model best.ckpt --host 0.0.0.0      (for everybody who reaches this machine)
+  captioning app --host 0.0.0.0      (for everybody who reaches this machine)
 """
 
 from __future__ import annotations
 
+import argparse
 import html
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from captioning.cli.arguments import script_parser, whole_number
+from captioning.cli.arguments import add_model_option, script_parser, whole_number
 from captioning.errors import InputError, exits_on_input_error, printable
 
 if TYPE_CHECKING:
@@ -33,15 +36,22 @@ footer { display: none !important; }
 """
 
 
+def parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__, "app")
+    add_model_option(parser, default="pretrained")
+    parser.add_argument(
+        "--host", default="127.0.0.1", metavar="NAME", help="address (default: 127.0.0.1, this machine)"
+    )
+    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, metavar="N", help="(default: 7860)")
+    return parser
+
+
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = script_parser(__doc__, "app")
-    parser.add_argument("--model", required=True, help="a checkpoint, an exported folder or hf:OWNER/NAME")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: 127.0.0.1, this machine)")
-    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, help="(default: 7860)")
-    arguments = parser.parse_args(argv)
+    arguments = parser().parse_args(argv)
+    if importlib.util.find_spec("gradio") is None:
+        raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
-    _import_gradio()
 
     from captioning.captioner import load
 
@@ -60,9 +70,11 @@ def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Bl
         port: Port to serve on.
 
     Raises:
-        InputError: gradio is not installed, or the address cannot be served on.
+        InputError: The address cannot be served on.
     """
-    gradio = _import_gradio()
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # for what gradio sends when it is imported
+    import gradio
+
     with gradio.Blocks(title="Captions", analytics_enabled=False, delete_cache=(_KEPT, _KEPT)) as app:
         photo = gradio.File(label="Photograph", height=140)
         result = gradio.HTML(padding=False)
@@ -101,17 +113,3 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" sandbox="allow-scripts" srcdoc="{}"></iframe>'
     return frame.format(html.escape(page))
-
-
-def _import_gradio() -> Any:
-    """Return gradio, told to send nothing to its makers.
-
-    Raises:
-        InputError: It is not installed.
-    """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # some of its modules ask for this alone
-    try:
-        import gradio
-    except ImportError as error:
-        raise InputError("captioning app needs gradio: pip install -e '.[app]'") from error
-    return gradio

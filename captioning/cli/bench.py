@@ -1,9 +1,15 @@
 """Measure the speed of this project against the common port and against the machine's limit.
 
-Every number is a median, with quartiles, over rounds in which all subjects take turns in one process. The *common port*
-is a decoder of our own that works as the most used PyTorch implementation does. The *limit* is the time of the same
-work's matrix products, tanh and unavoidable memory traffic at this machine's measured speed. docs/performance.md
-explains the numbers.
+Every number is a median with quartiles over rounds in which all subjects take turns. The common
+port works as the most used PyTorch implementation does. The limit is the time of the same matrix
+products and memory traffic at this machine's speed (docs/performance.md).
+
+subjects:
+  train     training steps
+  decode    captions from cached features in batches: greedy, beam 3, beam 5
+  alone     the same, one image at a time
+  load      the loader of cached features, and the part of a training step that waits for it
+  epoch     an epoch of COCO's size, simulated; without --only, on a GPU alone
 
 examples:
   captioning bench --json benchmark.json
@@ -19,7 +25,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from captioning.cli.arguments import script_parser
+from captioning.cli.arguments import add_json_option, script_parser, text_beside, write_result
 from captioning.errors import InputError, exits_on_input_error
 
 SUBJECTS = {
@@ -46,7 +52,6 @@ def main(argv: list[str] | None = None) -> None:
     from benchmarks import decoding, epoch, loading, training
     from benchmarks.report import Report
     from benchmarks.timing import Setup
-    from captioning.files import write_json
     from captioning.provenance import provenance
 
     if args.device == "cuda" and not torch.cuda.is_available():
@@ -65,26 +70,28 @@ def main(argv: list[str] | None = None) -> None:
         for name in names:
             print(f"{name}: {SUBJECTS[name]} ...", file=sys.stderr, flush=True)
             report.extend(measures[name](setup))
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    for table in report.tables():
-        console.print(table)
+    with text_beside(args.json):
+        console = Console(width=None if sys.stdout.isatty() else 160)
+        for table in report.tables():
+            console.print(table)
     if args.json is not None:
         origin = provenance(command=f"captioning bench {shlex.join(argv)}", seed=None)
         settings = {"device": args.device, "threads": torch.get_num_threads(), "rounds": args.rounds}
-        write_json(args.json, report.to_dict() | {"settings": settings, "provenance": origin})
+        write_result(args.json, report.to_dict() | {"settings": settings, "provenance": origin})
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__, "bench")
+    parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help="measure only these")
+    add_json_option(parser, "ratios and seconds")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="of measurement (default: 7; with --quick: 2)")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")
+    return parser
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = script_parser(__doc__, "bench")
-    subjects = "; ".join(f"{name}: {description}" for name, description in SUBJECTS.items())
-    parser.add_argument(
-        "--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help=f"measure only these. {subjects}"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write ratios, seconds and provenance")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--rounds", type=int, help="rounds of measurement (default: 7; with --quick: 2)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.rounds is None:
         args.rounds = 2 if args.quick else 7
     if args.rounds < 1:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_loader
 
-from captioning.cli.foreign_settings import argument_types, checked_part
+from captioning.cli.allowed_values import argument_types, checked_part
 from captioning.component import import_modules
 from captioning.errors import InputError
 from captioning.settings import load_yaml, read_config

@@ -1,20 +1,8 @@
-"""Caption images with a trained model, and draw its attention.
-
-Prints the caption of a single image file, and `PATH<TAB>CAPTION` lines for anything else: several images, folders
-(searched recursively), or a list of paths on standard input. Only the checkpoint is needed beside the images. Several
-checkpoints, each after its own --checkpoint, make an ensemble: every word comes from the mean of their distributions.
+"""Caption images with the pretrained captioner or a model of your own, and draw where it looked.
 
 examples:
-  captioning caption photo.jpg --checkpoint runs/demo/soft/checkpoints/best.ckpt --overlay photo.png
-  captioning caption holiday/ more.jpg --checkpoint best.ckpt --overlay attention/ --json captions.jsonl
-  captioning caption photo.jpg --checkpoint best.ckpt --overlay figure.pdf --style paper
-  captioning caption holiday/ --checkpoint best.ckpt --explorer holiday.html
-  captioning caption photo.jpg --checkpoint soft.ckpt --checkpoint hard.ckpt
-  captioning caption photo.jpg --checkpoint best.ckpt --samples 5 --diverse 5 --no_repeat_ngram 3
-  find . -name '*.jpg' | captioning caption - --checkpoint best.ckpt --device cuda > captions.tsv
-
-For an image that cannot be read, or an overlay that cannot be written, one line is printed on standard error. The
-other images are captioned, and the exit code is 2.
+  captioning caption photo.jpg --overlay photo.png
+  captioning caption holiday/ --model best.ckpt --overlay attention/ --json captions.jsonl
 """
 
 from __future__ import annotations
@@ -28,9 +16,20 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.arguments import (
+    add_batch_size_option,
+    add_device_option,
+    add_import_option,
+    add_inference_option,
+    add_json_option,
+    add_model_option,
+    device_name,
+    script_parser,
+    whole_number,
+)
+from captioning.cli.outputs import STDOUT, OutputFile
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.progress import Progress
@@ -54,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.overlay is not None or "-" not in arguments.images:
         paths = list(paths)  # so that all are known before the first overlay is drawn
     overlay = _overlay_namer(arguments, single)
-    if arguments.explorer is not None and Path(arguments.explorer).suffix.lower() not in (".html", ".htm"):
+    if arguments.explorer is not None and arguments.explorer.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
 
@@ -62,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
 
     import_modules(arguments.imports, [Path()])
-    captioner = load(arguments.checkpoint, _device(arguments.device))
+    captioner = load(arguments.models, device_name(arguments.device))
     options = _options(arguments, captioner)
     unreadable: list[str] = []
     undrawn = 0
@@ -73,10 +72,10 @@ def main(argv: list[str] | None = None) -> None:
         progress.say(f"error: {error}")
 
     if arguments.confidence and captioner.calibration is None:
-        raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
+        raise InputError(f"--confidence: {' + '.join(arguments.model)} is not calibrated; see captioning export")
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
-    quiet = arguments.json == "-"
+    quiet = arguments.json == STDOUT
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
@@ -90,7 +89,7 @@ def main(argv: list[str] | None = None) -> None:
             if overlay is not None:
                 try:
                     target = str(overlay(caption))
-                    style = arguments.style or "color"
+                    style: Literal["color", "paper"] = arguments.style or "color"
                     caption.save_figure(target, style, heads=arguments.heads, details=arguments.details)
                     extra["overlay"] = target
                 except InputError as error:
@@ -109,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
                 explored.append(caption)
             progress.update(progress.done + 1)
     if explored:
-        _write_explorer(Path(arguments.explorer), explored, arguments.checkpoint)
+        _write_explorer(arguments.explorer, explored, arguments.models)
     images = len(unreadable) + progress.done
     for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
@@ -129,111 +128,77 @@ def _print_captions(caption: Caption, arguments: argparse.Namespace, single: boo
         print("\t".join(columns), flush=True)
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "caption")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="image file, folder, or - for paths on stdin")
-    parser.add_argument(
-        "--checkpoint",
-        required=True,
-        action="append",
-        metavar="FILE",
-        help="what `captioning fit` saved; given again: an ensemble",
-    )
-    parser.add_argument(
-        "--overlay",
-        metavar="PATH",
-        help="draw the attention at each word: FILE.png, FILE.pdf or FILE.svg of a single image, else a folder",
-    )
-    parser.add_argument(
-        "--style",
-        choices=("color", "paper"),
-        help="of overlays: colours on the image, or light alone, as in the paper's Fig. 3 (default: color)",
-    )
-    parser.add_argument(
-        "--details",
-        action="store_true",
-        help="of overlays: also beta and each map's maximum, and, if the output sums over locations, the attention "
-        "before the word is known",
-    )
-    parser.add_argument(
-        "--heads", action="store_true", help="of overlays: also where each head of multi-head attention looked"
-    )
-    parser.add_argument("--overlay_format", choices=("png", "pdf", "svg"), help="of files in a folder (default: png)")
-    parser.add_argument(
-        "--explorer",
-        metavar="FILE.html",
-        help="write a page, about 50 KB per image, that shows in a browser the attention at every word, beam "
-        "alternatives included; it needs no network",
-    )
-    parser.add_argument(
-        "--json",
-        metavar="FILE.jsonl",
-        help="write a line of JSON for each image: words, log-probabilities (nats; one more for the end of a finished "
-        "caption), confidences, alphas (words x locations), posteriors, betas, grid size and alternatives; - writes "
-        "them to standard output in place of the captions",
-    )
-    parser.add_argument(
-        "--confidence",
-        action="store_true",
-        help="print behind each caption the expected fraction of its words that people use, too (a calibrated model)",
-    )
-    search = parser.add_argument_group("search", "defaults: what the model was evaluated with in training")
-    search.add_argument("--beam_size", type=_positive, metavar="K", help="captions kept at every step; 1 is greedy")
-    search.add_argument(
-        "--length_normalization", type=float, metavar="A", help="0 ranks by log-probability, 1 by its mean per word"
-    )
-    search.add_argument("--max_length", type=_positive, metavar="WORDS")
-    search.add_argument("--min_length", type=int, metavar="WORDS")
-    search.add_argument("--no_repeat_ngram", type=_positive, metavar="N", help="no N words in a row occur twice")
-    search.add_argument("--prefix", metavar="TEXT", help='what every caption begins with, such as "a photo of"')
-    search.add_argument(
-        "--samples",
-        type=_positive,
-        metavar="N",
-        help="print the N best captions of each image, or with --sample N draws",
-    )
-    search.add_argument(
-        "--diverse", type=_positive, metavar="GROUPS", help="beam groups that avoid each other's words (default: 1)"
-    )
-    search.add_argument("--diversity", type=float, metavar="NATS", help="how much they avoid them (default: 0.5)")
-    search.add_argument(
-        "--inference",
-        choices=("expected", "argmax", "sample"),
-        help="context of hard attention: the expectation over locations, the most probable location, or a drawn one "
-        "(default: as in training's evaluation)",
-    )
-    sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
-    sampling.add_argument("--temperature", type=float, help="below 1: more probable words more often (default: 1)")
-    sampling.add_argument("--top_k", type=_positive, metavar="K", help="draw from the K most probable words")
-    sampling.add_argument("--top_p", type=float, metavar="P", help="draw from the most probable words that make up P")
-    sampling.add_argument("--seed", type=int, help="the same seed, images and batch size give the same captions")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder with images, or - for paths on stdin")
+    add_model_option(parser, several="an ensemble", required=False)
+    add_json_option(parser, "words, alphas ..")
+    parser.add_argument("--confidence", action="store_true", help="print it, too: the fraction of words people use")
+    add_device_option(parser)
+    add_batch_size_option(parser, 16)
     add_import_option(parser)
-    parser.add_argument("--batch_size", type=_positive, default=16, help="images at a time (default: 16)")
-    arguments = parser.parse_args(argv)
+    _add_pictures(parser)
+    _add_decoding(parser.add_argument_group("decoding (by default as the model was evaluated in training)"))
+    return parser
 
+
+def _add_pictures(pictures: argparse.ArgumentParser) -> None:
+    pictures.add_argument(
+        "--overlay", type=OutputFile(""), metavar="PATH", help="draw where it looked: a png, pdf or svg; or a folder"
+    )
+    pictures.add_argument(
+        "--overlay_format",
+        choices=("png", "pdf", "svg"),
+        metavar="EXT",
+        help="of overlays in a folder: png, pdf or svg",
+    )
+    pictures.add_argument(
+        "--style", choices=("color", "paper"), metavar="NAME", help="of overlays: color, or paper as in Xu et al."
+    )
+    pictures.add_argument("--details", action="store_true", help="of overlays: beta, each map's maximum ..")
+    pictures.add_argument("--heads", action="store_true", help="overlays of each head of multi-head attention, too")
+    pictures.add_argument(
+        "--explorer", type=OutputFile("HTML"), metavar="FILE.html", help="a page to explore attention and alternatives"
+    )
+
+
+def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
+    """Add the options that are fields of ``DecodingOptions``, and --sample."""
+    decoding.add_argument("--beam_size", type=whole_number(1), metavar="K", help="captions kept per step; 1 is greedy")
+    decoding.add_argument("--length_normalization", type=float, metavar="A", help="0 .. 1: sum .. mean over words")
+    decoding.add_argument("--max_length", type=whole_number(1), metavar="WORDS")
+    decoding.add_argument("--min_length", type=int, metavar="WORDS")
+    decoding.add_argument("--no_repeat_ngram", type=whole_number(1), metavar="N", help="no N words in a row twice")
+    decoding.add_argument("--prefix", metavar="TEXT", help='what every caption begins with, such as "a photo of"')
+    decoding.add_argument("--samples", type=whole_number(1), metavar="N", help="print the N best captions, or N draws")
+    decoding.add_argument("--diverse", type=whole_number(1), metavar="GROUPS", help="beam groups that avoid each other")
+    decoding.add_argument("--diversity", type=float, metavar="NATS", help="how much they do (default: 0.5)")
+    add_inference_option(decoding)
+    decoding.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
+    decoding.add_argument("--temperature", type=float, metavar="T", help="below 1: more probable words more often")
+    decoding.add_argument("--top_k", type=whole_number(1), metavar="K", help="draw from the K most probable words")
+    decoding.add_argument("--top_p", type=float, metavar="P", help="draw from the words that make up probability P")
+    decoding.add_argument("--seed", type=int, metavar="N", help="of what is drawn (default: a new one)")
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    arguments = parser().parse_args(argv)
+    arguments.models = arguments.models or ["pretrained"]
     given = [f"--{name}" for name in ("temperature", "top_k", "top_p", "seed") if getattr(arguments, name) is not None]
     if given and not arguments.sample and not (given == ["--seed"] and arguments.inference == "sample"):
-        parser.error(f"{given[0]} has an effect only with --sample")
+        raise InputError(f"{given[0]} has an effect only with --sample")
     for name in ("beam_size", "length_normalization", "diverse", "diversity"):
         if arguments.sample and getattr(arguments, name) is not None:
-            parser.error(f"--{name} has no effect with --sample")
-    if arguments.style and not arguments.overlay:
-        parser.error("--style has an effect only with --overlay")
-    for name in ("heads", "details"):
+            raise InputError(f"--{name} has no effect with --sample")
+    for name, where in (
+        ("style", "--overlay"),
+        ("heads", "--overlay"),
+        ("details", "--overlay"),
+        ("overlay_format", "--overlay FOLDER"),
+    ):
         if getattr(arguments, name) and not arguments.overlay:
-            parser.error(f"--{name} has an effect only with --overlay")
-    if arguments.overlay_format and not arguments.overlay:
-        parser.error("--overlay_format has an effect only with --overlay FOLDER")
+            raise InputError(f"--{name} has an effect only with {where}")
     return arguments
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
 
 
 def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
@@ -246,13 +211,13 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     Raises:
         InputError: An output is one of the inputs.
     """
-    inputs = [*paths, *arguments.checkpoint]
+    inputs = [*paths, *arguments.models]
     for option in ("overlay", "json", "explorer"):
         target = getattr(arguments, option)
-        if target is not None and target != "-":
+        if target is not None and target != STDOUT:
             refuse_inputs(target, inputs, f"--{option}")
-    if arguments.overlay is not None and Path(arguments.overlay).is_dir():
-        suffix, folder = "." + (arguments.overlay_format or "png"), Path(arguments.overlay).resolve()
+    if arguments.overlay is not None and arguments.overlay.is_dir():
+        suffix, folder = "." + (arguments.overlay_format or "png"), arguments.overlay.resolve()
         for path in map(Path, inputs):
             if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
                 refuse_inputs(path, [path], "--overlay")
@@ -294,7 +259,7 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
         return None
     from captioning.captioner.caption import FIGURE_SUFFIXES
 
-    target = Path(arguments.overlay)
+    target = arguments.overlay
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
@@ -333,14 +298,6 @@ def _write_explorer(path: Path, captions: list[Caption], checkpoints: list[str])
     write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # file names need not be valid text
 
 
-def _device(name: str) -> str:
-    if name != "auto":
-        return name
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> DecodingOptions:
     names = [field.name for field in dataclasses.fields(captioner.options) if hasattr(arguments, field.name)]
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
@@ -348,12 +305,12 @@ def _options(arguments: argparse.Namespace, captioner: ImageCaptioner[Any]) -> D
 
 
 @contextmanager
-def _json_file(target: str | None) -> Iterator[TextIO | None]:
+def _json_file(target: Path | None) -> Iterator[TextIO | None]:
     """Yield the file that --json names, if any. It gets its name when it is complete."""
-    if target is None or target == "-":
+    if target is None or target == STDOUT:
         yield None if target is None else sys.stdout
         return
-    with replacing(Path(target), "--json") as part, part.open("w", encoding="utf-8") as file:
+    with replacing(target, "--json") as part, part.open("w", encoding="utf-8") as file:
         yield file
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import traceback
 from typing import Any
 
@@ -41,6 +42,11 @@ def refuse_impossible(config: Any) -> None:
         raise InputError(
             f"--trainer.precision {precision}: changes the encoder, whose weights cached features are checked against; "
             "give bf16-mixed, 16-mixed or 32-true"
+        )
+    if trainer.get("num_nodes", 1) != 1 and not {"MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID"} & os.environ.keys():
+        raise InputError(
+            f"--trainer.num_nodes {trainer.num_nodes}: nothing has started the run on other machines, for which it "
+            "would wait; give 1, or start it with torchrun or SLURM"
         )
     _refuse_other_schedules(config.model.get("scheduler"))
     checkpoint = config.checkpoint

@@ -38,6 +38,8 @@ def with_run_config(args: list[str]) -> list[str]:
         if checkpoint not in ("best", "last"):
             refuse_missing(checkpoint)
         folder = RunFolder.of(checkpoint)
+        if folder is not None:
+            folder.refuse_links()
         if folder is not None and folder.config.is_file():
             select = resume_settings if args[0] == "fit" else evaluation_settings
             settings = select(read_config(folder.config), folder.config)

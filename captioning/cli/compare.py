@@ -1,20 +1,14 @@
-"""Compare training runs: scores on the same images with their uncertainty, curves, speed, settings, attention.
+"""Compare runs: scores on the same images with intervals and tests, curves, speed, attention.
 
-A RUN is a run's folder (runs/NAME), a folder of such folders, a folder that wandb wrote offline
-(.../wandb/offline-run-*), or the address of a run (ENTITY/PROJECT/RUN_ID) or of a sweep (ENTITY/PROJECT/sweeps/ID)
-online. All runs are compared with the first. Prints tables and writes a page that opens from disk in any browser.
-Scores need the captions that `captioning test` leaves in a run's folder; --test makes those that are missing.
-
-Runs that differ in their seed alone are one variant: their mean and deviation are shown, and variants of two seeds or
-more are compared over seeds and images. With --paper one run is enough: it stands beside the paper's scores.
+A RUN is a run's folder, a folder of run folders, an offline wandb folder, or online
+ENTITY/PROJECT/RUN_ID or ENTITY/PROJECT/sweeps/ID. All are compared with the first. Runs that differ
+in their seed alone are one variant. Prints tables and writes a page. Scores need the captions that
+`captioning test` leaves.
 
 examples:
   captioning compare runs/shapes_soft runs/shapes_hard
-  captioning compare runs/a runs/b runs/c --metric bleu1 --images 40 --output compared.html
-  captioning compare runs/soft_1 runs/soft_2 runs/soft_3 runs/hard_1 runs/hard_2 runs/hard_3
+  captioning compare runs/soft_1 runs/soft_2 runs/hard_1 runs/hard_2 --metric bleu1
   captioning compare runs/coco_vgg19_soft --paper coco
-  captioning compare runs/soft_hard/soft_1 runs/soft_hard --test
-  captioning compare me/captioning/7426p8xi me/captioning/sxg5h2sh --report
   captioning compare me/captioning/sweeps/k2v9x1qa --test --report
 """
 
@@ -24,9 +18,17 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from captioning.cli.arguments import add_import_option, script_parser, whole_number
+from captioning.cli.arguments import (
+    add_import_option,
+    add_json_option,
+    script_parser,
+    text_beside,
+    whole_number,
+    write_result,
+)
+from captioning.cli.outputs import STDOUT, OutputFile
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -36,7 +38,14 @@ if TYPE_CHECKING:
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
+    with text_beside(args.json):
+        numbers = _compare(args, argv)
+    write_result(args.json, numbers)
+
+
+def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
+    """Print the comparison, write its page, and return its numbers."""
     if args.report:
         from captioning.comparison.wandb_report import publish  # fails before the work, not after
 
@@ -48,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     from captioning.comparison.terminal import print_comparison
     from captioning.comparison.wandb_runs import find_runs, report_command
     from captioning.component import import_modules
-    from captioning.files import write_json, write_text
+    from captioning.files import write_text
     from captioning.provenance import provenance
 
     import_modules(args.imports, [Path()])
@@ -67,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
         test_untested(runs, args.imports)
     models, problems = load_models(runs)
     comparison = compare(
-        runs, metric=args.metric, resamples=args.samples, seed=args.seed, images=args.images, java=True
+        runs, metric=args.metric, resamples=args.resamples, seed=args.seed, images=args.images, java=True
     )
     if args.paper:
         compare_with_paper(comparison, runs, args.paper)
@@ -78,18 +87,18 @@ def main(argv: list[str] | None = None) -> None:
     command = f"captioning compare {shlex.join(argv)}"
     origin = provenance(command=command, seed=args.seed)
     version = (origin["commit"] or "unknown") + ", changed since" * origin["uncommitted_changes"]
-    footer = [command, f"Version {version}; {origin['date']}; {args.samples} resamples from seed {args.seed}."]
+    footer = [command, f"Version {version}; {origin['date']}; {args.resamples} resamples from seed {args.seed}."]
     page = comparison_page(comparison, explorer=explorer, footer=footer)
-    output = Path(args.output) if args.output else common_folder(runs) / "comparison.html"
-    write_text(output, page, "--output")
+    output = args.output or common_folder(runs) / "comparison.html"
+    write_text(output, page, "--output", follow=args.output is not None)
     print(f"\npage          {output}")
-    if args.json:
-        write_json(Path(args.json), comparison.to_dict() | {"provenance": origin})
+    if args.json not in (None, STDOUT):
         print(f"numbers       {args.json}")
     if args.report:
         print(f"W&B report    {publish(runs, comparison, output)}")
     elif command_line := report_command(runs, command):
         print(f"W&B report    {command_line}")
+    return comparison.to_dict() | {"provenance": origin}
 
 
 def test_untested(runs: list[Run], imports: list[str]) -> None:
@@ -109,15 +118,16 @@ def test_untested(runs: list[Run], imports: list[str]) -> None:
             add_test(run, run.folder)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "compare")
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run's folder, an offline wandb folder, or an address")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or a folder of runs")
     parser.add_argument("--test", action="store_true", help="first test the best checkpoints of runs without captions")
     parser.add_argument(
         "--metric",
         choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
         default="bleu4",
-        help="what the verdict and the ranking of images are about (default: %(default)s)",
+        metavar="NAME",
+        help="of the verdict: bleu1 .. bleu4, rouge_l, cider_d, meteor or spice (default: %(default)s)",
     )
     parser.add_argument(
         "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data"
@@ -126,19 +136,26 @@ def _parser() -> argparse.ArgumentParser:
         "--images",
         type=whole_number(0, 10_000),
         default=12,
+        metavar="N",
         help="images to show where the runs differ (default: %(default)s)",
     )
     parser.add_argument(
-        "--samples",
+        "--resamples",
         type=whole_number(1, 1_000_000),
         default=1000,
-        help="resamples for intervals and tests (default: %(default)s)",
+        metavar="N",
+        help="of intervals and tests (default: %(default)s)",
     )
     parser.add_argument(
         "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
     )
-    parser.add_argument("--output", metavar="FILE.html", help="(default: comparison.html beside the runs)")
-    parser.add_argument("--json", metavar="FILE", help="also write the numbers")
+    parser.add_argument(
+        "--output",
+        type=OutputFile("HTML"),
+        metavar="FILE.html",
+        help="the page (default: comparison.html beside the runs)",
+    )
+    add_json_option(parser, "the numbers")
     add_import_option(parser)
     parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
     return parser

@@ -1,26 +1,14 @@
-"""Score a checkpoint on a data set: free-running captions, corpus BLEU, and where attention looked at each noun.
+"""Score a model on a data set with free-running captions, or score a file of captions.
 
-The data settings come from the checkpoint, or with --data from a config file such as those in configs/overlays/. The
-vocabulary is always the checkpoint's. Further options change single settings, as for `captioning test`. The scores, and
-every caption beside its references, are also written to the run's folder as test_metrics.json and test_captions.json,
-or to a folder in it that has the name of the --data file.
-
-Several checkpoints are an ensemble: the mean of their word distributions at every step. The data settings are the
-first one's. Models with its encoder share its cached features; the others read the images. The files go to ensemble/ in
-the first run's folder.
-
-With --captions in place of --checkpoint, score a file of captions of any origin, in the format of the COCO server
-([{"image_id": 17, "caption": "a dog"}, ..]), against --references: COCO's annotations or a split file of Karpathy.
-METEOR and SPICE are among the scores where Java and pycocoevalcap are installed.
+The data and the vocabulary are the model's own; --data names a config with other data. Further
+options are those of `captioning test`. Captions and scores also go to the run's folder.
 
 examples:
-  captioning evaluate --checkpoint runs/demo/soft/checkpoints/best.ckpt --split val
-  captioning evaluate --checkpoint best.ckpt --split val --beam_size 3 --measurement docs/measurements/x.json
-  captioning evaluate --checkpoint best.ckpt --split val --data.features data/flickr8k/mobilenet
-  captioning evaluate --checkpoint best.ckpt --split val --data configs/overlays/coco2017.yaml \
-      --data.source.root data/coco
-  captioning evaluate --checkpoint soft.ckpt hard.ckpt --split val --data.features data/flickr8k/mobilenet
-  captioning evaluate --captions results.json --references data/coco/annotations/captions_val2017.json
+  captioning evaluate --model runs/demo/soft/checkpoints/best.ckpt --split val
+  captioning evaluate --model best.ckpt --split val --beam_size 3 --json scores.json
+  captioning evaluate --model best.ckpt --data configs/overlays/coco2017.yaml --data.source.root DIR
+  captioning evaluate --model soft.ckpt --model hard.ckpt --data.features data/flickr8k/mobilenet
+  captioning evaluate --captions mine.json --references captions_val2017.json
 """
 
 from __future__ import annotations
@@ -31,30 +19,46 @@ import shlex
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from captioning.cli.arguments import add_import_option, script_parser
+from captioning.cli.arguments import (
+    add_device_option,
+    add_import_option,
+    add_inference_option,
+    add_json_option,
+    add_model_option,
+    add_split_option,
+    script_parser,
+    text_beside,
+    write_result,
+)
+from captioning.cli.outputs import STDOUT
 from captioning.errors import InputError, exits_on_input_error
-from captioning.files import refuse_inputs, write_json
 from captioning.run_folder import RunFolder
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    parser = _parser()
-    args, overrides = parser.parse_known_args(argv)
+    args, overrides = parser().parse_known_args(argv)
     if args.captions is not None:
-        _score_file(parser, argv)
+        with text_beside(args.json):
+            scores = _score_file(argv)
+        write_result(args.json, scores)
         return
     if args.references is not None:
         raise InputError("--references goes with --captions")
     if args.tokenizer is not None:
         raise InputError("--tokenizer goes with --captions; a checkpoint has its own")
-    _score_checkpoints(args, overrides, argv)
+    with text_beside(args.json):
+        measurement = _score_models(args, overrides, argv)
+    write_result(args.json, measurement)
+    if args.json not in (None, STDOUT):
+        print(f"written to {args.json}")
 
 
-def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: list[str]) -> None:
-    """Test a checkpoint or an ensemble of several, print its scores, and write the measurement."""
+def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str]) -> dict[str, Any]:
+    """Test a model or an ensemble of several, print its scores, and return them with their origin."""
     import yaml
 
     from captioning.captioner import load
@@ -67,19 +71,14 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
 
     data_file = [args.data] if args.data else []
     import_modules(args.imports, [Path(), *(path.parent for path in data_file)])
-    if args.measurement is not None:
-        refuse_inputs(args.measurement, [*args.checkpoint, *data_file], "--measurement")
-    for path in args.checkpoint:
-        if Path(path).is_dir() or path.startswith("hf:"):
-            raise InputError(f"--checkpoint {path}: scores need what training saved, a FILE.ckpt")
-    checkpoint, *others = args.checkpoint
+    model, *others = args.models
     if others and args.inference is not None:
         raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")
-    captioner = load(checkpoint)
+    captioner = load(model)
     trained = captioner.settings
     if "model" not in trained:
-        raise InputError(f"{checkpoint}: was saved without a config; use `captioning test --config CONFIG`")
-    settings = evaluation_settings(trained, checkpoint)
+        raise InputError(f"{model}: was saved without a config; use `captioning test --config CONFIG`")
+    settings = evaluation_settings(trained, model)
     attention = captioner.captioner.decoder.attention
     if args.inference is not None:
         attention.inference = args.inference  # refuses a mode that this attention does not have
@@ -92,11 +91,9 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
         if args.data is not None:
             command += ["--config", str(_data_overlay(args.data, Path(folder)))]
             settings["data"] |= {"features": None, "limit_images": None}
-        command += ["--ckpt_path", checkpoint]
-        if args.data is not None:
-            run = RunFolder.of(checkpoint)
-            results = (run.path if run else Path(checkpoint).parent) / ("ensemble" if others else "")
-            command += ["--results", str(results / args.data.stem)]
+        command += ["--ckpt_path", str(_checkpoint_of(model, Path(folder))), *_device_options(args.device)]
+        if args.data is not None or not Path(model).is_file():
+            command += ["--results", str(_results(args) or folder)]
         if others:
             command += ["--ensemble", json.dumps(others)]
         config.write_text(yaml.safe_dump(settings))
@@ -112,36 +109,58 @@ def _score_checkpoints(args: argparse.Namespace, overrides: list[str], argv: lis
     if "bound" in scores:
         search["bound_samples"] = cli.model.bound_samples
     if others:
-        search["ensemble"] = args.checkpoint
+        search["ensemble"] = args.models
     images = cli.model.results
-    models = f"; {len(args.checkpoint)} models" if others else ""
+    models = f"; {len(args.models)} models" if others else ""
     context = f"beam {search['beam_size']}, {search['inference']} context, percent"
     print(f"\n{args.split} split, {len(images)} images{models}; {context}")
     _print_scores(scores)
     _print_grounding(scores)
     if table := attribute_table(item for image in images for item in image.attributes):
         print("", *table, sep="\n")
-    if args.measurement:
-        model = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
-        content = {
-            "values": scores,
-            "unit": f"{UNIT}; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
-            "split": args.split,
-            "images": len(images),
-            "tokens": cli.datamodule.source.tokens,
-            "grounded_nouns": {
-                "generated": sum(len(image.hits) for image in images),
-                "references": sum(len(image.reference_hits) for image in images),
-            },
-            "search": search,
-            **provenance(command=f"captioning evaluate {shlex.join(argv)}", seed=settings.get("seed_everything")),
-            "settings": {"model": model}
-            | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
-            | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
-            | {name: trained[name] for name in ("averaged",) if name in trained},
-        }
-        write_json(args.measurement, content)
-        print(f"written to {args.measurement}")
+    described = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
+    return {
+        "values": scores,
+        "unit": f"{UNIT}; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
+        "split": args.split,
+        "images": len(images),
+        "tokens": cli.datamodule.source.tokens,
+        "grounded_nouns": {
+            "generated": sum(len(image.hits) for image in images),
+            "references": sum(len(image.reference_hits) for image in images),
+        },
+        "search": search,
+        **provenance(command=f"captioning evaluate {shlex.join(argv)}", seed=settings.get("seed_everything")),
+        "settings": {"model": described}
+        | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
+        | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
+        | {name: trained[name] for name in ("averaged",) if name in trained},
+    }
+
+
+def _checkpoint_of(model: str, folder: Path) -> Path:
+    """Return the checkpoint of a model, which is made in ``folder`` of an exported one."""
+    from captioning.checkpoint.load import as_checkpoint
+
+    return Path(model) if Path(model).is_file() else as_checkpoint(model, folder / "exported.ckpt")
+
+
+def _results(args: argparse.Namespace) -> Path | None:
+    """Return where the scores of other data go: beside the model's own. None for a model of no file."""
+    model, *others = args.models
+    if not Path(model).is_file():
+        return None
+    run = RunFolder.of(model)
+    return (run.path if run else Path(model).parent) / ("ensemble" if others else "") / args.data.stem
+
+
+def _device_options(device: str) -> list[str]:
+    """Return the options of the training command for a value of ``--device``."""
+    kind, _, number = device.partition(":")
+    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
+        raise InputError(f"--device {device}: is not known; use auto, cpu, cuda or cuda:N")
+    accelerator = ["--trainer.accelerator", {"cuda": "gpu"}.get(kind, kind)] if kind != "auto" else []
+    return [*accelerator, *(["--trainer.devices", f"[{number}]"] if number else [])]
 
 
 def _print_scores(scores: dict[str, float]) -> None:
@@ -156,53 +175,45 @@ def _print_scores(scores: dict[str, float]) -> None:
             print(f"{TITLES.get(name, name):20}{scores[name]:8.2f}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "evaluate")
+    parser.usage = "captioning evaluate --model MODEL [options]"
     scored = parser.add_mutually_exclusive_group(required=True)
-    scored.add_argument(
-        "--checkpoint",
-        metavar="FILE",
-        nargs="+",
-        action="extend",
-        help="saved by `captioning fit`; several are an ensemble",
-    )
-    scored.add_argument("--captions", type=Path, metavar="JSON", help="captions to score in place of a model's")
-    parser.add_argument("--references", type=Path, metavar="JSON", help="references of --captions")
-    parser.add_argument("--split", default="test", choices=["train", "val", "test"], help="(default: %(default)s)")
-    parser.add_argument("--data", type=Path, metavar="YAML", help="config with another data set to score on")
-    parser.add_argument("--beam_size", type=int, help="1 is greedy (default: the checkpoint's)")
-    parser.add_argument("--length_normalization", type=float, help="exponent of the length (default: the checkpoint's)")
-    parser.add_argument("--max_length", type=int, help="steps (default: the checkpoint's)")
-    parser.add_argument("--min_length", type=int, help="words (default: the checkpoint's)")
+    add_model_option(scored, several="an ensemble", required=False)
+    scored.add_argument("--captions", type=Path, metavar="FILE.json", help="captions in the COCO server's format")
     parser.add_argument(
-        "--inference",
-        choices=("expected", "argmax", "sample"),
-        help="contexts of hard attention (default: the checkpoint's)",
+        "--references", type=Path, metavar="FILE.json", help="of --captions: COCO's annotations or Karpathy's file"
     )
-    parser.add_argument(
-        "--tokenizer",
-        metavar="CLASS",
-        help="with --captions: Whitespace, Characters .. (default: PennTreebank)",
-    )
+    parser.add_argument("--tokenizer", metavar="CLASS", help="of --captions (default: PennTreebank)")
+    add_split_option(parser, "test")
+    parser.add_argument("--data", type=Path, metavar="FILE.yaml", help="a config with another data set")
+    add_json_option(parser, "scores and their origin")
+    add_device_option(parser)
     add_import_option(parser)
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the scores and their provenance")
+    decoding = parser.add_argument_group("decoding (by default as the model was evaluated in training)")
+    decoding.add_argument("--beam_size", type=int, metavar="K", help="captions kept per step; 1 is greedy")
+    decoding.add_argument("--length_normalization", type=float, metavar="A", help="0 .. 1: sum .. mean over words")
+    decoding.add_argument("--max_length", type=int, metavar="WORDS")
+    decoding.add_argument("--min_length", type=int, metavar="WORDS")
+    add_inference_option(decoding)
     return parser
 
 
-def _score_file(parser: argparse.ArgumentParser, argv: list[str]) -> None:
-    """Print the scores of a file of captions with their intervals."""
+def _score_file(argv: list[str]) -> dict[str, Any]:
+    """Print the scores of a file of captions with their intervals, and return them."""
     from captioning.component import import_modules
     from captioning.evaluation.files import pair, read_references, read_results
     from captioning.evaluation.resampling import intervals
     from captioning.evaluation.scores import UNIT, count
     from captioning.vocabulary import tokenizer_from
 
-    args = parser.parse_args(argv)  # refuses what is not an option
+    options = parser()
+    args = options.parse_args(argv)  # refuses what is not an option
     if args.references is None:
         raise InputError("--captions needs --references")
-    changed = {name for name, value in vars(args).items() if value != parser.get_default(name)}
-    if unused := sorted(changed - {"captions", "references", "split", "tokenizer", "imports"}):
-        raise InputError(f"--{unused[0]} goes with --checkpoint, not with --captions")
+    changed = {name for name, value in vars(args).items() if value != options.get_default(name)}
+    if unused := sorted(changed - {"captions", "references", "split", "tokenizer", "imports", "json"}):
+        raise InputError(f"--{unused[0]} goes with --model, not with --captions")
     import_modules(args.imports, [Path()])
     tokenizer = tokenizer_from(args.tokenizer)
     captions = read_results(args.captions)
@@ -210,10 +221,13 @@ def _score_file(parser: argparse.ArgumentParser, argv: list[str]) -> None:
     hypotheses, references_of_images = pair(captions, references, where=args.captions, tokenizer=tokenizer)
     print(f"{len(captions)} captions of {len(references)} images with references")
     print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
+    values = {}
     for family, counts in count(hypotheses, references_of_images, java=tokenizer.english):
         for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
             print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
+            values[title] = {"value": float(value), "interval": [float(low), float(high)]}
     print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokens}.")
+    return {"values": values, "unit": UNIT, "images": len(references_of_images), "tokens": tokens}
 
 
 def _data_overlay(path: Path, folder: Path) -> Path:

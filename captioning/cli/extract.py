@@ -1,20 +1,14 @@
-"""Compute a frozen encoder's annotations once, so that training reads them instead of running the encoder.
+"""Compute a frozen encoder's annotations once; training reads them from disk with --data.features.
 
-The encoder (``model.encoder``) and the data (``data.source``) are those of the training configuration; options of the
-training command override it: ``--model.encoder.weights PATH``, ``--data.source.root DIR``. With --init_from the
-encoder's weights come from a checkpoint, for instance one that it was fine-tuned in.
-The script prints the size on disk before it starts. Features are written in files of about 128 MiB, the shards: if it
-is stopped or killed, the same command writes the missing shards. Several processes can divide the work, each with its
-own --shard I/N.
+Encoder and data are those of the training configuration; its options, such as
+--data.source.root DIR, work here, too. Features are written in files of 128 MiB, the shards.
+After an interruption the same command continues.
 
 examples:
-  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k
-  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/flickr8k \
-      --flipped          # then train with --data.features data/features/flickr8k --data.augmentation.flip 0.5
-  captioning extract --config configs/coco_vgg19_soft.yaml --output data/features/coco \
-      --shard 0/4        # and 1/4, 2/4, 3/4 in other processes
-  captioning extract --output data/features/coco --verify      # read all shards, compare checksums
-  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \
+  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features --flipped
+  captioning extract --config configs/coco_vgg19_soft.yaml --output data/features/coco --shard 0/4
+  captioning extract --output data/features/coco --verify
+  captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \\
       --init_from runs/tuned/checkpoints/best.ckpt
 """
 
@@ -26,7 +20,14 @@ import os
 import re
 from typing import TYPE_CHECKING
 
-from captioning.cli.arguments import config_parser, whole_number
+from captioning.cli.arguments import (
+    add_batch_size_option,
+    add_device_option,
+    add_split_option,
+    config_parser,
+    device_name,
+    whole_number,
+)
 from captioning.errors import InputError, exits_on_input_error, one_line
 
 if TYPE_CHECKING:
@@ -41,8 +42,6 @@ def main(argv: list[str] | None = None) -> None:
 
         verify(options.output)
         return
-    import torch
-
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build_parts
     from captioning.data import CaptionSource
@@ -65,10 +64,10 @@ def main(argv: list[str] | None = None) -> None:
             "features; give --model.encoder.weights PATH"
         )
     source.prepare()
-    device = check_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = check_device(device_name(options.device))
     extract_features(
         encoder.to(device).eval(),
-        {split: source.index(split) for split in options.splits},
+        {split: source.index(split) for split in options.split},
         options.output,
         device=device,
         batch_size=options.batch_size,
@@ -92,28 +91,34 @@ def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
         ) from error
 
 
-def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Return this script's own options, and those of the training command."""
+def parser() -> argparse.ArgumentParser:
     parser = config_parser(__doc__, "extract", output="folder of the feature cache")
-    parser.add_argument("--splits", nargs="+", default=["train", "val"], choices=["train", "val", "test"])
-    parser.add_argument("--init_from", metavar="FILE", help="a checkpoint to take the encoder's weights from")
+    add_split_option(parser, "train", "val")
+    parser.add_argument("--init_from", metavar="FILE.ckpt", help="a checkpoint to take the encoder's weights from")
     parser.add_argument(
-        "--flipped", action="store_true", help="also write the mirrored training images, for data.augmentation.flip"
+        "--flipped", action="store_true", help="also the mirrored training images, for data.augmentation.flip"
     )
     parser.add_argument(
         "--shard", type=_process, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
     )
-    parser.add_argument("--batch_size", type=whole_number(1), default=32, help="images per batch (default: 32)")
+    add_device_option(parser)
+    add_batch_size_option(parser, 32)
     parser.add_argument(
-        "--num_workers", type=whole_number(0), default=min(8, os.cpu_count() or 1), help="processes that decode images"
+        "--num_workers",
+        type=whole_number(0),
+        default=min(8, os.cpu_count() or 1),
+        metavar="N",
+        help="processes that decode images (default: %(default)s)",
     )
-    parser.add_argument("--device", help="cpu, cuda, cuda:1 ... (default: cuda if there is one)")
-    parser.add_argument(
-        "--verify", action="store_true", help="write nothing: read every shard and compare it with its checksum"
-    )
-    options, overrides = parser.parse_known_args(argv)
-    if options.flipped and "train" not in options.splits:
-        raise InputError("--flipped: only training images are mirrored; add train to --splits")
+    parser.add_argument("--verify", action="store_true", help="write nothing; compare every shard with its checksum")
+    return parser
+
+
+def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Return this command's own options, and those of the training command."""
+    options, overrides = parser().parse_known_args(argv)
+    if options.flipped and "train" not in options.split:
+        raise InputError("--flipped: only training images are mirrored; add train to --split")
     return options, overrides
 
 

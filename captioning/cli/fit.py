@@ -32,7 +32,7 @@ from captioning.cli.loggers import (
 from captioning.cli.parser import CommandLineParser
 from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
 from captioning.cli.usage import values_of
-from captioning.component import import_modules
+from captioning.component import budget, import_modules
 from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
 from captioning.errors import DEBUG, InputError, check_range, one_line
@@ -40,7 +40,7 @@ from captioning.files import write_text
 from captioning.model.ensemble import Ensemble
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config
-from captioning.training.callbacks import BestCheckpoint, LogTest, StopEarly, refuse_unknown_monitors
+from captioning.training.callbacks import BestCheckpoint, LogTest, NamedCheckpoint, StopEarly, refuse_unknown_monitors
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.divergence import StopOnDivergence
@@ -123,7 +123,7 @@ class SaveRunConfig(SaveConfigCallback):
         if config.ckpt_path is not None and path.is_file():
             config.init_from = read_config(path).get("init_from")  # a resumed second stage keeps its first stage
         config.ckpt_path = None  # a run that is started with this file is a new one
-        write_text(path, self.parser.dump(config, skip_none=False))
+        write_text(path, self.parser.dump(config, skip_none=False), follow=False)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):
                 logger.save_file(path, "run_config.yaml")  # wandb writes a config.yaml of its own
@@ -167,7 +167,7 @@ class CaptioningCLI(LightningCLI):
             help="Checkpoints of the same vocabulary; validate, test and predict average the words' probabilities.",
         )
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
-        parser.add_lightning_class_args(ModelCheckpoint, "last")
+        parser.add_lightning_class_args(NamedCheckpoint, "last")
         parser.add_lightning_class_args(StopEarly, "early_stopping")
         parser.set_defaults(
             {
@@ -243,7 +243,7 @@ class CaptioningCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
         weights = without_weights() if resumed or self.start else contextlib.nullcontext()  # the checkpoint brings them
-        with self._starting(), weights:
+        with self._starting(), weights, self._budget():
             try:
                 self._prepare_data()
                 super().instantiate_classes()
@@ -260,7 +260,7 @@ class CaptioningCLI(LightningCLI):
             source.prepare()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with warnings.catch_warnings(), self._starting():
+        with warnings.catch_warnings(), self._starting(), self._budget():
             if subcommand != "fit":  # evaluation needs no training callbacks
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
             super()._run_subcommand(subcommand)
@@ -270,6 +270,11 @@ class CaptioningCLI(LightningCLI):
         if self.subcommand != "fit" or process_rank():
             return contextlib.nullcontext()
         return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
+
+    def _budget(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a model is not built larger than its checkpoint, as a run's config may say."""
+        checkpoint = None if self.subcommand is None else self.config[self.subcommand].get("ckpt_path")
+        return budget(Path(checkpoint).stat().st_size) if checkpoint else contextlib.nullcontext()
 
     def _has_begun(self) -> bool:
         trainer = getattr(self, "trainer", None)

@@ -1,23 +1,31 @@
-"""Count in how many images' references each n-gram occurs: these counts weight the words of a CIDEr-D reward.
+"""Count in how many images' references each n-gram occurs, for a CIDEr-D reward.
 
-Training counts its own references, unless model.self_critical.frequencies names a file: a large corpus tells rare words
-better than a small data set. The end of a caption counts as a word, as in the reward.
+The counts weight the words of the reward. Training counts its own references, unless
+model.self_critical.frequencies names a file: a large corpus tells rare words better than a small
+data set. The end of a caption counts as a word, as in the reward.
 
 examples:
-  captioning prepare frequencies --config configs/coco_vgg19_soft.yaml --output data/coco/frequencies.json
+  captioning prepare frequencies --config configs/coco_vgg19_soft.yaml --output frequencies.json
 """
 
 from __future__ import annotations
 
-from captioning.cli.arguments import config_parser
+import argparse
+
+from captioning.cli.arguments import add_split_option, config_parser
+from captioning.cli.outputs import OutputFile
 from captioning.errors import exits_on_input_error
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write", kind=OutputFile("JSON"))
+    add_split_option(parser, "train")
+    return parser
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    parser = config_parser(__doc__, "prepare frequencies", output="the JSON file to write")
-    parser.add_argument("--split", default="train", choices=["train", "val", "test"], help="(default: %(default)s)")
-    options, overrides = parser.parse_known_args(argv)
+    options, overrides = parser().parse_known_args(argv)
 
     from captioning.cli.build import build_parts
     from captioning.data import CaptionSource

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 import pytorch_lightning as pl
 from pytorch_lightning.cli import LightningArgumentParser
 
-from captioning.cli.usage import did_you_mean, values_of
+from captioning.cli.usage import values_of
 from captioning.component import public_path, subclasses
-from captioning.errors import InputError
+from captioning.errors import InputError, did_you_mean
 from captioning.objective import Likelihood
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule

@@ -1,18 +1,12 @@
 """Get a data set or an encoder's weights, or say what is missing and where to get it; count n-grams.
 
-Existing files are not fetched again, and the same command resumes an interrupted download or unpacking. Downloads are
-compared with the published MD5, or if there is none with the published length and the checksums inside the zip file.
-data/README.md says where every file belongs.
+Existing files are not fetched again; the same command resumes an interrupted download. Downloads
+are compared with the published checksums. data/README.md says where every file belongs.
 
 examples:
-  captioning prepare coco                   COCO 2017: downloads 20 GB, unpacks and checks it
-  captioning prepare coco --karpathy        COCO 2014 in Karpathy's split, which most papers use
-  captioning prepare flickr8k               captions are downloaded, images must be requested
-  captioning prepare flickr30k
-  captioning prepare shapes                 generated here, in a minute
-  captioning prepare weights                what the MobileNet configurations read their encoder from
+  captioning prepare coco --karpathy        Karpathy's split of the 2014 images, as in most papers
   captioning prepare coco --check           only check that all files are there
-  captioning prepare frequencies --help     counts of n-grams for a CIDEr-D reward
+  captioning prepare flickr8k
 """
 
 from __future__ import annotations
@@ -154,30 +148,47 @@ def main(argv: list[str] | None = None) -> None:
     options.run(options)
 
 
-def _parse(argv: list[str] | None) -> argparse.Namespace:
+def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "prepare")
     commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes|weights|frequencies")
 
-    def command(name: str, run: Callable[[argparse.Namespace], None]) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, allow_abbrev=False)
+    def command(name: str, run: Callable[[argparse.Namespace], None], what: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=what, allow_abbrev=False, formatter_class=parser.formatter_class)
         sub.set_defaults(run=run, dataset=name)
-        sub.add_argument("--root", type=Path, default=Path("data") / name, help="its folder; default: %(default)s")
+        sub.add_argument(
+            "--root", type=Path, default=Path("data") / name, metavar="DIR", help="its folder (default: %(default)s)"
+        )
         sub.add_argument("--check", action="store_true", help="only check that everything is there")
         return sub
 
-    coco = command("coco", _coco)
-    coco.add_argument("--year", type=int, choices=(2014, 2017), help="which split of the images; default: 2017")
+    coco = command("coco", _coco, "COCO 2017, or 2014: downloads 20 GB, unpacks and checks it")
+    coco.add_argument("--year", type=int, choices=(2014, 2017), help="which images (default: 2017)")
     coco.add_argument("--karpathy", action="store_true", help="Karpathy's split of the 2014 images")
-    for sub in (coco, command("flickr8k", _flickr), command("flickr30k", _flickr)):
+    flickr = "captions are downloaded, images must be requested"
+    for sub in (coco, command("flickr8k", _flickr, flickr), command("flickr30k", _flickr, flickr)):
         sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
-    command("weights", _weights)
-    shapes = command("shapes", _shapes)
-    shapes.add_argument("--seed", type=int, default=0, help="of all randomness; default: %(default)s")
+    command("weights", _weights, "the encoder of the MobileNet configurations")
+    shapes = command("shapes", _shapes, "drawn here, in a minute")
+    shapes.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness (default: %(default)s)")
     for split, count in (("train", 6000), ("val", 500), ("test", 500)):
-        shapes.add_argument(f"--{split}", type=int, default=count, metavar="N", help="images; default: %(default)s")
-    options = parser.parse_args(argv)
+        shapes.add_argument(f"--{split}", type=int, default=count, metavar="N", help="images (default: %(default)s)")
+    counting = frequencies.parser()
+    commands.add_parser(
+        "frequencies",
+        help="count n-grams for a CIDEr-D reward",
+        parents=[counting],
+        add_help=False,
+        description=counting.description,
+        epilog=counting.epilog,
+        formatter_class=parser.formatter_class,
+    )
+    return parser
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    options = parser().parse_args(argv)
     if options.dataset == "coco" and options.karpathy and options.year == 2017:
-        coco.error("--karpathy is a split of the 2014 images; leave --year 2017 out")
+        raise InputError("--karpathy is a split of the 2014 images; leave --year 2017 out")
     mirror = getattr(options, "mirror", None)
     if mirror is not None and not re.match(r"(https?|file)://", mirror):
         raise InputError(f"--mirror {mirror}: must begin with https:// or http://")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from captioning.checkpoint.io import damage_of, sound_beside
 from captioning.cli.command_line import config_name, refuse_missing
-from captioning.errors import InputError
+from captioning.errors import InputError, printable
 from captioning.files import errors_named
 from captioning.run_folder import Claim, RunFolder
 from captioning.training.processes import process_rank
@@ -33,7 +33,8 @@ class RunPlace(NamedTuple):
         """Return where the run of a parsed configuration lies.
 
         Raises:
-            InputError: Its checkpoint is missing, or belongs to another run than the one in the folder.
+            InputError: Its checkpoint is missing, or belongs to another run than the one in the folder; or the folder
+                that an evaluation writes to has links in it.
         """
         folder = Path(config.runs) / (config.name or config_name(config.get("config")) or "run")
         checkpoint = config.get("ckpt_path")
@@ -49,6 +50,8 @@ class RunPlace(NamedTuple):
                 raise InputError(f"{folder}: holds another run than {checkpoint} is of; give another --name")
         elif process_rank() and _FOLDER in os.environ:
             folder = Path(os.environ[_FOLDER])
+        if not fitting:  # a run that trains claims its folder
+            RunFolder(folder).refuse_links()
         return cls(folder, checkpoint)
 
     def claimed(self) -> tuple[RunPlace, Claim]:
@@ -91,7 +94,8 @@ def _sound(checkpoint: Path) -> Path:
     if (sound := sound_beside(checkpoint)) is None:
         return checkpoint
     if not process_rank():
-        print(f"{checkpoint}: damaged ({damage}); going on from {sound}, which is sound", file=sys.stderr, flush=True)
+        line = f"{checkpoint}: damaged ({damage}); going on from {sound}, which is sound"
+        print(printable(line), file=sys.stderr, flush=True)
     return sound
 
 

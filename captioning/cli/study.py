@@ -1,21 +1,18 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-A study is a YAML of configs/studies: variants of configurations that differ in nothing but what is compared. The scores
-of all runs are written to docs/measurements/STUDY.json, as each run is scored. A run that has scores is done. An
-interrupted run continues from its last checkpoint. The features that the study names are extracted first. Ctrl-C saves
-every run, and the same command continues.
-
-With --report nothing is trained: the tables between <!-- study NAME --> and <!-- end --> in a page are made from the
-scores and from the captions in the run folders, and the tests are written to docs/measurements/STUDY.json.
+A study is a YAML of configs/studies. The scores of all runs go to docs/measurements/STUDY.json.
+After Ctrl-C the same command continues. With --report nothing is trained: the tables between
+<!-- study NAME --> and <!-- end --> in a page are made from scores and captions of the runs.
 
 examples:
   captioning study configs/studies/flickr8k.yaml --jobs 2
-  captioning study configs/studies/flickr8k.yaml --only soft marginal_blocks --seeds 1 --dry-run
+  captioning study configs/studies/flickr8k.yaml --only soft marginal_blocks --seeds 1 --dry_run
   captioning study configs/studies/flickr8k.yaml --report docs/results.md
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import sys
@@ -26,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
+from captioning.cli.outputs import OutputFile
 from captioning.comparison.measurements import add_scores, read_scores, score_name
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json
@@ -38,19 +36,31 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 _PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|(train|val|test): |written to"
 
 
+def parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__, "study")
+    parser.add_argument("study", type=Path, metavar="FILE.yaml", help="a YAML of configs/studies")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="(default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all of the study)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
+    parser.add_argument("--dry_run", action="store_true", help="list what is done and what is left")
+    parser.add_argument("--report", type=OutputFile(""), metavar="PAGE.md", help="make the study's tables in this page")
+    parser.add_argument(
+        "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--measurements",
+        type=Path,
+        default=Path("docs/measurements"),
+        metavar="DIR",
+        help="folder of the scores (default: %(default)s)",
+    )
+    return parser
+
+
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    parser = script_parser(__doc__, "study")
-    parser.add_argument("study", type=Path, help="a YAML of configs/studies")
-    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="(default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, help="(default: all of the study)")
-    parser.add_argument("--jobs", type=int, default=1, help="runs side by side (default: %(default)s)")
-    parser.add_argument("--dry-run", action="store_true", help="list what is done and what is left")
-    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's tables in this page")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="(default: %(default)s)")
-    parser.add_argument("--measurements", type=Path, default=Path("docs/measurements"), help="(default: %(default)s)")
-    args = parser.parse_args(argv)
+    args = parser().parse_args(argv)
     if args.jobs < 1:
         raise InputError(f"--jobs: must be at least 1, got {args.jobs}")
 
@@ -58,7 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
     study = read_study(args.study, _relative("configs"))
     if args.report is not None:
-        unused = {"--only": args.only, "--seeds": args.seeds, "--dry-run": args.dry_run, "--jobs": args.jobs > 1}
+        unused = {"--only": args.only, "--seeds": args.seeds, "--dry_run": args.dry_run, "--jobs": args.jobs > 1}
         if given := [option for option, value in unused.items() if value]:
             raise InputError(f"--report: makes the tables of the whole study; leave out {', '.join(given)}")
         report(study, args.report, args.runs, args.measurements, argv)
@@ -157,8 +167,8 @@ class Job:
         return self.folder.path / f"measurement{'_' if evaluation else ''}{evaluation}.json"
 
     def _average(self) -> Command:
-        checkpoints = [str(job.folder.checkpoint("best")) for job in self.before]
-        command = ["-m", "captioning", "average", *checkpoints]
+        models = [word for job in self.before for word in ("--model", str(job.folder.checkpoint("best")))]
+        command = ["-m", "captioning", "average", *models]
         return Command("average", [*command, "--output", str(self.folder.checkpoint("best"))])
 
     def _fit(self, config: str, options: list[str]) -> Command:
@@ -173,8 +183,8 @@ class Job:
         return Command("train", command)
 
     def _evaluate(self, evaluation: str, options: list[str]) -> list[str]:
-        command = ["-m", "captioning", "evaluate", "--checkpoint", str(self.folder.checkpoint("best"))]
-        return [*command, *self.study.evaluate, *options, "--measurement", str(self._written_scores(evaluation))]
+        command = ["-m", "captioning", "evaluate", "--model", str(self.folder.checkpoint("best"))]
+        return [*command, *self.study.evaluate, *options, "--json", str(self._written_scores(evaluation))]
 
 
 def list_state(study: Study, jobs: list[Job]) -> None:
@@ -257,7 +267,7 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
     if study.features is not None and _missing_splits(study):
         features = study.features
         command = ["-m", "captioning", "extract", "--config", str(_config(features.config))]
-        command += ["--splits", *features.splits, "--output", features.output]
+        command += ["--split", *features.splits, "--output", features.output]
         commands.run("features", [*command, *(["--flipped"] if features.flipped else [])])
 
 

@@ -2,113 +2,109 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from captioning.errors import InputError
+from captioning.errors import InputError, did_you_mean
 from captioning.run_folder import RunFolder
 
-COMMANDS = ("fit", "validate", "test", "predict")
-"""Subcommands of the LightningCLI, which share their options."""
+COMMANDS = {
+    "fit": "train; keeps the checkpoint with the best val/bleu4 of free-running captions",
+    "validate": "score a checkpoint on its validation split",
+    "test": "score a checkpoint on its test split, as the run was configured",
+    "predict": "caption the data set's test split into files, for a server that scores them",
+}
+"""Subcommands of the LightningCLI, which share their options, with what each does."""
 
-TOOLS = ("caption", "app", "evaluate", "compare", "prepare", "extract", "export", "average", "study", "bench")
-"""Further subcommands. Each is the module of this folder that has its name."""
+TOOLS = {
+    "caption": "caption images of your own, and draw where the model looked",
+    "app": "the same for one image at a time, on a page in the browser",
+    "evaluate": "score any model on any data set, an ensemble, or a file of captions",
+    "compare": "compare runs: scores with intervals and tests, curves, captions, attention",
+    "export": "write a trained captioner as a folder to pass on",
+    "average": "write a checkpoint whose weights are the mean of several",
+    "prepare": "get a data set or an encoder's weights; count n-grams for a CIDEr-D reward",
+    "extract": "compute a frozen encoder's annotations once, for faster training",
+    "study": "train and score every variant of a study with several seeds, and make its tables",
+    "bench": "measure speed; needs a clone of the repository",
+    "completion": "print a script that completes command lines in bash or zsh",
+}
+"""Further subcommands, with what each does. Each is the module of this folder that has its name."""
 
-HELP = """usage: captioning COMMAND [options]
+
+def _lines(commands: dict[str, str]) -> str:
+    return "".join(f"  {name:12}{description}\n" for name, description in commands.items())
+
+
+HELP = f"""usage: captioning COMMAND [options]
 
 Image captioning with visual attention (Show, Attend and Tell).
 
-train and test:
-  fit        train; validates by free-running decoding and keeps the best checkpoint by val/bleu4
-  validate   score a checkpoint on the validation split
-  test       score a checkpoint on the test split
-  predict    caption the test split, into RUNS/NAME/predictions.jsonl and the COCO server's predict_results.json
-
-use a trained model:
-  caption    caption photos, and draw where the model looked
-  app        the same for one photo at a time, on a page in the browser
-  evaluate   score a checkpoint on other data, an ensemble, or a file of captions
-  compare    compare runs: scores with intervals and tests, curves, captions, attention
-  export     write a trained captioner as a folder to pass on
-  average    write a checkpoint whose weights are the mean of several
-
-prepare and measure:
-  prepare    get a data set or an encoder's weights; count n-grams for a CIDEr-D reward
-  extract    compute a frozen encoder's annotations once
-  study      train and score every variant of a study with several seeds, and make its tables
-  bench      measure speed (in a clone of the repository)
-
+train and test a run:
+{_lines(COMMANDS)}
+everything else:
+{_lines(TOOLS)}
 examples:
+  captioning caption photo.jpg --model runs/shapes_soft/checkpoints/best.ckpt --overlay looked.png
   captioning fit --config configs/shapes_soft.yaml
-  captioning fit --config configs/shapes_soft.yaml --config configs/overlays/debug.yaml
   captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt
-  captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)
+  captioning compare runs/shapes_soft runs/shapes_hard
 
-The options of a command, most used first: captioning COMMAND --help
+The options of a command: captioning COMMAND --help. What each is for: docs/commands.md
 """
 
 _COMMON = """
 most used:
   --config FILE.yaml            settings; several are merged, the later ones win
   --ckpt_path FILE.ckpt         {checkpoint}; best and last name the run's own
-  --name NAME                   the run's name, by default the first config's; its folder is RUNS/NAME
-  --runs RUNS                   folder of all runs (default: runs)
+  --name NAME                   the run's name (default: the config's); its folder is RUNS/NAME
+  --runs DIR                    folder of all runs, RUNS (default: runs)
   --seed_everything N           seed of all randomness (default: 1)
 """
 
 _TRAINING = """
 training:
+  --init_from FILE.ckpt         begin with these weights, and a new optimizer (a second stage)
   --trainer.max_epochs N        largest number of epochs
-  --early_stopping.patience N   validations without a better val/bleu4 before training stops (default: 5)
-  --trainer.accelerator auto|cpu|gpu
+  --early_stopping.patience N   validations without a better val/bleu4 before the end
+  --trainer.accelerator NAME    auto, cpu or gpu
   --trainer.devices N           processes, one per GPU
-  --trainer.precision bf16-mixed|32-true|...
+  --trainer.precision NAME      bf16-mixed, 32-true ..
   --trainer.logger false        no wandb; metrics are kept as CSV anyway
   --model.optimizer.lr RATE
-  --data.features DIR           annotations written by captioning extract, for a frozen encoder
 """
 
 _EVALUATION = """
 evaluation:
   --data.test_split SPLIT       the split of test and predict (default: test)
-  --results DIR                 where scores and captions are written; default: the run's folder
-  --trainer.accelerator auto|cpu|gpu
+  --results DIR                 where scores and captions are written (default: RUNS/NAME)
+  --ensemble '["b.ckpt"]'       average the words' probabilities with these checkpoints
+  --trainer.accelerator NAME    auto, cpu or gpu
 """
 
 _PARTS = """
 data and model; a class is given by its name, its options as --PLACE.OPTION:
-  --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
+  --data.source CLASS           ShapesSource, CocoSource, KarpathySource or FolderSource
+  --data.features DIR           annotations that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out
-  --data.vocabulary.min_count N words with fewer occurrences become <unk>
-  --model.encoder CLASS         ConvEncoder, TorchvisionEncoder, TimmEncoder
-  --model.decoder CLASS         AttentionDecoder, TransformerDecoder
-  --model.decoder.attention CLASS
-                                SoftAttention, HardAttention, GumbelAttention, ...
-  --model.decoder.attention.score CLASS
-                                AdditiveScore, DotScore, LocalScore, ...
-  --model.decoder.hidden_dim N  size of the LSTM
-  --model.objective CLASS       Likelihood, SelfCriticalTraining
+  --model.encoder CLASS         ConvEncoder, TorchvisionEncoder or TimmEncoder
+  --model.decoder CLASS         AttentionDecoder or TransformerDecoder; .attention: SoftAttention ..
+  --model.objective CLASS       Likelihood or SelfCriticalTraining
   --model.search.beam_size K    captions kept at every step in evaluations
 
 more:
-  --import MODULE               a module of your own whose classes the config or the run names; it is looked for in the
-                                working directory and the first config's folder
-  --PLACE.help                  every class that can stand there, such as --data.source.help
-  --PLACE.help CLASS            the options of a class, such as --data.source.help FolderSource
-  --init_from FILE              fit: begin with the weights of a checkpoint, and a new optimizer (a second stage)
-  --ensemble '["b.ckpt"]'       validate, test, predict: average the words' probabilities with these checkpoints
-  --debug                       show the traceback of an error
+  --import MODULE               a module of your own whose classes the config or the run names
+  --PLACE.help [CLASS]          the classes of a place (--data.source.help), or a class's options
   --print_config                print the full configuration and stop
-  --help_all                    every option with its meaning and default (ten seconds, a thousand lines)
+  --debug                       show the traceback of an error
+  --help_all                    every option with its meaning and default (a thousand lines)
 """
 
 _EXAMPLES = {
     "fit": """
 examples:
-  captioning fit --config configs/shapes_soft.yaml
-  captioning fit --config configs/shapes_soft.yaml --trainer.max_epochs 20 --model.decoder.attention HardAttention
+  captioning fit --config configs/shapes_soft.yaml --model.decoder.attention HardAttention
   captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)
 """,
     "validate": "\nexample:\n  captioning validate --ckpt_path runs/shapes_soft/checkpoints/best.ckpt\n",
@@ -137,8 +133,7 @@ def first_line(args: Sequence[str]) -> str:
     """
     command = args[0]
     if command not in COMMANDS:
-        commands = (*COMMANDS, *TOOLS)
-        hint = did_you_mean(command, commands) or f"; one of {', '.join(commands)}"
+        hint = did_you_mean(command, [*COMMANDS, *TOOLS]) or "; `captioning` lists the commands"
         raise InputError(f"captioning {command}: no such command{hint}")
     configs = [value for value in values_of(args, "--config", "-c") if not value.startswith("{")]
     for config in configs:
@@ -162,12 +157,6 @@ def _check_checkpoint(name: str, runs: Sequence[str]) -> None:
     beside = [str(file) for file in sorted(path.parent.glob("*.ckpt"))]
     hint = did_you_mean(name, beside) or did_you_mean(name, checkpoints)
     raise InputError(f"--ckpt_path {name}: no such file{hint or '; `captioning fit` writes RUNS/NAME/checkpoints'}")
-
-
-def did_you_mean(word: str, words: Collection[str]) -> str:
-    """Return ``; did you mean X?`` with the nearest of ``words``, "" if none is near."""
-    near = difflib.get_close_matches(word, words, 1)
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def values_of(args: Sequence[str], *options: str) -> list[str]:

@@ -20,7 +20,7 @@ class Color(NamedTuple):
 
 def run_colors(variants: Sequence[Sequence[str]]) -> dict[str, Color]:
     """Return the colours of the runs of all variants by name."""
-    colors = {}
+    colors: dict[str, Color] = {}
     for number, runs in enumerate(variants):
         shades = _shades(_COLORS[number % len(_COLORS)], len(runs))
         colors |= {run: Color(shade, _mixed(shade, _ON_DARK)) for run, shade in zip(runs, shades, strict=True)}

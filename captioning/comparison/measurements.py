@@ -2,7 +2,7 @@
 
     {"common": what all scores share, "scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
 
-Every entry of ``scores`` is what ``captioning evaluate --measurement`` writes, without what is in ``common``. Its name
+Every entry of ``scores`` is what ``captioning evaluate --json`` writes, without what is in ``common``. Its name
 is VARIANT_SEED or VARIANT_SEED_EVALUATION, and it takes one line.
 """
 
@@ -121,7 +121,7 @@ def _scores_of(content: Mapping[str, Any], path: Path) -> dict[str, Scores]:
     expanded = {name: expand(common, entry) if isinstance(entry, dict) else {} for name, entry in scores.items()}
     for name, entry in expanded.items():
         if not isinstance(entry.get("values"), dict) or "bleu4" not in entry["values"]:
-            problem = "not what captioning evaluate --measurement writes; delete it to score the run again"
+            problem = "not what captioning evaluate --json writes; delete it to score the run again"
             raise InputError(f"{path}: scores.{name}: {problem}")
     return expanded
 

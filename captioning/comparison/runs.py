@@ -13,6 +13,7 @@ from typing import Any
 
 from captioning.errors import InputError, one_line
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
+from captioning.files import regular
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config
 
@@ -109,7 +110,7 @@ def add_test(run: Run, folder: Path) -> None:
     if run.captions is None and run.checkpoint is not None:
         # Without its config.yaml only `captioning evaluate` finds the settings, in the checkpoint.
         with_config = RunFolder(folder).config.is_file()
-        command = "captioning test --ckpt_path" if with_config else "captioning evaluate --checkpoint"
+        command = "captioning test --ckpt_path" if with_config else "captioning evaluate --model"
         run.how_to_test = f"{command} {run.checkpoint}"
 
 
@@ -146,7 +147,7 @@ def merged(points: Curve) -> Curve:
 def _read_csv(path: Path) -> dict[str, Curve]:
     curves: dict[str, Curve] = {}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with open(path, newline="", encoding="utf-8", opener=regular) as file:
             for row in csv.DictReader(file):
                 try:
                     step = int(float(row.pop("step", None) or "nan"))

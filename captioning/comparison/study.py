@@ -5,7 +5,6 @@ The keys of the file are the attributes of ``Study``, those of a variant the att
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -16,7 +15,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from captioning.comparison.measurements import score_name
-from captioning.errors import InputError
+from captioning.errors import InputError, did_you_mean
 from captioning.settings import read_config
 
 Kind = TypeVar("Kind", bound=Struct)
@@ -199,5 +198,4 @@ def _check_config(name: str, place: str, configs: Collection[str]) -> None:
 
 
 def _meant(name: str, names: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; there are {', '.join(sorted(names))}"
+    return did_you_mean(name, names) or f"; there are {', '.join(sorted(names))}"

@@ -17,6 +17,9 @@ MAX_PIXELS = 100_000_000
 """The largest image that is decoded or made by resizing: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if
 possible. Pillow itself opens no image of more than 178 million pixels."""
 
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
+"""What Pillow may open, whatever a file is called. For others it starts programs: Ghostscript for EPS."""
+
 _ORIENTATION = 0x0112  # of EXIF
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -37,7 +40,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     scaled (not clipped) to 8, CMYK and palettes are converted, and the first frame of an animation is taken.
 
     Args:
-        path: A file that Pillow reads.
+        path: A file of one of the ``FORMATS``.
         minimum_side: Decode a JPEG at 1/2, 1/4 or 1/8 of its size as long as its short side keeps this many pixels:
             several times quicker on large photographs. The pixels differ slightly from a full decode, so everything
             that feeds a model uses ``Preprocessing.load``.
@@ -49,7 +52,7 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
             raise InputError(f"{path}: is no regular file; give an image file")
-        with _quiet(), Image.open(path) as image:
+        with _quiet(), Image.open(path, formats=FORMATS) as image:
             if minimum_side is not None and image.format == "JPEG":
                 scale = minimum_side / min(image.size)
                 image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))

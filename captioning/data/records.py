@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioning.errors import InputError, one_line
+from captioning.files import read_bytes
 from captioning.tokenizers import PennTreebank, Tokenizer
 
 if TYPE_CHECKING:
@@ -358,7 +359,7 @@ def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) ->
         InputError: It is missing, cannot be read or has another layout.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_bytes(path), type=kind)
     except FileNotFoundError:
         raise InputError(f"{path}: missing; {remedy}") from None
     except OSError as error:

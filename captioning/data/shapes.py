@@ -28,6 +28,7 @@ from captioning.data.shape_world.grammar import STYLES, attributes, describe, na
 from captioning.data.shape_world.judging import judge
 from captioning.data.shape_world.scene import NOUNS, REFERENCE_SIZE, TEXTURES, Described, sample_scene
 from captioning.errors import InputError, one_line
+from captioning.files import read_bytes
 from captioning.progress import Progress
 
 FORMAT = 3  # changes whenever the same parameters give other files
@@ -148,7 +149,7 @@ class ShapesSource(CaptionSource):
             return False
         path, wanted = self.root / "shapes.json", self._header()
         try:
-            header = json.loads(path.read_text(encoding="utf-8"))
+            header = json.loads(read_bytes(path))
             differ = [
                 f"{key} {header[key]} instead of {value}" for key, value in wanted.items() if header[key] != value
             ]
@@ -169,7 +170,7 @@ class ShapesSource(CaptionSource):
     def _read(self, kind: str, split: str) -> dict[str, Any]:
         path = self._annotations(kind, split)
         try:
-            content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            content: dict[str, Any] = json.loads(read_bytes(path))
         except FileNotFoundError:
             raise InputError(f"{path}: missing; run captioning prepare shapes") from None
         except (OSError, ValueError, RecursionError) as error:

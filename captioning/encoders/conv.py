@@ -77,7 +77,9 @@ class _Positions(nn.Module):
         super().__init__()
         y = _sinusoids(side, (dim + 1) // 2)[:, :, None].expand(-1, -1, side)
         x = _sinusoids(side, dim // 2)[:, None, :].expand(-1, side, -1)
-        self.map = nn.Parameter(torch.cat([y, x]))  # (D, height, width)
+        self.map = nn.Parameter(torch.empty(dim, side, side))  # (D, height, width)
+        with torch.no_grad():
+            self.map.copy_(torch.cat([y, x]))
 
     def forward(self, maps: Tensor) -> Tensor:
         return maps + self.map

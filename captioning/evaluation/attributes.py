@@ -11,9 +11,9 @@ from captioning.data.attributes import JudgedAttribute
 class AttributeCount(NamedTuple):
     """How often an attribute was right, how often it was said at all, and how often it was not though it is there."""
 
-    right: int
-    said: int
-    unsaid: int
+    right: int = 0
+    said: int = 0
+    unsaid: int = 0
 
     @property
     def accuracy(self) -> float:
@@ -30,7 +30,7 @@ def count_attributes(judged: Iterable[JudgedAttribute]) -> dict[str, AttributeCo
     """Return the counts of every attribute by its name, in alphabetical order."""
     counts: dict[str, AttributeCount] = {}
     for item in judged:
-        right, said, unsaid = counts.get(item.attribute, AttributeCount(0, 0, 0))
+        right, said, unsaid = counts.get(item.attribute, AttributeCount())
         mentioned = item.said is not None
         counts[item.attribute] = AttributeCount(right + item.right, said + mentioned, unsaid + (not mentioned))
     return dict(sorted(counts.items()))

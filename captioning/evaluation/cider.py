@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from captioning.errors import InputError
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
-from captioning.files import write_json
+from captioning.files import read_bytes, write_json
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ class DocumentFrequencies:
             InputError: The file is missing or holds something else.
         """
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            content = json.loads(read_bytes(Path(path)))
             documents, counts = content["documents"], content["counts"]
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from error

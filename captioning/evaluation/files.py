@@ -28,7 +28,7 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
         if image_id in results:
             raise ValueError(f"image {image_id} has two captions; the server takes one")
         results[image_id] = caption
-    write_json(path, [{"image_id": i, "caption": caption} for i, caption in results.items()], indent=None)
+    write_json(path, [{"image_id": i, "caption": caption} for i, caption in results.items()], indent=None, follow=False)
 
 
 def read_results(path: Path) -> dict[int, str]:

@@ -105,12 +105,12 @@ def write_evaluation(
     content: dict[str, Any] = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     if tokens:
         content["tokens"] = tokens
-    write_json(folder / f"{stage}_metrics.json", content)
+    write_json(folder / f"{stage}_metrics.json", content, follow=False)
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:
         if entry["written"] is None:
             del entry["written"]
-    write_json(folder / f"{stage}_captions.json", entries)
+    write_json(folder / f"{stage}_captions.json", entries, follow=False)
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 
@@ -126,7 +126,7 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
         {"image": str(path), "image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob}
         for path, image in zip(paths, images, strict=True)
     ]
-    write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
+    write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries), follow=False)
     write_results(results, [(image.image_id, image.text) for image in images])
     return lines, results
 

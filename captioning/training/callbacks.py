@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,45 @@ import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
-from captioning.errors import InputError, check_range
+from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.evaluator import score_names
 from captioning.files import replacing
 from captioning.training.evaluation_loops import Sample
 from captioning.training.module import CaptioningModule
 from captioning.training.wandb_run import WandbRun
 
+_WIDE = re.compile(r":[^{}]*\d{3}")  # a number of a million characters takes that memory
 
-class BestCheckpoint(ModelCheckpoint):
+
+class NamedCheckpoint(ModelCheckpoint):
+    """Lightning's ``ModelCheckpoint``, whose template of file names leads to no other folder."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        self.format_checkpoint_name({})  # refuses a template before training, not after the first epoch
+
+    def format_checkpoint_name(
+        self, metrics: dict[str, Tensor], filename: str | None = None, ver: int | None = None, prefix: str | None = None
+    ) -> str:
+        """Return the path of a checkpoint.
+
+        Raises:
+            InputError: The template cannot be filled, or leads out of the folder with these numbers.
+        """
+        template = filename or self.filename or ""
+        if _WIDE.search(template):
+            raise InputError(f"filename {template!r}: numbers are at most 99 characters wide")
+        try:
+            path = super().format_checkpoint_name(metrics, filename, ver, prefix)
+            inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.dirpath or "."))
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            raise InputError(f"filename {template!r}: is no name of a file ({one_line(error)})") from error
+        if not inside:
+            raise InputError(f"filename {template!r}: {path} would lie outside {self.dirpath}")
+        return path
+
+
+class BestCheckpoint(NamedCheckpoint):
     """Keeps the checkpoint with the best monitored score and, among equal scores, the lowest ``val/nll``.
 
     BLEU-4 of few or early captions is 0 in several validations in a row; Lightning would keep the first of them.
@@ -191,7 +223,7 @@ def _save_figures(module: CaptioningModule, samples: list[Sample], names: list[s
             region=preprocessing.region(sample.photo.size),
             text=sample.image.text,
         )
-        with replacing(folder / name) as part:
+        with replacing(folder / name, follow=False) as part:
             figure.savefig(part, dpi=80, format="png", pil_kwargs={"compress_level": 1})  # in half the time
         paths.append(folder / name)
     return paths

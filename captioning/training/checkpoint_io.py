@@ -17,4 +17,4 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         return read_checkpoint(Path(path), training=True, weights_only=weights_only is not False)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        write_checkpoint(checkpoint, Path(path))
+        write_checkpoint(checkpoint, Path(path), follow=False)

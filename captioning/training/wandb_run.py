@@ -19,7 +19,7 @@ from torch import Tensor
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.records import CaptionedImage
-from captioning.files import write_json
+from captioning.files import read_bytes, write_json
 from captioning.run_folder import RunFolder
 
 # Metrics whose best value the wandb summary keeps beside the last.
@@ -107,7 +107,7 @@ class WandbRun(WandbLogger):
         run = self._experiment
         if run is not None and not run.disabled:
             content = {name: getattr(run, name) for name in ("id", *_NAMES)}
-            write_json(self._folder.wandb_run, content | {"tags": list(run.tags or ()), "step": run.step})
+            write_json(self._folder.wandb_run, content | {"tags": list(run.tags or ()), "step": run.step}, follow=False)
 
     @rank_zero_only
     def save_file(self, path: Path, name: str) -> None:
@@ -257,7 +257,7 @@ class WandbRun(WandbLogger):
 def _read_note(folder: RunFolder) -> dict[str, Any]:
     """Return the content of a folder's ``wandb_run.json``; {} if it is missing or damaged."""
     try:
-        note = json.loads(folder.wandb_run.read_text(encoding="utf-8"))
+        note = json.loads(read_bytes(folder.wandb_run))
     except (OSError, ValueError):
         return {}
     valid = isinstance(note, dict) and isinstance(note.get("id"), str) and isinstance(note.get("step"), int)

@@ -106,9 +106,12 @@ class AttentionMap {
     return flat;
   }
 
-  /** The value that is drawn brightest: the maximum, or three times even attention over L locations if that is more. */
-  scaleEnd(maximum, locations) {
-    return Math.max(maximum, this.constants.dimBelow / locations);
+  /** The value that is drawn brightest: the median of the maps' maxima, or three times even attention if that is more. */
+  scaleEnd(maxima, locations) {
+    const sorted = [...maxima].sort((a, b) => a - b);
+    const half = sorted.length >> 1;
+    const median = sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+    return Math.max(median || 0, this.constants.dimBelow / locations);
   }
 
   /**
@@ -121,7 +124,7 @@ class AttentionMap {
     const { look } = this.constants;
     const painted = new Uint8ClampedArray(view.length);
     for (let pixel = 0, at = 0; at < view.length; pixel++, at += 4) {
-      const strength = values[pixel] / end;
+      const strength = Math.min(values[pixel] / end, 1);
       const light = look.dim + (1 - look.dim) * strength;
       const share = look.opacity * strength;
       const color = 3 * (128 + Math.floor(strength * 127)); // the bright half: opacity makes weak ones faint
@@ -138,7 +141,7 @@ class AttentionMap {
   colored(values, end) {
     const colored = new Uint8ClampedArray(4 * values.length);
     values.forEach((value, pixel) => {
-      const color = 3 * Math.floor((value / end) * 255);
+      const color = 3 * Math.floor(Math.min(value / end, 1) * 255);
       colored.set([this.colors[color], this.colors[color + 1], this.colors[color + 2], 255], 4 * pixel);
     });
     return colored;

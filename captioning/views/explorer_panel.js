@@ -170,16 +170,16 @@ class Panel {
     const { shown } = this;
     const { map } = this.explorer;
     shown.ends ??= {};
-    shown.ends[style] ??= map.scaleEnd(style === "cells" ? Math.max(...shown.peaks) : this.#smoothPeak(), this.locations);
+    shown.ends[style] ??= map.scaleEnd(style === "cells" ? shown.peaks : this.#smoothPeaks(), this.locations);
     return shown.ends[style];
   }
 
-  #smoothPeak() {
+  #smoothPeaks() {
     const { map } = this.explorer;
     const { height, width } = this.image;
     const peak = (step) =>
       map.smooth(this.distribution(step), this.run, height, width).reduce((most, value) => Math.max(most, value), 0);
-    return Math.max(...this.caption.words.map((_, step) => peak(step)));
+    return this.caption.words.map((_, step) => peak(step));
   }
 
   #fillBeam() {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -115,12 +115,13 @@ def _upsample_and_blur(
     return blurred.astype(np.float32), blurred.sum(axis=1)
 
 
-def scale_end(maximum: float, locations: int) -> float:
-    """Return the attention that is painted brightest: the maximum of all maps, at least three times even attention.
+def scale_end(maxima: Iterable[float], locations: int) -> float:
+    """Return the attention that is painted brightest: the median of all maps' maxima, or three times even attention.
 
-    So weak maps look weak beside strong ones, and even attention stays dim.
+    So weak maps look weak beside strong ones, even attention stays dim, and one very strong map does not darken the
+    others. Stronger attention is painted alike.
     """
-    return max(maximum, DIM_BELOW / locations)
+    return max(float(np.median([*maxima] or [0.0])), DIM_BELOW / locations)
 
 
 def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, style: Style) -> NDArray[np.uint8]:
@@ -131,12 +132,12 @@ def paint(view: NDArray[np.float32], smooth: NDArray[np.float32], end: float, st
 
     Args:
         view: (.., 3) in 0..1.
-        smooth: (..), attention in 0..end.
+        smooth: (..), attention.
         end: The end of the scale (``scale_end``).
         style: Key of ``LOOKS``.
     """
     look = LOOKS[style]
-    strength = smooth / np.float32(end)
+    strength = (smooth / np.float32(end)).clip(max=1)
     colors = map_colors()[128 + (strength * 127).astype(np.uint8)]  # the bright half: opacity makes weak ones faint
     light, opacity = (look.dim + (1 - look.dim) * strength)[..., None], look.opacity * strength[..., None]
     painted = view * light * (1 - opacity) + colors * opacity

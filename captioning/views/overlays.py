@@ -138,7 +138,7 @@ def _draw_words(
     chosen = trace.chosen()
     # Smoothed twice, because holding every map of a caption with heads takes hundreds of megabytes.
     maxima = {name: [float(smooth_alphas(alpha, scaled).max()) for alpha in alphas] for name, alphas in maps.items()}
-    end = scale_end(max(itertools.chain(*maxima.values()), default=0.0), trace.alphas.shape[1])
+    end = scale_end(itertools.chain(*maxima.values()), trace.alphas.shape[1])
     for step, word in enumerate(words):
         left, top = layout.word(step)
         _text(axes, left + layout.panel_width / 2, top - 0.12, word, size=11, fit=layout.panel_width)
@@ -241,7 +241,7 @@ def _draw_scale(axes: Axes, layout: _Layout, end: float, style: Style) -> None:
     x, y, width, height = _MARGIN, layout.height - _SCALE / 2 - 0.05, min(1.2, layout.width / 4), 0.1
     white, ramp = np.ones((1, 256, 3), dtype=np.float32), np.linspace(0, 1, 256, dtype=np.float32)[None]
     _picture(axes, paint(white, ramp, 1.0, style), (x, y, width, height))
-    text = f"attention per location, from 0 to {_short(end)}"
+    text = f"attention per location, from 0 to {_short(end)} and above"
     fit = layout.width - width - 3 * _MARGIN
     _text(axes, x + width + _MARGIN, y + height / 2, text, size=8, fit=fit, color="0.35", ha="left")
 

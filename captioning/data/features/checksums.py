@@ -12,6 +12,7 @@ from pathlib import Path
 
 from captioning.data.features.layout import HEADER_BYTES, Manifest
 from captioning.errors import InputError
+from captioning.files import read_bytes
 from captioning.progress import Progress
 
 
@@ -60,7 +61,7 @@ def _problem(manifest: Manifest, shard: int) -> str:
     try:
         if path.stat().st_size != size:
             return f"has {path.stat().st_size} bytes instead of {size}"
-        content = path.read_bytes()
+        content = read_bytes(path)
     except FileNotFoundError:
         return "missing"
     except OSError as error:

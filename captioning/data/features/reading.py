@@ -21,6 +21,7 @@ from torch.utils.data import get_worker_info
 
 from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder
 from captioning.errors import InputError
+from captioning.files import regular
 
 _BATCHES_FROM_MEMORY = 8
 """After so many batches in a row without disk reads, the system gets no more advice until a batch needs the disk."""
@@ -64,7 +65,7 @@ class FeatureCache:
             missing = Path(directory) / f"{split}.json"
             images = split.removesuffix("_flipped")
             raise InputError(
-                f"{missing}: no features; run captioning extract with --splits {images}, or give "
+                f"{missing}: no features; run captioning extract with --split {images}, or give "
                 "--data.features null to compute them from the images"
             )
         refuse_other_encoder(manifest.path, manifest.fingerprint, fingerprint)
@@ -151,7 +152,8 @@ class FeatureCache:
     def _open(self, number: int) -> NDArray[np.float16]:
         path = self._manifest.array(number)
         try:
-            array = np.load(path, mmap_mode="r")
+            with open(path, "rb", opener=regular):  # NumPy would wait for a pipe
+                array = np.load(path, mmap_mode="r")
         except Exception as error:  # NumPy raises different exceptions for different damage
             raise InputError(f"{path}: cannot be read ({error}); delete it and extract again") from error
         shape = (len(self._manifest.rows(number)), *self.shape[1:])

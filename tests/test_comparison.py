@@ -20,7 +20,10 @@ from captioning.comparison.formats import with_best
 from captioning.comparison.page import comparison_page
 from captioning.comparison.paper import compare_with_paper
 from captioning.comparison.result import Cell, Comparison, Table
+from captioning.comparison.runs import Run
+from captioning.comparison.terminal import print_comparison
 from captioning.comparison.verdicts import ONE_SEED
+from captioning.data.attributes import JudgedAttribute
 from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.resampling import Difference, Interval, holm
@@ -255,6 +258,70 @@ def test_judgements_of_older_runs_lack_what_was_not_measured_then():
         [run_of("a", make_captions(8, hits=False)), run_of("b", make_captions(8, hits=False))], resamples=20
     )
     assert [table.title for table in without.tables] == ["Captions of 8 images"]
+
+
+def judged(attribute: str, said: str | None, true: str | None) -> JudgedAttribute:
+    return JudgedAttribute(attribute, said, true, right=said == true)
+
+
+def attribute_run(name: str, *images: list[JudgedAttribute], said: str = "a dog") -> Run:
+    captions = {i: captioned_image(i, said, ["a dog"], attributes=found) for i, found in enumerate(images)}
+    return run_of(name, captions)
+
+
+@pytest.fixture(scope="module")
+def attributes() -> Comparison:
+    """Of colours, soft has 1 of 3 right and hard 2 of 2; soft alone speaks of a size, and no run of a place."""
+    red, blue, unsaid = judged("colour", "red", "red"), judged("colour", "blue", "red"), judged("colour", None, "red")
+    size, place = judged("size", "big", "big"), judged("place", None, "left")
+    return compare(
+        [
+            attribute_run("soft", [red, blue], [blue, size], [unsaid, place]),
+            attribute_run("hard", [red], [unsaid], [red, place]),
+            attribute_run("old", [], [], []),
+        ],
+        resamples=999,
+    )
+
+
+def test_an_attribute_is_right_in_percent_of_how_often_it_is_said(attributes):
+    soft, hard, old = cells(attributes, "What captions get right", "Colour accuracy")
+    assert [cell.text for cell in (soft, hard, old)] == ["33.33", "100.00", ""]
+    assert soft.detail.endswith(", 3 said") and hard.detail == "100.0 to 100.0, 2 said"
+    assert [cell.text for cell in cells(attributes, "What captions get right", "Size accuracy")] == ["100.00", "", ""]
+    (table,) = [table for table in attributes.tables if table.title == "What captions get right"]
+    assert [row.name for row in table.rows] == ["Colour accuracy", "Size accuracy"]
+
+
+def test_attributes_are_tested_over_images_if_both_runs_say_them(attributes):
+    """Exchanging a single image leaves differences of 17, 17 and 50 points, so 2 of 8 exchanges reach 67 points."""
+    test = attributes.tests["hard"]["attribute_colour"]
+    assert test.interval.value == pytest.approx(200 / 3) and test.p_value == pytest.approx(2 / 8, abs=0.05)
+    assert [(run, key) for run in ("hard", "old") for key in attributes.tests[run] if "attribute" in key] == [
+        ("hard", "attribute_colour")
+    ]
+
+
+def test_attributes_stand_in_page_terminal_and_numbers(attributes, capsys):
+    print_comparison(attributes)
+    printed = capsys.readouterr().out
+    shown = " ".join(Page(comparison_page(attributes)).text.split())
+    for text in (printed, shown):
+        assert "What captions get right" in text and "Colour accuracy" in text and "3 said" in text
+    content = json.loads(json.dumps(attributes.to_dict()))
+    assert content["intervals"]["soft"]["attribute_colour"]["value"] == pytest.approx(100 / 3)
+    assert content["tables"]["What captions get right"]["Colour accuracy"]["hard"] == 100
+    assert content["differences"]["hard"]["attribute_colour"]["value"] == pytest.approx(200 / 3)
+
+
+def test_the_verdict_names_an_attribute_that_decides():
+    right, wrong = [judged("pattern", "striped", "striped")], [judged("pattern", "plain", "striped")]
+    result = compare([attribute_run("soft", *[wrong] * 20), attribute_run("hard", *[right] * 20)], resamples=999)
+    assert result.verdicts["hard"].startswith("Equal: hard and soft both have ")
+    assert result.verdicts["hard"].endswith(
+        "Most decisive of 7 tests, and corrected for them: Pattern accuracy, 100.0 and 0.0 "
+        "(+100.0, +100.0 to +100.0, p = 0.007)."
+    )
 
 
 def test_best_and_final_validation_scores_have_their_step():

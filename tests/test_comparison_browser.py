@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -17,20 +16,10 @@ from captioning.views.explorer import data_uri, explorer_fragment
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api")
 
-FLAGS = "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking".split()
 CURVES = {
     "soft": {"val/bleu4": [(0, 1.0), (500, 3.25), (1000, 2.5)], "val/nll": [(0, 2.0)]},
     "hard": {"val/bleu4": [(0, 2.0), (1000, 4.75)], "val/nll": [(0, 2.5)]},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    path = next(found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name)))
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")

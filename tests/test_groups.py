@@ -233,6 +233,14 @@ def test_different_runs_without_seeds_have_no_table_of_variants():
     assert found.groups == [] and found.tables[0].title.startswith("Captions of")
 
 
+def test_a_table_of_captions_speaks_of_differences_only_if_it_has_some(study):
+    notes = [
+        next(t.note for t in of.tables if t.title.startswith("Captions"))
+        for of in (study, compare(SOFT[:1] + HARD[:1], resamples=50))
+    ]
+    assert ["difference" in note for note in notes] == [False, True]
+
+
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):
     print_comparison(study)
     out = capsys.readouterr().out

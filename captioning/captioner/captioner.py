@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.captioner.calibration import Calibration
 from captioning.captioner.caption import Alternative, Caption
 from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, views_of
 from captioning.captioner.options import DecodingOptions, configured_options
+from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.checkpoint.pretrained import PRETRAINED
@@ -77,9 +77,8 @@ def load(
 
 def _captioner(saved: SavedModel) -> ImageCaptioner[Captioner]:
     try:
-        calibration = None if saved.calibration is None else Calibration.from_dict(saved.calibration)
-        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings, calibration)
-    except InputError as error:  # in its decoding options or its calibration
+        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings, saved.calibration)
+    except InputError as error:  # in its decoding options
         raise InputError(f"{saved.path}: {error}") from error
 
 
@@ -131,9 +130,8 @@ class ImageCaptioner(Generic[Model]):
         captioner: CaptionModel = self.captioner
         if not isinstance(captioner, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        calibration = None if self.calibration is None else self.calibration.to_dict()
         write_export(
-            Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype, calibration=calibration
+            Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype, calibration=self.calibration
         )
 
     @overload

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError
 from captioning.files import read_json, replacing, sha256_of, write_json, write_text
@@ -51,7 +52,7 @@ def write_export(
     card: str,
     *,
     dtype: StoredType = "float32",
-    calibration: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write a folder that ``read_export`` reads.
 

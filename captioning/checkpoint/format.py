@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from captioning.checkpoint.calibration import Calibration
 from captioning.component import budget
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
@@ -22,7 +23,7 @@ def describe(
     captioner: Captioner,
     vocabulary: Vocabulary,
     settings: Mapping[str, Any],
-    calibration: Mapping[str, Any] | None = None,
+    calibration: Calibration | None = None,
 ) -> dict[str, Any]:
     """Return a checkpoint's ``["captioning"]`` entry, from which ``rebuild`` makes the model.
 
@@ -30,9 +31,9 @@ def describe(
         captioner: The model.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
-        calibration: ``captioning.captioner.calibration.Calibration`` as plain data; without it there is no entry.
+        calibration: The model's calibration; without it there is no entry.
     """
-    entry = {"calibration": dict(calibration)} if calibration is not None else {}
+    entry = {"calibration": calibration.to_dict()} if calibration is not None else {}
     return entry | {
         "format": CHECKPOINT_FORMAT,
         "encoder": captioner.encoder.to_config(),
@@ -42,6 +43,16 @@ def describe(
         "tokenizer": tokenizer_config(vocabulary.tokenizer),
         "settings": dict(settings),
     }
+
+
+def calibration_of(content: Mapping[str, Any]) -> Calibration | None:
+    """Return the calibration in a checkpoint's ``["captioning"]`` entry; None if there is none.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    entry = content.get("calibration")
+    return None if entry is None else Calibration.from_dict(entry)
 
 
 def check_format(path: Path, content: Mapping[str, Any]) -> None:

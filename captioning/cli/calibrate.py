@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from captioning.captioner.calibration import Calibration, fit, is_supported, reliability, view_statistics
+from captioning.checkpoint.calibration import (
+    Calibration,
+    fit,
+    fit_views,
+    is_supported,
+    reliability,
+    view_statistics,
+)
 from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
@@ -42,7 +49,7 @@ def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:
     fitted, reported = slice(0, None, 2), slice(1, None, 2)
     calibration = fit(
         source.description,
-        [view_statistics(caption.view) for caption in captions[fitted]],
+        fit_views([view_statistics(caption.view) for caption in captions[fitted]]),
         [_word_log_probs(caption) for caption in captions[fitted]],
         supported[fitted],
     )

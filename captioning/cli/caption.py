@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None) -> None:
         progress.say(f"error: {error}")
 
     if arguments.confidence and captioner.calibration is None:
-        raise InputError(f"--confidence: {' + '.join(arguments.checkpoint)} is not calibrated; see captioning export")
+        raise InputError(f"--confidence: {' + '.join(arguments.models)} is not calibrated; see captioning export")
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == STDOUT

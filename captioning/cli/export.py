@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
         command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
         write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
         print(summary(report))
-    elif captioner.calibration is None:
+    else:
         (folder / REPORT).unlink(missing_ok=True)  # of an earlier model
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")

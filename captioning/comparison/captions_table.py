@@ -42,10 +42,13 @@ def compare_captions(
 ) -> None:
     """Add the table of captions."""
     images = f"{result.images} images" if scored.common else "each run's own images"
+    change = (
+        " and the difference from the first run with its 95 % interval (paired bootstrap) "
+        "and p-value (randomization test)"
+    )
     note = (
         "Percent; BLEU with brevity penalty, CIDEr-D times 100. Below each score its 95 % interval (bootstrap over "
-        "images) and the difference from the first run with its 95 % interval (paired bootstrap) and p-value "
-        f"(randomization test), {scored.resamples} resamples."
+        f"images){change * bool(scored.compared)}, {scored.resamples} resamples."
     )
     table = add_score_table(result, scored, measures, f"Captions of {images}", note)
     lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]

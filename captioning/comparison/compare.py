@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from captioning.comparison import attributes_table, grounding_table
 from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
-from captioning.comparison.grounding_table import NOTE, TITLE, grounding_measures
 from captioning.comparison.groups import group_by_seed
 from captioning.comparison.measures import Scored, add_score_table, common_images, titles_of
 from captioning.comparison.result import Comparison, Group
@@ -53,7 +53,8 @@ def compare(
     scored = Scored(tested, common, compared, resamples, seed)
     java = java and not any(run.search.get("tokenizer") for run in runs)
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
-    captions, nouns = caption_measures(counted), grounding_measures(scored)
+    captions, nouns = caption_measures(counted), grounding_table.grounding_measures(scored)
+    attributes = attributes_table.attribute_measures(scored)
     if counted and not any(metric in measure.keys for measure in captions):
         missing = next(family.missing for family in FAMILIES if metric in family.names)
         reason = missing() if java and missing is not None else None
@@ -61,8 +62,10 @@ def compare(
     if captions:
         compare_captions(result, scored, counted, captions)
     if nouns:
-        add_score_table(result, scored, nouns, TITLE, NOTE)
-    measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
+        add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
+    if attributes:
+        add_score_table(result, scored, attributes, attributes_table.TITLE, attributes_table.NOTE)
+    measures = [measure for measure in [*captions, *nouns, *attributes] if not measure.baseline]
     if any(len(group.runs) > 1 for group in groups):
         add_variants(result, scored, measures, groups, named)
     add_verdicts(result, titles_of(measures))

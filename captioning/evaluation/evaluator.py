@@ -35,10 +35,12 @@ class Evaluated:
         sums: Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the
             number of their "words". They are added at the end in the order of the split, since the order of terms
             changes the last digits of a sum.
+        log_probs: Log-probabilities of the words of each image's caption, in nats, by the image's row.
     """
 
     images: dict[int, CaptionedImage] = field(default_factory=dict)
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
+    log_probs: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
@@ -47,6 +49,7 @@ class Evaluated:
         for part in parts:
             merged.images |= part.images
             merged.sums |= part.sums
+            merged.log_probs |= part.log_probs
         return merged
 
     def _per_word(self) -> dict[str, float]:
@@ -191,6 +194,7 @@ class Evaluator:
             words, trace, objects = self.vocabulary.decode(best.ids), best.trace, cells[row]
             if row < self.keep:
                 self.kept[row] = image, best
+            self.evaluated.log_probs[row] = best.log_probs[: len(best.ids)]
             self.evaluated.images[row] = dataclasses.replace(
                 image,
                 hits=noun_hits(words, trace.alphas.numpy(), objects),

@@ -16,12 +16,47 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from captioning.errors import InputError
+from captioning.errors import InputError, one_line
 
 Float64 = NDArray[np.float64]
 
 _BINS = 25
 """Quantile bins of log-probabilities that the confidence is fitted to."""
+
+_TAIL = 0.5
+"""Percent of the validation images beyond each of the two limits, so that about 1 % of them are beyond one."""
+
+_STATISTICS = ("red", "green", "blue", "red_std", "green_std", "blue_std", "saturation", "saturation_std", "texture")
+
+
+@dataclass(frozen=True)
+class ViewDistribution:
+    """What the views of validation images look like, by their ``view_statistics``.
+
+    Attributes:
+        mean: (F,), mean of the statistics.
+        precision: (F, F), inverse of their covariance.
+        limit: The squared Mahalanobis distance that 0.5 % of the validation images exceed, each from the others.
+
+    Raises:
+        InputError: The numbers do not fit together.
+    """
+
+    mean: list[float]
+    precision: list[list[float]]
+    limit: float
+
+    def __post_init__(self) -> None:
+        F = len(_STATISTICS)
+        mean, precision = np.asarray(self.mean, float), np.asarray(self.precision, float)
+        finite = np.isfinite(np.concatenate([mean.ravel(), precision.ravel(), np.asarray([self.limit], float)])).all()
+        if not (mean.shape == (F,) and precision.shape == (F, F) and finite):
+            raise InputError("calibration: its numbers do not fit together; calibrate again")
+
+    def distance(self, view: Image.Image) -> float:
+        """Return the squared Mahalanobis distance of a view's statistics from those of the validation images."""
+        difference = view_statistics(view) - np.asarray(self.mean)
+        return float(difference @ np.asarray(self.precision) @ difference)
 
 
 @dataclass(frozen=True)
@@ -32,10 +67,9 @@ class Calibration:
         data: What the training images are, such as "the generated shapes".
         log_probs: Log-probabilities of words in nats, ascending.
         supported: The probability that a word is supported, at each of ``log_probs``; linear between them.
-        least_log_prob: The 1st percentile of the mean log-probability of a caption's words, in nats.
-        view_mean: (F,), mean of ``view_statistics``.
-        view_precision: (F, F), inverse of their covariance.
-        view_limit: The 99th percentile of the squared Mahalanobis distance from ``view_mean``.
+        least_log_prob: The mean log-probability of a caption's words, in nats, that 0.5 % of the validation images are
+            below.
+        views: What the validation images look like; None if their files were not there.
 
     Raises:
         InputError: The numbers do not fit together.
@@ -45,19 +79,13 @@ class Calibration:
     log_probs: list[float]
     supported: list[float]
     least_log_prob: float
-    view_mean: list[float]
-    view_precision: list[list[float]]
-    view_limit: float
+    views: ViewDistribution | None
 
     def __post_init__(self) -> None:
-        F = len(_STATISTICS)
         knots, supported = np.asarray(self.log_probs, float), np.asarray(self.supported, float)
-        mean, precision = np.asarray(self.view_mean, float), np.asarray(self.view_precision, float)
-        numbers = np.concatenate(
-            [knots, supported, mean, precision.ravel(), np.asarray([self.least_log_prob, self.view_limit], float)]
-        )
-        fits = knots.ndim == 1 and len(knots) == len(supported) > 0 and mean.shape == (F,) and precision.shape == (F, F)
-        if not (fits and np.isfinite(numbers).all() and (np.diff(knots) > 0).all() and isinstance(self.data, str)):
+        numbers = np.concatenate([knots, supported, np.asarray([self.least_log_prob], float)])
+        fits = knots.ndim == 1 and len(knots) == len(supported) > 0 and isinstance(self.data, str)
+        if not (fits and np.isfinite(numbers).all() and (np.diff(knots) > 0).all()):
             raise InputError("calibration: its numbers do not fit together; calibrate again")
         if supported.min() < 0 or supported.max() > 1:
             raise InputError("calibration: a probability is outside 0 .. 1; calibrate again")
@@ -73,18 +101,22 @@ class Calibration:
             InputError: It is damaged.
         """
         try:
-            return cls(**values)
+            views = values["views"]
+            return cls(**values | {"views": None if views is None else ViewDistribution(**views)})
         except InputError:
             raise
-        except (TypeError, ValueError) as error:
-            raise InputError(f"calibration: is damaged ({error}); calibrate again") from error
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(f"calibration: is damaged ({one_line(error)}); calibrate again") from error
 
     def confidences(self, log_probs: Sequence[float]) -> list[float]:
         """Return the probability that a word is supported for each word's log-probability in nats."""
         return [float(value) for value in np.interp(log_probs, self.log_probs, self.supported)]
 
     def is_unlike(self, view: Image.Image, mean_log_prob: float | None) -> bool:
-        """Return whether an image is outside what 99 % of the validation images are.
+        """Return whether an image is outside what about 99 % of the validation images are.
+
+        An image is outside if its caption is too improbable or its view too far from the others. 0.5 % of the
+        validation images are beyond each of the two limits, so that 0.5 to 1 % of them are beyond one.
 
         Args:
             view: The pixels that the model sees.
@@ -92,15 +124,7 @@ class Calibration:
                 probable ones.
         """
         improbable = mean_log_prob is not None and mean_log_prob < self.least_log_prob
-        return improbable or self.view_distance(view) > self.view_limit
-
-    def view_distance(self, view: Image.Image) -> float:
-        """Return the squared Mahalanobis distance of a view's statistics from those of the validation images."""
-        difference = view_statistics(view) - np.asarray(self.view_mean)
-        return float(difference @ np.asarray(self.view_precision) @ difference)
-
-
-_STATISTICS = ("red", "green", "blue", "red_std", "green_std", "blue_std", "saturation", "saturation_std", "texture")
+        return improbable or (self.views is not None and self.views.distance(view) > self.views.limit)
 
 
 def view_statistics(view: Image.Image) -> Float64:
@@ -109,45 +133,58 @@ def view_statistics(view: Image.Image) -> Float64:
     Returns:
         (9,), of RGB values in 0 .. 1; saturation is the largest minus the smallest of the three.
     """
-    pixels = np.asarray(view.convert("RGB"), dtype=np.float64) / 255
-    saturation = pixels.max(axis=2) - pixels.min(axis=2)
-    texture = sum(np.abs(np.diff(pixels, axis=axis)).mean() if pixels.shape[axis] > 1 else 0.0 for axis in (0, 1))
+    channels = np.moveaxis(np.asarray(view.convert("RGB"), dtype=np.float32) / 255, 2, 0).copy()  # (3, height, width)
+    saturation = channels.max(axis=0) - channels.min(axis=0)
+    texture = sum(np.abs(np.diff(channels, axis=axis)).mean() if channels.shape[axis] > 1 else 0.0 for axis in (1, 2))
     spread = [saturation.mean(), saturation.std(), np.log(texture + 1e-3)]
-    return np.concatenate([pixels.mean(axis=(0, 1)), pixels.std(axis=(0, 1)), spread])
+    return np.concatenate([channels.mean(axis=(1, 2)), channels.std(axis=(1, 2)), spread]).astype(np.float64)
 
 
-def fit(
-    data: str, views: Sequence[Float64], log_probs: Sequence[Sequence[float]], supported: Sequence[Sequence[bool]]
-) -> Calibration:
-    """Return the calibration of a model from its captions of validation images.
-
-    Args:
-        data: What the images are.
-        views: ``view_statistics`` of every image.
-        log_probs: Log-probabilities of the words of every caption, in nats.
-        supported: Whether each word is supported, of every caption.
+def fit_views(views: Sequence[Float64]) -> ViewDistribution:
+    """Return what views look like whose ``view_statistics`` are given.
 
     Raises:
-        InputError: There are too few images or words.
+        InputError: There are too few.
     """
-    if len(views) < 2 * len(_STATISTICS) or sum(map(len, log_probs)) < _BINS:
-        raise InputError(
-            f"calibration: {len(views)} images are too few to fit it to; it needs 40 and more to report on"
-        )
+    n = len(views)
+    if n < 2 * len(_STATISTICS):
+        raise InputError(f"calibration: {n} images are too few to fit it to; it needs 40 and more to report on")
     statistics = np.asarray(views)
     mean, covariance = statistics.mean(axis=0), np.cov(statistics.T)
     covariance += np.diag(0.01 * np.diag(covariance) + 1e-6)  # data sets have constant statistics, such as a background
     precision = np.linalg.inv(covariance)
     distances = np.einsum("if,fg,ig->i", statistics - mean, precision, statistics - mean)
+    # Of each image from the others (Sherman-Morrison): few images are nearer to a mean that they are part of.
+    distances *= n**2 * (n - 2) / (n - 1) ** 3 / (1 - n / (n - 1) ** 2 * distances)
+    return ViewDistribution(mean.tolist(), precision.tolist(), float(np.percentile(distances, 100 - _TAIL)))
+
+
+def fit(
+    data: str,
+    views: ViewDistribution | None,
+    log_probs: Sequence[Sequence[float]],
+    supported: Sequence[Sequence[bool]],
+) -> Calibration:
+    """Return the calibration of a model from its captions of validation images.
+
+    Args:
+        data: What the images are.
+        views: What they look like.
+        log_probs: Log-probabilities of the words of every caption, in nats.
+        supported: Whether each word is supported, of every caption.
+
+    Raises:
+        InputError: There are too few words, or their log-probabilities are not finite.
+    """
+    if (words := sum(map(len, log_probs))) < _BINS:
+        raise InputError(f"calibration: {words} words of captions are too few to fit it to; it needs {_BINS}")
     knots, probabilities = isotonic(np.concatenate(list(map(np.asarray, log_probs))), np.concatenate(supported))
     return Calibration(
         data=data,
         log_probs=knots.tolist(),
         supported=probabilities.tolist(),
-        least_log_prob=float(np.percentile([np.mean(values) for values in log_probs if len(values)], 1)),
-        view_mean=mean.tolist(),
-        view_precision=precision.tolist(),
-        view_limit=float(np.percentile(distances, 99)),
+        least_log_prob=float(np.percentile([np.mean(values) for values in log_probs if len(values)], _TAIL)),
+        views=views,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line
+from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line, footnotes
 from captioning.errors import exits_on_input_error
 
 _ALL = "--help_all"
@@ -37,7 +37,8 @@ def _main() -> None:
     print(line, file=sys.stderr, flush=True)  # standard output may be a file: --print_config > config.yaml
     from captioning.cli.fit import main as run
 
-    run(["--help" if arg == _ALL else arg for arg in args])
+    with footnotes():
+        run(["--help" if arg == _ALL else arg for arg in args])
 
 
 if __name__ == "__main__":

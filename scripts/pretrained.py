@@ -6,7 +6,7 @@ and the weights of MobileNetV1 must be there: `captioning prepare flickr8k` and 
 
 examples:
   python scripts/pretrained.py
-  python scripts/pretrained.py --dry-run
+  python scripts/pretrained.py --dry_run
   python scripts/pretrained.py --only score export check
 """
 

@@ -74,7 +74,8 @@ def test_a_signal_to_all_processes_of_a_run_ends_it_after_its_step(workdir):
     os.killpg(run.pid, signal.SIGTERM)
     assert run.wait(timeout=60) == 143, Path("log").read_text()
     log = Path("log").read_text()
-    assert "Traceback" not in log and "resumes at the next batch with --ckpt_path RUN/checkpoints/last.ckpt" in log
+    assert "Traceback" not in log and "was raised with message" not in log
+    assert "to go on: captioning fit --ckpt_path runs/tiny/checkpoints/last.ckpt\n" in log
     assert torch.load("runs/tiny/checkpoints/last.ckpt", weights_only=True)["global_step"] >= 4
 
 
@@ -309,6 +310,14 @@ def test_wandb_mode_of_the_user_is_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     wandb_offline_without_account()
     assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_an_evaluation_that_is_named_writes_into_the_folder_of_that_name(workdir):
+    main(["fit", "--config", "tiny.yaml"])
+    before = {path.name for path in Path("runs/tiny").iterdir()}
+    main(["predict", "--ckpt_path", "runs/tiny/checkpoints/best.ckpt", "--name", "again"])
+    assert Path("runs/again/predictions.jsonl").is_file()
+    assert {path.name for path in Path("runs/tiny").iterdir()} == before
 
 
 def test_config_of_the_checkpoints_run_is_added_when_none_is_named(workdir):

@@ -196,7 +196,8 @@ def test_two_processes_write_one_cache_at_the_same_time(config, tmp_path):
 
     processes = [start("shared", "--shard", f"{number}/2") for number in range(2)]
     for process in (*processes, start("whole")):
-        assert process.communicate(timeout=300)[1] == "" and process.returncode == 0
+        assert process.communicate(timeout=300)[1] in ("", "captioning extract: importing PyTorch ...\n")
+        assert process.returncode == 0
     assert len(list((tmp_path / "shared/train").glob("*.npy"))) == 11
     assert contents(tmp_path / "shared") == contents(tmp_path / "whole")
     extract.main(["--output", str(tmp_path / "shared"), "--verify"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line
+from captioning.cli.usage import COMMANDS, HELP, TOOLS, check_tool, command_help, first_line, footnotes
 from captioning.errors import InputError, did_you_mean
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -47,6 +48,55 @@ def test_help_of_a_tool_fits_a_screen_and_imports_nothing_slow(name):
     lines = done.stdout.splitlines()
     assert lines[0].startswith(f"usage: captioning {name}") and "examples:" in lines
     assert len(lines) <= 45 and max(map(len, lines)) <= 100
+
+
+def without_torch(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command line that must end before torch is imported."""
+    program = (
+        f"import sys; sys.argv = ['captioning', *{list(words)!r}]\n"
+        "from captioning.__main__ import main\ntry:\n    main()\nfinally:\n    assert 'torch' not in sys.modules\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["caption", "gone.png", "--model", "best.ckpt"], "error: gone.png: no such image file"),
+        (
+            ["caption", "a.png", "--model", "bets.ckpt"],
+            "--model bets.ckpt: the checkpoint cannot be read (no such file); ",
+        ),
+        (
+            ["caption", "a.png", "--model", "best.ckpt", "--import", "gone"],
+            "--import gone: there is no such module in ",
+        ),
+        (["fit", "--import", "gone.py"], "; give gone, without .py"),
+        (["export", "--model", "gone.ckpt", "--output", "x"], "--model gone.ckpt: the checkpoint cannot be read"),
+    ],
+)
+def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path, words, error):
+    (tmp_path / "a.png").touch()
+    (tmp_path / "best.ckpt").touch()
+    done = without_torch(tmp_path, *words)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert error in line
+
+
+def test_a_tool_says_at_once_that_it_imports_torch(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    check_tool("caption", ["hf:owner/name", "pretrained"])
+    assert capsys.readouterr().err == "captioning caption: importing PyTorch ...\n"
+
+
+def test_what_is_left_out_is_said_after_the_results(capsys):
+    with footnotes():
+        logging.getLogger("captioning.evaluation.scores").warning("no SPICE: no Java")
+        print("results", file=sys.stderr)
+    assert capsys.readouterr().err == "results\nno SPICE: no Java\n"
 
 
 def test_the_command_alone_lists_every_subcommand_in_a_line():

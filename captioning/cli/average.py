@@ -17,6 +17,7 @@ from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, add_model_option, script_parser
 from captioning.cli.outputs import OutputFile
+from captioning.cli.usage import check_tool
 from captioning.errors import exits_on_input_error
 
 
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
+    check_tool("average", arguments.models, arguments.imports)
     checkpoints = [Path(model) for model in arguments.models]
 
     from captioning.checkpoint.average import average_checkpoints

@@ -30,6 +30,7 @@ from captioning.cli.arguments import (
     whole_number,
 )
 from captioning.cli.outputs import STDOUT, OutputFile
+from captioning.cli.usage import check_tool
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.progress import Progress
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from captioning.captioner.caption import Caption
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+
+_FIGURES = (".png", ".pdf", ".svg")
 
 
 @exits_on_input_error
@@ -52,10 +55,19 @@ def main(argv: list[str] | None = None) -> None:
     paths: Iterable[str] = _paths(arguments.images)
     if arguments.overlay is not None or "-" not in arguments.images:
         paths = list(paths)  # so that all are known before the first overlay is drawn
-    overlay = _overlay_namer(arguments, single)
     if arguments.explorer is not None and arguments.explorer.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
+    overlay = _overlay_namer(arguments, single)
+    unreadable: list[str] = []
+    if isinstance(paths, list):
+        unreadable = [path for path in paths if not os.path.exists(path)]
+        paths = [path for path in paths if os.path.exists(path)]
     _keep_inputs(arguments, paths if isinstance(paths, list) else [])
+    for path in unreadable:
+        print(f"error: {printable(path)}: no such image file", file=sys.stderr)
+    if unreadable and not paths:
+        _end(unreadable=len(unreadable), undrawn=0, images=len(unreadable), single=single)
+    check_tool("caption", arguments.models, arguments.imports)
 
     from captioning.captioner import load
     from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
@@ -63,7 +75,6 @@ def main(argv: list[str] | None = None) -> None:
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.models, device_name(arguments.device))
     options = _options(arguments, captioner)
-    unreadable: list[str] = []
     undrawn = 0
     explored: list[Caption] = []
 
@@ -110,7 +121,12 @@ def main(argv: list[str] | None = None) -> None:
     if explored:
         _write_explorer(arguments.explorer, explored, arguments.models)
     images = len(unreadable) + progress.done
-    for count, fate in ((len(unreadable), "images unreadable"), (undrawn, "overlays not written")):
+    _end(unreadable=len(unreadable), undrawn=undrawn, images=images, single=single)
+
+
+def _end(*, unreadable: int, undrawn: int, images: int, single: bool) -> None:
+    """Say how many of several images failed; exit code 2 if one did."""
+    for count, fate in ((unreadable, "images unreadable"), (undrawn, "overlays not written")):
         if count and not single:
             print(f"error: {count} of {images} {fate}", file=sys.stderr)
     if unreadable or undrawn:
@@ -257,16 +273,14 @@ def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Cap
     """Return a function that names an image's overlay; None without --overlay."""
     if arguments.overlay is None:
         return None
-    from captioning.captioner.caption import FIGURE_SUFFIXES
-
     target = arguments.overlay
     if target.suffix and not target.is_dir():
         if not single:
             raise InputError(f"--overlay {target}: there may be several images; give a folder")
         if arguments.overlay_format:
             raise InputError(f"--overlay_format: {target} is a file and its suffix says the format")
-        if target.suffix.lower() not in FIGURE_SUFFIXES:
-            raise InputError(f"--overlay {target}: must end in {', '.join(FIGURE_SUFFIXES)}, or be a folder")
+        if target.suffix.lower() not in _FIGURES:
+            raise InputError(f"--overlay {target}: must end in {', '.join(_FIGURES)}, or be a folder")
         return lambda caption: target
     if target.exists() and not target.is_dir():
         raise InputError(f"--overlay {target}: is a file without .png, .pdf or .svg; give such a name, or a folder")

@@ -29,6 +29,7 @@ from captioning.cli.arguments import (
     write_result,
 )
 from captioning.cli.outputs import STDOUT, OutputFile
+from captioning.cli.usage import check_tool, footnotes
 from captioning.errors import InputError, exits_on_input_error
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args = parser().parse_args(argv)
-    with text_beside(args.json):
+    check_tool("compare", imports=args.imports)
+    with text_beside(args.json), footnotes():
         numbers = _compare(args, argv)
     write_result(args.json, numbers)
 

@@ -33,6 +33,7 @@ from captioning.cli.arguments import (
     write_result,
 )
 from captioning.cli.outputs import STDOUT
+from captioning.cli.usage import check_tool, footnotes
 from captioning.errors import InputError, exits_on_input_error
 from captioning.run_folder import RunFolder
 
@@ -42,7 +43,7 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     args, overrides = parser().parse_known_args(argv)
     if args.captions is not None:
-        with text_beside(args.json):
+        with text_beside(args.json), footnotes():
             scores = _score_file(argv)
         write_result(args.json, scores)
         return
@@ -50,7 +51,8 @@ def main(argv: list[str] | None = None) -> None:
         raise InputError("--references goes with --captions")
     if args.tokenizer is not None:
         raise InputError("--tokenizer goes with --captions; a checkpoint has its own")
-    with text_beside(args.json):
+    check_tool("evaluate", args.models, args.imports)
+    with text_beside(args.json), footnotes():
         measurement = _score_models(args, overrides, argv)
     write_result(args.json, measurement)
     if args.json not in (None, STDOUT):

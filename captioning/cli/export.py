@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, add_model_option, script_parser
+from captioning.cli.usage import check_tool
 from captioning.errors import InputError, exits_on_input_error, one_line
 from captioning.files import refuse_inputs, write_json
 from captioning.provenance import provenance
@@ -30,6 +31,7 @@ from captioning.run_folder import RunFolder
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
+    check_tool("export", [arguments.model], arguments.imports)
     from captioning.captioner import load
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx

@@ -28,6 +28,7 @@ from captioning.cli.arguments import (
     device_name,
     whole_number,
 )
+from captioning.cli.usage import check_tool
 from captioning.errors import InputError, exits_on_input_error, one_line
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def main(argv: list[str] | None = None) -> None:
 
         verify(options.output)
         return
+    models = [options.init_from] if options.init_from else []
+    check_tool("extract", models, options.imports, option="--init_from")
     from captioning.checkpoint.load import check_device
     from captioning.cli.build import build_parts
     from captioning.data import CaptionSource

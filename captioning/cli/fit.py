@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import logging
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
+from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
@@ -101,7 +102,10 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers")
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")
     warnings.filterwarnings("ignore", message=r"It is recommended to use .*sync_dist=True")  # all have them
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "Tip:" not in str(record.msg))
+    unsaid = ("Tip:", "SIGTERMException was raised with message")  # `to go on` says what the second is about
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
+        lambda record: not any(words in str(record.msg) for words in unsaid)
+    )
 
 
 class SaveRunConfig(SaveConfigCallback):
@@ -198,6 +202,9 @@ class CaptioningCLI(LightningCLI):
         if fitting and config.name is None:
             config.name = sweep_name(config)
         place = RunPlace.of(config, fitting=fitting)
+        if not fitting and config.results is None and values_of(self._words, "--name"):
+            named = Path(config.runs) / config.name  # of another run than the checkpoint's
+            config.results = str(named) if named.resolve() != place.folder.resolve() else None
         if config.ensemble and fitting:
             raise InputError("--ensemble: models are trained one by one; use it with validate, test or predict")
         if fitting:
@@ -263,7 +270,18 @@ class CaptioningCLI(LightningCLI):
         with warnings.catch_warnings(), self._starting(), self._budget():
             if subcommand != "fit":  # evaluation needs no training callbacks
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except SIGTERMException:
+                self._say_how_to_go_on()
+                raise
+
+    def _say_how_to_go_on(self) -> None:
+        last = RunFolder(self.run_dir).checkpoint("last")
+        if last.is_file() and not process_rank():
+            words = ["--ckpt_path", str(last)]
+            words += [word for module in values_of(sys.argv, "--import") for word in ("--import", module)]
+            print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
 
     def _starting(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which a run that fails before its first step leaves no folder behind."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import logging
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from captioning.errors import InputError, did_you_mean
@@ -141,6 +145,7 @@ def first_line(args: Sequence[str]) -> str:
             hint = did_you_mean(config, [str(path) for path in Path(config).parent.glob("*.y*ml")])
             raise InputError(f"--config {config}: no such file{hint}")
     checkpoints = values_of(args, "--ckpt_path")
+    check_imports(values_of(args, "--import"), [Path(), *(Path(config).parent for config in configs[:1])])
     for checkpoint in checkpoints:
         _check_checkpoint(checkpoint, values_of(args, "--runs")[-1:] or ["runs"])
     return f"captioning {command} {' '.join([*configs, *checkpoints])}: importing PyTorch and Lightning ..."
@@ -153,10 +158,82 @@ def _check_checkpoint(name: str, runs: Sequence[str]) -> None:
     if path.is_dir():
         best = RunFolder(path).checkpoint("best")
         raise InputError(f"--ckpt_path {name}: is a folder; give " + (str(best) if best.is_file() else "a .ckpt file"))
-    checkpoints = [str(file) for folder in runs for file in sorted(Path(folder).glob("*/checkpoints/*.ckpt"))]
+    hint = _near_checkpoint(path, runs) or "; `captioning fit` writes RUNS/NAME/checkpoints"
+    raise InputError(f"--ckpt_path {name}: no such file{hint}")
+
+
+def _near_checkpoint(path: Path, runs: Sequence[str]) -> str:
     beside = [str(file) for file in sorted(path.parent.glob("*.ckpt"))]
-    hint = did_you_mean(name, beside) or did_you_mean(name, checkpoints)
-    raise InputError(f"--ckpt_path {name}: no such file{hint or '; `captioning fit` writes RUNS/NAME/checkpoints'}")
+    checkpoints = [str(file) for folder in runs for file in sorted(Path(folder).glob("*/checkpoints/*.ckpt"))]
+    return did_you_mean(str(path), beside) or did_you_mean(str(path), checkpoints)
+
+
+def check_tool(command: str, models: Sequence[str] = (), imports: Sequence[str] = (), option: str = "--model") -> None:
+    """Refuse models and modules that are not there, and say that torch is imported, which takes seconds.
+
+    Args:
+        command: The subcommand.
+        models: Values of ``--model``.
+        imports: Values of ``--import``.
+        option: The option that named the models.
+
+    Raises:
+        InputError: Names the option and what is not there.
+    """
+    for model in models:
+        named = model == "pretrained" or model.startswith("hf:")
+        if not named and not Path(model).exists():
+            hint = _near_checkpoint(Path(model), ["runs"])
+            raise InputError(f"{option} {model}: the checkpoint cannot be read (no such file){hint}")
+    check_imports(imports, [Path()])
+    if "torch" not in sys.modules:
+        print(f"captioning {command}: importing PyTorch ...", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def footnotes() -> Iterator[None]:
+    """Print what scores are left out, and why, after the results instead of before them."""
+    notes: list[str] = []
+    logger, handler = logging.getLogger("captioning.evaluation.scores"), logging.Handler()
+    handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
+    propagates, logger.propagate = logger.propagate, False
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagates
+        for note in notes:
+            print(note, file=sys.stderr)
+
+
+def check_imports(names: Sequence[str], folders: Sequence[Path]) -> None:
+    """Refuse modules that do not exist. Importing one would import torch first in most cases, which takes seconds.
+
+    Args:
+        names: Values of ``--import``.
+        folders: Folders that are searched first.
+
+    Raises:
+        InputError: Names the module.
+    """
+    before = list(sys.path)
+    sys.path[:0] = [str(folder.resolve()) for folder in folders]
+    try:
+        for name in names:
+            if not _exists(name.partition(".")[0]):
+                hint = f"; give {name[:-3]}, without .py" if name.endswith(".py") else ""
+                where = " or ".join(str(folder.resolve()) for folder in dict.fromkeys(folders))
+                raise InputError(f"--import {name}: there is no such module in {where}, and none is installed{hint}")
+    finally:
+        sys.path[:] = before
+
+
+def _exists(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def values_of(args: Sequence[str], *options: str) -> list[str]:

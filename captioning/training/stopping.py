@@ -96,10 +96,7 @@ def ends_after_the_step() -> Iterator[None]:
             raise SystemExit(0) from None
         if asked:
             raise KeyboardInterrupt from None
-        print(
-            "stopped on request; the run resumes at the next batch with --ckpt_path RUN/checkpoints/last.ckpt",
-            file=sys.stderr,
-        )
+        print("stopped on request; the run resumes at the next batch", file=sys.stderr)
         raise SystemExit(STOPPED) from None
     except SystemExit as ended:
         if isinstance(ended.__context__, KeyboardInterrupt):  # Lightning ends with exit code 1

@@ -120,7 +120,10 @@ def test_a_slurm_job_that_saves_nothing_is_not_requeued_for_ever(tmp_path, resta
     last.parent.mkdir(parents=True)
     last.touch()
     os.utime(last, (1, 1))
-    for name, code in {"srun": f"{f'sleep 0.05; touch {last};' * saves} exit 143", "scontrol": 'echo "$@" > requeued'}.items():
+    for name, code in {
+        "srun": f"{f'sleep 0.05; touch {last};' * saves} exit 143",
+        "scontrol": 'echo "$@" > requeued',
+    }.items():
         (tmp_path / name).write_text(f"#!/bin/bash\n{code}\n")
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "SLURM_JOB_ID": "77", "SLURM_RESTART_COUNT": restarts}

@@ -137,7 +137,14 @@ def test_the_tables_of_the_configurations_are_those_that_the_configurations_give
 def test_every_measurement_that_a_page_names_is_there(page):
     text = (DOCS / page).read_text(encoding="utf-8")
     named = re.findall(r"`(?:docs/measurements/)?([a-z0-9_]+\.json)(?:: ([a-z0-9_]+))?`", text)
-    elsewhere = {"test_metrics.json", "test_captions.json", "test_results.json", "wandb_run.json", "summary.json"}
+    elsewhere = {
+        "test_metrics.json",
+        "test_captions.json",
+        "test_results.json",
+        "wandb_run.json",
+        "summary.json",
+        "predict_results.json",
+    }
     for file, name in named:
         if file not in elsewhere:
             content = json.loads((DOCS / "measurements" / file).read_text(encoding="utf-8"))

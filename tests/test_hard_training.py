@@ -64,8 +64,9 @@ def trained(shapes, tmp_path_factory) -> Path:
     ],
 )
 def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
+    drawn = {"sample_probability": 1.0} if attention is HardAttention else {}  # without draws there is no reward
     module = make_module(
-        attention(AdditiveScore(10)), objective=Likelihood(estimator=estimator() if estimator else None)
+        attention(AdditiveScore(10), **drawn), objective=Likelihood(estimator=estimator() if estimator else None)
     )
     trainer = quick_trainer(tmp_path, max_steps=2)
     run_stage(trainer.fit, module, make_data(shapes))
@@ -73,7 +74,7 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     always = {"loss", "nll", "attention_penalty", "attention_entropy", "max_alpha", "step_kl", "beta"}
     always |= {"gradient_norm", "learning_rate"}
     assert set(logged) == always | keys
-    assert all(math.isfinite(value) for value in logged.values())
+    assert all(math.isfinite(value) for value in logged.values()), logged
     expected = logged["nll"] + logged["attention_penalty"]
     if attention is not SoftAttention:
         expected -= 0.002 * logged["attention_entropy"]

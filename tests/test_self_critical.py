@@ -370,7 +370,7 @@ def shapes(tmp_path_factory):
 def second_stage(attention=None, **options) -> CaptioningModule:
     reward = SelfCriticalTraining(**{"samples": 4} | options)
     search = BeamOptions(beam_size=1, max_length=8)
-    return make_module(attention, objective=reward, search=search, lr=0.02)
+    return make_module(attention, objective=reward, search=search, lr=0.01)
 
 
 @pytest.mark.parametrize("options", [{}, {"baseline": "greedy", "bleu4": 0.5}])
@@ -387,7 +387,7 @@ def test_a_few_steps_raise_the_reward(shapes, tmp_path, options):
     run_stage(trainer.fit, second_stage(samples=8, **options), make_data(shapes, group="image", batch_size=60))
     assert len(rewards.seen) == 60
     first, last = sum(rewards.seen[:10]) / 10, sum(rewards.seen[-10:]) / 10
-    assert last > 1.2 * first > 0
+    assert last > 1.1 * first > 0
 
 
 def test_a_second_stage_without_a_first_is_warned_of(shapes, tmp_path):

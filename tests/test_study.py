@@ -167,10 +167,11 @@ def test_a_study_that_cannot_be_used_is_one_line(place, capsys, change, message)
         (["--seeds", "1", "4"], "--seeds: 4 is not in tiny.yaml; there are 1, 2, 3"),
         (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
         (["--report", "gone.md"], "--report gone.md: cannot be read"),
-        (["--report", "tiny.yaml"], "has no place for the study; add two lines, <!-- study tiny --> and <!-- end -->"),
+        (["--report", "page.md"], "has no place for the study; add two lines, <!-- study tiny --> and <!-- end -->"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_line(place, capsys, argv, message):
+    Path("page.md").write_text("# Results\n")
     with pytest.raises(SystemExit) as left:
         main(*argv)
     assert left.value.code == 2 and message in capsys.readouterr().err

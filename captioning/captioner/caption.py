@@ -217,6 +217,9 @@ class Caption(Alternative):
             ],
         }
 
+    def __repr__(self) -> str:
+        return f"Caption({self.text!r})"
+
     def _repr_jpeg_(self) -> bytes:
         """Return the figure as a notebook shows it."""
         buffer = io.BytesIO()

@@ -88,7 +88,7 @@ evaluation:
 
 _PARTS = """
 data and model; a class is given by its name, its options as --PLACE.OPTION:
-  --data.source CLASS           ShapesSource, CocoSource, KarpathySource or FolderSource
+  --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
   --data.features DIR           annotations that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out

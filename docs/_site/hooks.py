@@ -6,6 +6,7 @@ becomes one to the page made of that file: a module's to its reference, any othe
 
 from __future__ import annotations
 
+import base64
 import json
 import posixpath
 import re
@@ -30,7 +31,10 @@ def on_files(files: Files, *, config: Any) -> Files:
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
     notebook = json.loads((ROOT / "docs" / NOTEBOOK).read_text(encoding="utf-8"))
-    files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=notebook_page(notebook)))
+    page, pictures = notebook_page(notebook)
+    files.append(File.generated(config, NOTEBOOK.replace(".ipynb", ".md"), content=page))
+    for name, picture in pictures.items():
+        files.append(File.generated(config, f"{posixpath.dirname(NOTEBOOK)}/{name}", content=picture))
     for target in sorted(set(_outgoing(files))):
         page = _site_path(target)
         if page.startswith("reference/"):
@@ -51,19 +55,21 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     return _LINK.sub(moved, markdown)
 
 
-def notebook_page(notebook: dict[str, Any]) -> str:
-    """Return a notebook's cells and their outputs as Markdown."""
-    parts = []
+def notebook_page(notebook: dict[str, Any]) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook's cells and their outputs as Markdown, and the pictures by the names that it links."""
+    parts, pictures = [], {}
     for cell in notebook["cells"]:
         text = "".join(cell["source"])
         parts.append(f"```python\n{text}\n```" if cell["cell_type"] == "code" else text)
         for output in cell.get("outputs", []):
             if "text" in output:
                 parts.append(f"```text\n{''.join(output['text'])}```")
-            for kind in ("image/jpeg", "image/png"):
-                if picture := output.get("data", {}).get(kind):
-                    parts.append(f"![output of the cell](data:{kind};base64,{''.join(picture.split())})")
-    return "\n\n".join(parts) + "\n"
+            for kind, data in output.get("data", {}).items():
+                if kind.startswith("image/"):
+                    name = f"output-{len(pictures) + 1}.{kind.removeprefix('image/')}"
+                    pictures[name] = base64.b64decode(data)
+                    parts.append(f"![what the cell draws]({name})")
+    return "\n\n".join(parts) + "\n", pictures
 
 
 def _outgoing(files: Files) -> Iterator[str]:
@@ -87,6 +93,6 @@ def _target(page: str, link: str) -> str | None:
 def _site_path(target: str) -> str:
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
-    if target.startswith("captioning/"):
+    if target.startswith("captioning/") and not target.endswith(".md"):
         return "reference/" + target.removeprefix("captioning/").removesuffix(".py").removesuffix("/__init__") + ".md"
     return PAGES.get(target, f"repository/{target}")

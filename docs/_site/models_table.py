@@ -28,12 +28,13 @@ IMAGES = {"coco": TRAINED["coco"] + 5_000, "flickr8k": TRAINED["flickr8k"] + 1_0
 """Of training and validation in Karpathy's splits."""
 CHANNELS = {"flickr8k_mobilenet_deeper": 1024, "flickr8k_pretrained": 1024}
 """D of the frozen encoders, all with 14 x 14 locations, where it is not 512."""
-VOCABULARY = {"coco": 9_490, "flickr8k": 2_539, "ShapesSource": 60}
+VOCABULARY = {"coco": 9_490, "flickr8k": 2_539, "ShapesSource": 60, "FolderSource": 2_539}
 """Words that are counted for the size of a model; shapes have a few less."""
 DATA = {
     "ShapesSource": ("shapes, generated", "300 MB"),
-    "coco": ("COCO 2014, `prepare_data.py coco --karpathy`", "20 GB, 29 GB while unpacking"),
-    "flickr8k": ("Flickr8k, `prepare_data.py flickr8k`", "1 GB, images on request"),
+    "FolderSource": ("your own photos", "-"),
+    "coco": ("COCO 2014, `captioning prepare coco --karpathy`", "20 GB, 29 GB while unpacking"),
+    "flickr8k": ("Flickr8k, `captioning prepare flickr8k`", "1 GB, images on request"),
 }
 
 
@@ -87,7 +88,8 @@ def _parts(config: dict[str, Any]) -> list[str]:
     score = _class((decoder["attention"].get("init_args") or {}).get("score"))
     attention = ", ".join(filter(None, (_class(decoder["attention"]), score, output)))
     name = encoder.get("init_args", {}).get("name", _class(encoder))
-    return [{"ShapesSource": "shapes", "coco": "COCO", "flickr8k": "Flickr8k"}[_kind(config)], name, attention]
+    data = {"ShapesSource": "shapes", "FolderSource": "your own", "coco": "COCO", "flickr8k": "Flickr8k"}
+    return [data[_kind(config)], name, attention]
 
 
 def _kind(config: dict[str, Any]) -> str:
@@ -110,7 +112,7 @@ def _needs(config: dict[str, Any], channels: int) -> list[str]:
     if options.get("weights") == "DEFAULT":
         weights = f"{_megabytes(options['name'])} MB, downloaded once"
     elif options.get("weights"):
-        weights = f"`{options['weights']}`, `prepare_data.py weights`"
+        weights = f"`{options['weights']}`, `captioning prepare weights`"
     frozen = kind in IMAGES and options.get("trainable_from") is None
     half_precision = 2 * 14 * 14 * channels  # bytes of an image
     features = f"{half_precision * IMAGES[kind] / 1e9:.1f} GB" if frozen else "-"

@@ -50,12 +50,21 @@ def port(checkpoint, tmp_path_factory) -> Iterator[int]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     environment = os.environ | {"GRADIO_TEMP_DIR": str(tmp_path_factory.mktemp("uploads"))}
-    with subprocess.Popen(command(checkpoint, port), cwd=ROOT, env=environment, stderr=subprocess.PIPE) as process:
-        lines = iter(process.stderr.readline, b"")
-        assert any(f"http://127.0.0.1:{port}/ (Ctrl-C ends it)".encode() in line for line in lines)
-        yield port
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+    with subprocess.Popen(
+        command(checkpoint, port),
+        cwd=ROOT,
+        env=environment,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    ) as process:
+        try:
+            lines = iter(process.stderr.readline, b"")
+            assert any(f"http://127.0.0.1:{port}/ (Ctrl-C ends it)".encode() in line for line in lines)
+            yield port
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 FLAGS = (

@@ -68,18 +68,6 @@ def test_processes_that_share_a_test_split_leave_the_files_of_one(trained, proce
     assert {"test/bleu4", "test/cider_d", "test/nll", "test/bound"} <= metrics.keys()
 
 
-def test_processes_that_share_a_validation_calibrate_as_one(tmp_path):
-    config = tiny_config(tmp_path / "shapes", val=41, eval_batch_size=5)
-    config["model"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.0}}
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(config))
-    found = []
-    for processes in (1, 2):
-        place = ["--trainer.default_root_dir", f"by-{processes}"]
-        captioning(tmp_path, "fit", "--config", "tiny.yaml", *place, processes=processes)
-        found.append(torch.load(tmp_path / f"by-{processes}/checkpoints/best.ckpt", weights_only=True)["captioning"])
-    assert found[0]["calibration"] == found[1]["calibration"] and found[0]["calibration"]["views"]
-
-
 SRUN = """#!/bin/bash
 # Two tasks on this machine with what SLURM tells them; its exit code is the highest of theirs.
 for rank in 0 1; do

@@ -112,7 +112,7 @@ def damage_of(path: Path) -> str | None:
             refuse_inflated_archive(path, archive)
             return archive.testzip() if _checksums(archive) else None
     except Exception as error:  # a damaged file makes zipfile raise errors of many types
-        return one_line(error, 80)
+        return one_line(error, 200)
 
 
 def _damage_on_disk(path: Path) -> str | None:

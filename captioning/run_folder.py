@@ -66,7 +66,8 @@ class RunFolder:
     def refuse_links(self) -> None:
         """Refuse a folder that was sent with links in it, because the run would write where they lead.
 
-        The folder itself may be a link. Only wandb makes links inside, which stay inside.
+        The folder itself may be a link. Only wandb makes links inside, which stay inside but for the log of its core: a
+        later run of wandb has a folder of its own, and writes to no log of an earlier one.
 
         Raises:
             InputError: Names the link, or what is neither file nor folder, such as a pipe.
@@ -75,7 +76,10 @@ class RunFolder:
         for folder, folders, files in os.walk(root):
             for path in (Path(folder, name) for name in (*folders, *files)):
                 target = Path(os.path.realpath(path))
-                if path.is_symlink() and not (root / "wandb" in path.parents and target.is_relative_to(root)):
+                of_wandb = root / "wandb" in path.parents
+                if path.is_symlink() and not (
+                    of_wandb and (target.is_relative_to(root) or path.name == "debug-core.log")
+                ):
                     raise InputError(f"{path}: is a link to {target}, through which a run does not write; remove it")
                 if path.exists() and not (path.is_file() or path.is_dir()):
                     raise InputError(f"{path}: is no regular file; remove it")

@@ -108,6 +108,7 @@ def test_the_folder_itself_may_be_a_link_and_wandb_may_link_inside(workdir):
     Path("runs/tiny").symlink_to("../elsewhere")
     (RUN / "wandb/run-1").mkdir(parents=True)
     (RUN / "wandb/latest-run").symlink_to("run-1")
+    (RUN / "wandb/run-1/debug-core.log").symlink_to("/var/log/core.log")  # as wandb does, into its cache
     main(["test", "--ckpt_path", LAST])
     assert Path("elsewhere/test_metrics.json").is_file()
     Path("best.ckpt").symlink_to(LAST)

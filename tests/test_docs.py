@@ -20,7 +20,14 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 ELSEWHERE = {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md"}
 PAGES = sorted([*(ROOT / name for name in ELSEWHERE), *DOCS.rglob("*.md")])
-MADE = {"index.md", "data.md", "contributing.md", "changelog.md", "notebooks/caption_and_look.md"}  # by _site/hooks.py
+MADE = {
+    "index.md",
+    "pretrained.md",
+    "data.md",
+    "contributing.md",
+    "changelog.md",
+    "notebooks/caption_and_look.md",
+}  # by _site/hooks.py
 
 
 def name_of(page: Path) -> str:

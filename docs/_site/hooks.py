@@ -22,6 +22,7 @@ PAGES = {
     "data/README.md": "data.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
+    "captioning/pretrained/flickr8k_mobilenet/README.md": "pretrained.md",
 }
 NOTEBOOK = "notebooks/caption_and_look.ipynb"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]+)")
@@ -91,8 +92,10 @@ def _target(page: str, link: str) -> str | None:
 
 
 def _site_path(target: str) -> str:
+    if target in PAGES:
+        return PAGES[target]
     if target.startswith("docs/"):
         return target.removeprefix("docs/")
-    if target.startswith("captioning/") and not target.endswith(".md"):
+    if target.startswith("captioning/") and not target.startswith("captioning/pretrained/"):
         return "reference/" + target.removeprefix("captioning/").removesuffix(".py").removesuffix("/__init__") + ".md"
-    return PAGES.get(target, f"repository/{target}")
+    return f"repository/{target}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -67,35 +66,21 @@ def port(checkpoint, tmp_path_factory) -> Iterator[int]:
             process.kill()
 
 
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-quic"
-).split()
-
-
 @pytest.fixture
-def page(port):
+def page(port, browser):
     """The page as it is opened; at the end it may have asked no other machine for anything, and have no complaint."""
-    playwright = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("needs Chromium")
     address, problems = f"http://127.0.0.1:{port}/", []
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        page = browser.new_page()
-        page.set_default_timeout(60_000)  # a machine may be busy with other tests
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on(
-            "request",
-            lambda request: (
-                None if request.url.startswith((address, "data:", "blob:")) else problems.append(request.url)
-            ),
-        )
-        page.goto(address)
-        yield page
-        browser.close()
+    page = browser.new_page()
+    page.set_default_timeout(60_000)  # a machine may be busy with other tests
+    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on(
+        "request",
+        lambda request: None if request.url.startswith((address, "data:", "blob:")) else problems.append(request.url),
+    )
+    page.goto(address)
+    yield page
+    page.close()
     assert problems == []
 
 

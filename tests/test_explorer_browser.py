@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import shutil
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -20,11 +19,6 @@ from captioning.views.overlays import attention_figure
 
 pytestmark = pytest.mark.browser
 playwright = pytest.importorskip("playwright.sync_api")
-
-FLAGS = (
-    "--no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-quic"
-).split()
 
 GRID, CELLS = (3, 4), 12
 SOFT = ["two", "brown", "dogs", "run"]
@@ -76,15 +70,6 @@ def image_set() -> list[ExploredImage]:
         explored(*run_pair(1), name="more dogs.jpg", view=grey()),
         explored(boats, name="boats.jpg", view=grey()),
     ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[playwright.Browser]:
-    path = next(path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name)))
-    with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=path, args=FLAGS)
-        yield started
-        started.close()
 
 
 @pytest.fixture

@@ -25,12 +25,15 @@ from captioning.errors import InputError, one_line
 
 
 def cache_folder(name: str = "") -> Path:
-    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet."""
+    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet.
+
+    It is never below the working directory, from which code of somebody else would be loaded.
+    """
     try:
         folder = platformdirs.user_cache_path("captioning", appauthor=False)
     except RuntimeError:  # the user has no home folder
         folder = _temporary_cache()
-    return folder / name
+    return (folder if folder.is_absolute() else _temporary_cache()) / name  # HOME="" makes it a relative one
 
 
 @functools.cache
@@ -155,6 +158,15 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a regular file. The errors are those of ``regular``."""
     with open(path, "rb", opener=regular) as file:
         return file.read()
+
+
+def is_lfs_pointer(path: Path) -> bool:
+    """Return whether a file is the short text that a clone without git-LFS has in place of a large file."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            return file.read(40).startswith(b"version https://git-lfs.github.com/")
+    except OSError:
+        return False
 
 
 def sha256_of(path: Path) -> str:

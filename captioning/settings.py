@@ -9,6 +9,7 @@ import yaml
 from jsonargparse import get_loader
 
 from captioning.errors import InputError, one_line
+from captioning.files import read_bytes
 
 _MAX_NODES, _MAX_DEPTH = 100_000, 100
 
@@ -24,7 +25,7 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
     """
     named = f"{option} {path}".lstrip()
     try:
-        content = load_yaml(path.read_text(encoding="utf-8")) or {}
+        content = load_yaml(read_bytes(path).decode("utf-8")) or {}
     except OSError as error:
         raise InputError(f"{named}: cannot be read ({error.strerror})") from error
     except (ValueError, OverflowError, yaml.YAMLError) as error:  # ValueError: no UTF-8, no such date ..

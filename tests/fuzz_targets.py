@@ -30,11 +30,16 @@ from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.data.images import load_image, upright
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
+from captioning.encoders import Encoder
 from captioning.errors import exits_on_input_error
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
+from captioning.model import Decoder
+from captioning.objective import Objective
+from captioning.run_folder import RunFolder
 from captioning.settings import read_config
+from captioning.training.wandb_run import WandbRun
 from captioning.vocabulary import Vocabulary
 
 
@@ -45,7 +50,7 @@ class Target:
     Attributes:
         files: content by name, as it should be.
         damaged: the names of those of which one is damaged.
-        share: of the time; the largest to what is read in a millisecond.
+        share: of the cases; the largest to what is read in a millisecond.
         leaves_traces: the folder is made anew for every input.
     """
 
@@ -106,7 +111,7 @@ def coco(_: Path) -> Target:
             for image_id in (1, 5, 9):
                 objects(image_id)
 
-    return Target(files, list(files), run, 4.0)
+    return Target(files, list(files), run, 150.0)
 
 
 def karpathy(_: Path) -> Target:
@@ -125,7 +130,7 @@ def karpathy(_: Path) -> Target:
     def run(folder: Path, draw: random.Random) -> None:
         use(KarpathySource(str(folder / "dataset.json"), str(folder)).index("train"))
 
-    return Target({"dataset.json": as_json({"images": images})}, ["dataset.json"], run, 4.0)
+    return Target({"dataset.json": as_json({"images": images})}, ["dataset.json"], run, 150.0)
 
 
 def folders(_: Path) -> Target:
@@ -141,7 +146,7 @@ def folders(_: Path) -> Target:
         for name in files:
             use(FolderSource(str(folder), captions=name).index("train"))
 
-    return Target(files, list(files), run, 4.0)
+    return Target(files, list(files), run, 150.0)
 
 
 def readers(_: Path) -> Target:
@@ -173,7 +178,7 @@ def readers(_: Path) -> Target:
         pair(captions, references, where=folder / "results.json")
         read_study(folder / "study.yaml", folder)
 
-    return Target(files, [name for name in files if name != "c.yaml"], run, 4.0)
+    return Target(files, [name for name in files if name != "c.yaml"], run, 150.0)
 
 
 FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
@@ -194,7 +199,7 @@ def features(made: Path) -> Target:
         out = writer(folder, "train")
         out.write(torch.ones(len(out.rows), 6, 4))
 
-    return Target(files, list(files), run, 0.7, leaves_traces=True)
+    return Target(files, list(files), run, 10.0, leaves_traces=True)
 
 
 def images(_: Path) -> Target:
@@ -219,7 +224,7 @@ def images(_: Path) -> Target:
             upright(load_image(folder / name, minimum_side=4))
             preprocessing(preprocessing.load(folder / name))
 
-    return Target(files, list(files), run)
+    return Target(files, list(files), run, 10.0)
 
 
 # Runs
@@ -241,7 +246,12 @@ def make_tested(folder: Path, skill: float) -> dict[str, bytes]:
 
 def runs(made: Path) -> Target:
     files = make_tested(made / "a", 0.5)
-    return Target(files, list(files), lambda folder, draw: find_run(str(folder)), 2.0)
+
+    def run(folder: Path, draw: random.Random) -> None:
+        find_run(str(folder))
+        WandbRun.of_folder(RunFolder(folder))
+
+    return Target(files, list(files), run, 20.0)
 
 
 def comparison(made: Path) -> Target:
@@ -270,7 +280,7 @@ def checkpoints(made: Path) -> Target:
         AtomicCheckpointIO().load_checkpoint(folder / "x.ckpt", weights_only=True)
         load(folder / "x.ckpt")(view, max_length=3, beam_size=1)
 
-    return Target({"x.ckpt": content}, ["x.ckpt"], run, 1.5)
+    return Target({"x.ckpt": content}, ["x.ckpt"], run, 10.0)
 
 
 def exports(made: Path) -> Target:
@@ -278,10 +288,14 @@ def exports(made: Path) -> Target:
     checkpoint = save_checkpoint(made / "x.ckpt", settings=SETTINGS)
     export.main(["--model", str(checkpoint), "--output", str(made / "e")])
     files = contents(made / "e")
-    return Target(files, [name for name in files if name != "README.md"], lambda folder, draw: load(folder), 1.5)
+    return Target(files, [name for name in files if name != "README.md"], lambda folder, draw: load(folder), 10.0)
 
 
 # Settings and command lines
+
+
+_PLACES: dict[str, type] = {"data.source": CaptionSource, "model.encoder": Encoder, "model.decoder": Decoder}
+_PLACES["model.objective"] = Objective
 
 
 def configs(_: Path) -> Target:
@@ -295,11 +309,12 @@ def configs(_: Path) -> Target:
 
     def run(folder: Path, draw: random.Random) -> None:
         found = read_config(folder / "c.yaml", "--config")
-        build({"data.source": CaptionSource}, [found])
+        place, kind = draw.choice(list(_PLACES.items()))
+        build({place: kind}, [found])
         evaluation_settings(found, "c.yaml")
         resume_settings(found, "c.yaml")
 
-    return Target({"c.yaml": yaml.safe_dump(config).encode()}, ["c.yaml"], run)
+    return Target({"c.yaml": yaml.safe_dump(config).encode()}, ["c.yaml"], run, 15.0)
 
 
 OPTIONS = (
@@ -361,7 +376,7 @@ def commands(made: Path) -> Target:
 
     damaged = ["tiny.yaml", "runs/tiny/config.yaml", "runs/tiny/checkpoints/last.ckpt", "shapes/shapes.json"]
     sys.argv = argv
-    return Target(files, damaged, run, 2.0, leaves_traces=True)
+    return Target(files, damaged, run, 1.0, leaves_traces=True)
 
 
 LINES = {
@@ -395,13 +410,10 @@ def scripts(made: Path) -> Target:
             line[at : at + 1] = [[value.replace("\0", "")], [], [line[at], line[draw.randrange(len(line))]]][what]
         mains[name](line)
 
-    return Target(files, list(files), run, 1.0, leaves_traces=True)
+    return Target(files, list(files), run, 4.0, leaves_traces=True)
 
 
-TARGETS: dict[str, Callable[[Path], Target]] = {
-    function.__name__: function
-    for function in (
-        *(coco, karpathy, folders, readers, features, images, runs, comparison, checkpoints, exports, configs),
-        *(commands, scripts),
-    )
-}
+FILES: tuple[Callable[[Path], Target], ...] = (
+    *(coco, karpathy, folders, readers, features, images, runs, comparison, checkpoints, exports, configs),
+    *(commands, scripts),
+)

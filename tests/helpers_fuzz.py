@@ -17,10 +17,11 @@ for _ in range(200):
     DEEP = [DEEP]
 # What readers stumble over: kinds, sizes, texts that lead elsewhere. Nothing here does anything if it is used.
 ODD: list[Any] = [
-    *(None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30),
+    *(None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63 - 1, 2**63, -(2**63), 2**64, 10**30, 10**400, -(10**400)),
     *(0.5, -0.5, 1e-320, 1e308, float("nan"), float("inf"), -float("inf")),
     *("", " ", "x", "0", "-1", "nan", "\0", "\n", "a\udc80b", "..", "../../x", "/nowhere/x", "~", "\u202e", "\x1b[2J"),
     *("a" * 600, "a " * 600, "%s", "{}", "[", "&a [*a]", "train", "val", "1.jpg", "2024-13-45", "1_000", "0x1F", "1e5"),
+    *("{epoch}-{step}", "1e400", "\u00e9\u732b", "a.b", "1.5", "[1", "{a: b", "!!python/name:os.system", "cuda:99", "é" * 99),
     *([], {}, [[]], [None], {"": None}, {"class_path": "x"}, {"class_path": 3}, {"class_path": "captioning.errors.P"}),
     {"class_path": "captioning.attention.SoftAttention"},
     {"class_path": "captioning.attention.AdditiveScore", "init_args": {"attention_dim": 3}},
@@ -47,7 +48,22 @@ def damage(name: str, content: bytes, draw: random.Random) -> bytes:
     return damaged_bytes(content, draw)
 
 
+OTHER_FILES = (
+    b"",
+    b"hello\n",
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 99\n",
+    b"<!DOCTYPE html><html>404</html>",
+    b"\x89PNG\r\n\x1a\n" + bytes(40),
+    b"PK\x03\x04" + bytes(40),
+    b"\x80\x02}q\x00.",
+    b"{}",
+    b"[]",
+)
+
+
 def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
+    if draw.random() < 0.02:
+        return draw.choice(OTHER_FILES)
     found = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 4, 16))):
         at = draw.randrange(len(found) + 1)

@@ -74,10 +74,11 @@ def _identity(model: SavedModel) -> dict[str, Any]:
 def _normalised(fractions: Sequence[float], count: int) -> list[float]:
     if len(fractions) != count:
         raise InputError(f"there are {len(fractions)} fractions for {count} checkpoints; give each checkpoint one")
-    total = math.fsum(fractions)
-    if not (all(fraction >= 0 for fraction in fractions) and 0 < total < math.inf):
+    largest = max(fractions)
+    if not (all(fraction >= 0 for fraction in fractions) and 0 < largest < math.inf):
         raise InputError(f"fractions must be at least 0 and not all 0, got {', '.join(map(str, fractions))}")
-    return [fraction / total for fraction in fractions]
+    scaled = [fraction / largest for fraction in fractions]  # whose sum does not overflow
+    return [fraction / math.fsum(scaled) for fraction in scaled]
 
 
 def _without_dropout(config: Any) -> Any:

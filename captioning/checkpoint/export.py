@@ -19,7 +19,7 @@ from torch import Tensor
 from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError
-from captioning.files import read_json, replacing, sha256_of, write_json, write_text
+from captioning.files import is_lfs_pointer, read_json, replacing, sha256_of, write_json, write_text
 from captioning.model.captioner import Captioner
 from captioning.vocabulary import Vocabulary
 
@@ -150,5 +150,7 @@ def _check_sums(folder: Path) -> None:
         raise InputError(f"{folder / CHECKSUMS}: cannot be read; copy the folder again, or export it again") from error
     sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
     for name in (WEIGHTS, CONFIG, VOCABULARY):
+        if is_lfs_pointer(folder / name):
+            raise InputError(f"{folder / name}: is the pointer of git-LFS, not the file; run git lfs pull")
         if sha256_of(folder / name) != sums.get(name):
             raise InputError(f"{folder / name}: is not what was exported; copy the folder again, or export it again")

@@ -19,8 +19,8 @@ import torch
 
 from captioning.checkpoint.budget import refuse_impossible_counts, refuse_inflated_archive, refuse_inflated_values
 from captioning.checkpoint.format import check_format
-from captioning.errors import InputError, one_line
-from captioning.files import replacing
+from captioning.errors import InputError, is_out_of_memory, one_line
+from captioning.files import is_lfs_pointer, replacing
 from captioning.run_folder import RunFolder
 
 _TRAINING_STATE = {
@@ -60,6 +60,8 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     except InputError:
         raise
     except Exception as error:  # a damaged file makes PyTorch raise errors of many types
+        if is_out_of_memory(error):
+            raise
         if isinstance(error, zipfile.BadZipFile) or "PytorchStreamReader" in str(error):
             raise InputError(f"{path}: damaged: its content is not what was written; {_remedy(path)}") from error
         raise InputError(f"{path}: not a checkpoint, or a damaged one ({one_line(error, 120)})") from error
@@ -69,16 +71,25 @@ def read_checkpoint(path: Path, *, training: bool = False, weights_only: bool = 
     check_format(path, content)
     refuse_inflated_values(path, checkpoint)
     if training:
-        for name in ("epoch", "global_step", "loops"):
-            refuse_impossible_counts(path, checkpoint.get(name, 0), name)
-        for name, kind in _TRAINING_STATE.items():
-            if name in checkpoint and not isinstance(checkpoint[name], kind):
-                raise InputError(f"{path}: its {name} is no {kind.__name__}; it was edited, use another one")
+        refuse_other_state(path, checkpoint)
     if checksums:
         _compare(path, checkpoint if training else checkpoint["state_dict"], checksums)
     if training:
         _keep_neighbours(path, checkpoint.get("callbacks", {}))
     return checkpoint
+
+
+def refuse_other_state(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Refuse a state of training whose parts are of other types, or count what no run counts.
+
+    Raises:
+        InputError: Names the part.
+    """
+    for name in ("epoch", "global_step", "loops"):
+        refuse_impossible_counts(path, checkpoint.get(name, 0), name)
+    for name, kind in _TRAINING_STATE.items():
+        if name in checkpoint and not isinstance(checkpoint[name], kind):
+            raise InputError(f"{path}: its {name} is no {kind.__name__}; it was edited, use another one")
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path, *, follow: bool = True) -> None:
@@ -112,6 +123,8 @@ def damage_of(path: Path) -> str | None:
             refuse_inflated_archive(path, archive)
             return archive.testzip() if _checksums(archive) else None
     except Exception as error:  # a damaged file makes zipfile raise errors of many types
+        if is_out_of_memory(error):
+            raise
         return one_line(error, 200)
 
 
@@ -152,6 +165,8 @@ def refuse_other_files(path: Path) -> None:
         return
     if start == b"PK\x03\x04":
         raise InputError(f"{path}: the end of the checkpoint is missing; {_remedy(path)}")
+    if is_lfs_pointer(path):
+        raise InputError(f"{path}: is the pointer of git-LFS, not the checkpoint; run git lfs pull")
     sound = sound_beside(path)
     hint = "one that `captioning fit` wrote" if sound is None else f"{sound}, which is sound"
     raise InputError(f"{path}: not a checkpoint of this project; give {hint}")

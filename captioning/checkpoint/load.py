@@ -17,7 +17,7 @@ from captioning.checkpoint.format import calibration_of, check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint, write_checkpoint
 from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, is_out_of_memory, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
 from captioning.vocabulary import UNK, Vocabulary
@@ -96,8 +96,12 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     except KeyError as error:
         raise InputError(f"{path}: has no {error.args[0]!r}; it is damaged or was edited") from error
     except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"{path}: its weights do not fit the model it describes ({one_line(error)})") from error
-    except (TypeError, AttributeError, ValueError, IndexError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:  # of any kind, where the content is damaged
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error

@@ -76,12 +76,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def whole_number(low: int, high: int | None = None) -> Callable[[str], int]:
-    """Return the type of an option that takes a whole number of at least ``low``, and at most ``high``."""
-    allowed = f"of at least {low}" if high is None else f"in {low} .. {high}"
+    """Return the type of an option that takes a whole number of at least ``low``, and at most ``high`` or 2^31 - 1."""
+    largest = 2**31 - 1 if high is None else high
 
     def number(text: str) -> int:
-        within = text.isdecimal() and len(text) <= 20 and low <= int(text) and (high is None or int(text) <= high)
-        if not within:
+        too_large = text.isdecimal() and (len(text) > 20 or int(text) > largest)
+        allowed = f"in {low} .. {largest}" if too_large or high is not None else f"of at least {low}"
+        if too_large or not (text.isdecimal() and low <= int(text)):
             raise argparse.ArgumentTypeError(f"must be a whole number {allowed}, got {text[:40]!r}")
         return int(text)
 

@@ -21,7 +21,7 @@ from captioning.settings import load_yaml, read_config
 
 CONFIG_FORMAT = "captioning"
 """Parser mode of jsonargparse by which configurations are read."""
-set_loader(CONFIG_FORMAT, load_yaml)
+set_loader(CONFIG_FORMAT, load_yaml, (yaml.YAMLError,))  # a text that is no YAML, such as {epoch}-{step}, stays one
 
 
 def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], options: Sequence[str] = ()) -> list[Any]:

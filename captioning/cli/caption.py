@@ -49,9 +49,8 @@ _FIGURES = (".png", ".pdf", ".svg")
 def main(argv: list[str] | None = None) -> None:
     arguments = _parse(argv)
     single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
-    for stream in (sys.stdin, sys.stdout):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="surrogateescape")  # file names need not be valid text
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # file names need not be valid text
     paths: Iterable[str] = _paths(arguments.images)
     if arguments.overlay is not None or "-" not in arguments.images:
         paths = list(paths)  # so that all are known before the first overlay is drawn

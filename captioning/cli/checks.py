@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import math
 import os
 import traceback
 from typing import Any
 
 import torch
+from pytorch_lightning.callbacks import Callback
 
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
+
+
+_COPIES = ("ddp_fork", "ddp_notebook", "ddp_spawn")  # and their _find_unused_parameters_true
 
 
 def refuse_impossible(config: Any) -> None:
@@ -20,16 +25,21 @@ def refuse_impossible(config: Any) -> None:
         InputError: Names the option.
     """
     trainer = config.trainer
-    for name, low in (
-        ("accumulate_grad_batches", 1),
-        ("check_val_every_n_epoch", 1),
-        ("val_check_interval", 1e-9),
-        ("gradient_clip_val", 0),
-        ("log_every_n_steps", 0),
+    for name, low, high in (
+        ("accumulate_grad_batches", 1, 2**31),
+        ("check_val_every_n_epoch", 1, math.inf),
+        ("val_check_interval", 1e-9, math.inf),
+        ("gradient_clip_val", 0, 1e38),
+        ("log_every_n_steps", 0, math.inf),
     ):
         value = trainer.get(name)
         if isinstance(value, (int, float)):
-            check_range(low, **{f"--trainer.{name}": value})
+            check_range(low, high, **{f"--trainer.{name}": value})
+    if str(trainer.get("strategy")).startswith(_COPIES):
+        raise InputError(
+            f"--trainer.strategy {trainer.strategy}: copies the run into its processes, which open files do not "
+            "survive; give ddp, which starts them anew"
+        )
     check_range(0, **{"--early_stopping.patience": config.early_stopping.patience})
     if trainer.get("limit_val_batches") == 0:
         raise InputError("--trainer.limit_val_batches 0: validation chooses the best checkpoint; give at least 1")
@@ -73,6 +83,15 @@ def _refuse_other_schedules(scheduler: Any) -> None:
             f"model.scheduler: {name} does not follow the length of a run; give captioning.training.WarmupCosine, or "
             "CosineAnnealingLR or PolynomialLR of PyTorch"
         )
+
+
+def foreign_callback(error: BaseException) -> str | None:
+    """Return the name of the callback in which an error was raised, None if that is this package's own or none."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, Callback) and not type(owner).__module__.startswith("captioning."):
+            return type(owner).__name__
+    return None
 
 
 def while_restoring(error: BaseException) -> bool:

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
-from captioning.cli.checks import refusal, refuse_impossible, while_restoring
+from captioning.cli.checks import foreign_callback, refusal, refuse_impossible, while_restoring
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.cli.loggers import (
     run_labels,
@@ -36,7 +36,7 @@ from captioning.cli.usage import values_of
 from captioning.component import budget, import_modules
 from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
-from captioning.errors import DEBUG, InputError, check_range, one_line
+from captioning.errors import DEBUG, InputError, check_range, is_out_of_memory, one_line
 from captioning.files import write_text
 from captioning.model.ensemble import Ensemble
 from captioning.run_folder import RunFolder
@@ -49,6 +49,7 @@ from captioning.training.module import CaptioningModule
 from captioning.training.processes import BatchNormSync, OrderedSums, process_rank
 from captioning.training.progress import LogFacts, LogLines, Throughput, with_own_displays
 from captioning.training.resumed_settings import ResumedSettings
+from captioning.training.resumed_state import CheckedState
 from captioning.training.stopping import Preemption, ends_after_the_step
 from captioning.training.wandb_run import WandbRun
 
@@ -83,12 +84,16 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             )
     except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
         raise InputError(one_line(error, 400)) from error
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except Exception as error:
         if str(error).startswith("Early stopping conditioned on metric"):
             raise InputError(f"--early_stopping.monitor: {one_line(error)}") from error
         if "val_check_interval" in str(error):
             raise InputError(f"--trainer.val_check_interval: {one_line(error)}") from error
-        if isinstance(error, InputError) or not while_restoring(error):
+        if isinstance(error, InputError) or is_out_of_memory(error):
+            raise
+        if (callback := foreign_callback(error)) is not None:
+            raise InputError(f"trainer.callbacks: {callback}: {one_line(error)}") from error
+        if not while_restoring(error):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
         raise InputError(f"the checkpoint does not fit this model, optimizer and trainer ({reason})") from error
@@ -304,15 +309,18 @@ class CaptioningCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         # The samplers split the data over the processes themselves.
         log_test = [LogTest(self.wandb_run)] if self.wandb_run else []
-        callbacks = [ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence(), OrderedSums(), Preemption()]
+        callbacks = [CheckedState(), ResumedSettings(), LogLines(), LogFacts(), StopOnDivergence()]
+        callbacks += [OrderedSums(), Preemption()]
         self.trainer_defaults = {"callbacks": [*callbacks, *log_test]}
         plugins = [AtomicCheckpointIO(), BatchNormSync()]
         try:
             trainer = super().instantiate_trainer(plugins=plugins, use_distributed_sampler=False, **kwargs)
         except InputError:
             raise
-        except (ValueError, TypeError) as error:  # an unknown strategy, precision ..
-            raise InputError(f"trainer: {one_line(error)}") from error
+        except (ValueError, TypeError, ImportError, OverflowError, RuntimeError) as error:  # an unknown strategy ..
+            trainer_config = self.config[self.subcommand].trainer if self.subcommand else {}
+            given = (f"{name} {trainer_config.get(name)}" for name in ("accelerator", "strategy", "precision", "max_time"))
+            raise InputError(f"trainer ({', '.join(given)}): {one_line(error)}") from error
         displayed: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
         has_speed = any(isinstance(callback, Throughput) for callback in displayed)
         trainer.callbacks = displayed if has_speed else [Throughput(), *displayed]  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -131,9 +132,10 @@ def wandb_offline_without_account() -> None:
     """Let wandb log offline where nobody is logged in. Otherwise it would ask, or fail where it cannot ask."""
     if "WANDB_MODE" in os.environ or os.environ.get("WANDB_API_KEY"):
         return
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    if netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"):
-        return
+    netrc = Path(os.environ.get("NETRC") or os.path.expanduser("~/.netrc"))
+    with contextlib.suppress(OSError):  # it may not be read
+        if netrc.is_file() and "wandb" in netrc.read_text(errors="ignore"):
+            return
     os.environ["WANDB_MODE"] = "offline"
 
 

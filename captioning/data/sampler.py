@@ -30,6 +30,16 @@ class Numbers(list[int]):
         return Numbers, (list(self), self.place)
 
 
+def is_position(state: Any) -> bool:
+    """Return whether plain data are a position in the training captions, as ``CaptionBatchSampler`` saves it."""
+    counts = ("epoch", "batches_done", "captions", "batch_size", "world_size", "seed")
+    return (
+        isinstance(state, dict)
+        and all(type(state.get(name)) is int and 0 <= state[name] < 2**53 for name in counts)
+        and isinstance(state.get("group"), str)
+    )
+
+
 class CaptionBatchSampler(Sampler[list[int]]):
     """Batches of captions of similar length (Sec. 4.3, Xu et al. 2015), shuffled again in each epoch.
 

@@ -17,9 +17,11 @@ from PIL import Image
 from torch import Tensor
 
 from captioning.data.images import MAX_PIXELS, load_image, rgb, upright
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 Bool = NDArray[np.bool_]
+
+_LARGEST = 1e6  # mean and deviation, which are of values in 0 .. 1
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -51,16 +53,19 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(value) for value in self.mean))  # JSON and YAML give lists
-        object.__setattr__(self, "std", tuple(float(value) for value in self.std))
+        for name, low in (("mean", -_LARGEST), ("std", 1 / _LARGEST)):
+            values = tuple(getattr(self, name))
+            for value in values:
+                check_range(low, _LARGEST, **{f"preprocessing: {name}": value})
+            object.__setattr__(self, name, tuple(float(value) for value in values))  # JSON and YAML give lists
         if not all(type(side) is int for side in (self.resize, 0 if self.crop is None else self.crop)):
             raise InputError(f"preprocessing: resize and crop are whole pixels, got {self.resize!r}, {self.crop!r}")
         if self.resize < 1 or (self.crop is not None and not 1 <= self.crop <= self.resize):
             raise InputError(
                 f"preprocessing: crop must fit into resize, got crop={self.crop}, resize={self.resize} pixels"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise InputError(f"preprocessing: mean and std need three values, std above 0, got {self.mean}, {self.std}")
+        if len(self.mean) != 3 or len(self.std) != 3:
+            raise InputError(f"preprocessing: mean and std need three values, got {self.mean}, {self.std}")
         if self.interpolation not in _FILTERS:
             raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,7 +110,7 @@ def _resolve(weights: str | None, published: type[WeightsEnum], name: str) -> tu
     if weights is None:
         return published["DEFAULT"].value, None
     if "." in weights or "/" in weights:
-        path = Path(weights).expanduser()
+        path = Path(os.path.expanduser(weights))
         same = (m.value for m in published if m.value.url.rpartition("/")[2] == path.name)
         return next(same, published["DEFAULT"].value), path
     if weights not in published.__members__:

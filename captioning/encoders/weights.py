@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 import zipfile
@@ -11,7 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError, is_out_of_memory, one_line
+from captioning.files import is_lfs_pointer
 
 OPTION = "model.encoder.init_args.weights"
 
@@ -24,16 +26,18 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     Raises:
         InputError: The file is missing or damaged, holds more than tensors, or is not a state dict.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not path.is_file():
         raise InputError(f"{OPTION}: {path} is no file; `captioning prepare weights` fetches those of the configs")
+    if is_lfs_pointer(path):
+        raise InputError(f"{path}: is the pointer of git-LFS, not the weights; run git lfs pull")
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
             return load_file(path)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise InputError(f"{path}: not a safetensors file ({error})") from error
     try:
         with warnings.catch_warnings():
@@ -44,7 +48,9 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             f"{path}: holds more than tensors (or is damaged), and is not opened because that could run code in it; "
             "save the network's state_dict() alone"
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except Exception as error:  # a text or a damaged file makes PyTorch raise errors of many types
+        if is_out_of_memory(error):
+            raise
         raise InputError(f"{path}: not a PyTorch file ({one_line(error)})") from error
     for key in ("state_dict", "model"):  # training scripts wrap it so
         if isinstance(loaded, dict) and isinstance(loaded.get(key), dict):

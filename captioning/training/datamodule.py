@@ -20,7 +20,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
 from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
-from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler
+from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler, is_position
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
@@ -93,6 +93,11 @@ class VocabularyOptions:
             return Vocabulary(Vocabulary.load(self.file).words, tokenizer)
         captions = (caption.split() for caption in index.captions)
         counted = Vocabulary.build(captions, min_count=self.min_count, max_size=self.max_words, tokenizer=tokenizer)
+        if not counted.words:
+            raise InputError(
+                f"data.vocabulary.min_count {self.min_count}: no word of the {len(index.captions)} training captions "
+                "occurs so often; give less"
+            )
         if self.extend is None:
             return counted
         known = read_model(self.extend).vocabulary
@@ -389,7 +394,7 @@ class CaptionDataModule(pl.LightningDataModule):
         Raises:
             InputError: It is not such a position.
         """
-        if state_dict and not all(type(state_dict.get(name)) is int for name in ("epoch", "batches_done")):
+        if state_dict and not is_position(state_dict):
             raise InputError("the checkpoint's position in the training data is damaged; use another one")
         self._resume_from = state_dict or None
 

@@ -258,7 +258,7 @@ def _read_note(folder: RunFolder) -> dict[str, Any]:
     """Return the content of a folder's ``wandb_run.json``; {} if it is missing or damaged."""
     try:
         note = json.loads(read_bytes(folder.wandb_run))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     valid = isinstance(note, dict) and isinstance(note.get("id"), str) and isinstance(note.get("step"), int)
-    return note if valid else {}
+    return note if valid and isinstance(note.get("tags", []), list) else {}

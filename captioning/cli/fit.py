@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import shlex
@@ -52,6 +53,9 @@ from captioning.training.resumed_settings import ResumedSettings
 from captioning.training.resumed_state import CheckedState
 from captioning.training.stopping import Preemption, ends_after_the_step
 from captioning.training.wandb_run import WandbRun
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(args: list[str] | None = None) -> CaptioningCLI:
@@ -279,6 +283,10 @@ class CaptioningCLI(LightningCLI):
                 super()._run_subcommand(subcommand)
             except SIGTERMException:
                 self._say_how_to_go_on()
+                raise
+            except OSError as error:
+                if error.errno in _FULL and error.filename is None:  # such as the logger's, whose file has no name here
+                    raise InputError(f"{self.run_dir}: cannot be written ({error.strerror})") from error
                 raise
 
     def _say_how_to_go_on(self) -> None:

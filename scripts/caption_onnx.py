@@ -236,7 +236,7 @@ def prepare(path: str | Path, preprocessing: dict[str, Any]) -> np.ndarray:
     Raises:
         Refused: It cannot be read, or is too narrow.
     """
-    resize, crop = preprocessing["resize"], preprocessing["crop"]
+    resize, crop = preprocessing["resize"], preprocessing.get("crop")
     if not Path(path).is_file():
         raise Refused("no such image file")
     try:

@@ -3,9 +3,9 @@
 
 Annotations, captions, features, results of runs, checkpoints, the state of training in them, exported folders, ONNX
 graphs, images, configs, variables of the environment and command lines are damaged and read in a process of their own.
-What ends in another error than an InputError, computes for more than ten seconds, waits for more than a minute, asks for
-more than 4 GB, or ends the process, is a fault: it is printed with the command that makes it again. Case N depends on
-the seed, its target and N alone. Ctrl-C prints how to go on. Exit code 1 if there was a fault.
+What ends in another error than an InputError, computes for more than ten seconds, waits for more than a minute, asks
+for more than 4 GB, or ends the process, is a fault: it is printed with the command that makes it again. Case N depends
+on the seed, its target and N alone. Ctrl-C prints how to go on. Exit code 1 if there was a fault.
 
 examples:
   python tests/fuzz.py --seconds 60

@@ -91,9 +91,9 @@ def states(made: Path) -> Target:
         refuse_inflated_values(folder, checkpoint)
         refuse_other_state(folder, checkpoint)
         checked = CheckedState()
+        checked.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
+        checked.on_fit_start(trainer, trainer.lightning_module)
         try:
-            checked.on_load_checkpoint(trainer, trainer.lightning_module, checkpoint)
-            checked.on_fit_start(trainer, trainer.lightning_module)
             if set(STATE) <= checkpoint.keys():
                 restore(checkpoint | {"CaptionDataModule": checkpoint.get("CaptionDataModule", {})})
                 train()
@@ -158,6 +158,7 @@ def lines(made: Path) -> Target:
         for tool, parser in parsers.items()
     }
 
+    @exits_on_input_error
     def run(folder: Path, draw: random.Random) -> None:
         tool = draw.choice([*parsers, *COMMANDS, "nothing"])
         line = []

@@ -78,7 +78,7 @@ EDITED = {
     Fault("a resumed run whose best score is a text", "StopEarly.best_score is 'x', no number"): callback(
         "StopEarly", best_score="x"
     ),
-    Fault("a resumed run whose best checkpoints are a list", "BestCheckpoint.best_k_models is list, no dict"): callback(
+    Fault("a resumed run whose best checkpoints are a list", "its best_k_models is no dict"): callback(
         "BestCheckpoint", best_k_models=[]
     ),
     Fault("a resumed run whose best checkpoint's score is a list", "current_score is list, no number"): callback(
@@ -109,9 +109,9 @@ EDITED = {
     Fault("an optimizer without a moment", "state.0.exp_avg is missing"): without(
         "optimizer_states", 0, "state", 0, "exp_avg"
     ),
-    Fault("an optimizer's learning rate that is a text", "param_groups.0.lr is 'x', no number"): lambda content: content[
-        "optimizer_states"
-    ][0]["param_groups"][0].update(lr="x"),
+    Fault("an optimizer's learning rate that is a text", "param_groups.0.lr is 'x', no number"): lambda content: (
+        content["optimizer_states"][0]["param_groups"][0].update(lr="x")
+    ),
     Fault("a schedule that is at step `x`", "lr_schedulers.0.last_epoch is 'x', no int"): lambda content: content[
         "lr_schedulers"
     ][0].update(last_epoch="x"),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
-from fuzz import fuzz
-from fuzz_targets import TARGETS, Target
+from fuzz import COUNTS, TARGETS, fuzz
+from fuzz_targets import Target
 from helpers_fuzz import damage
 
 from captioning.errors import InputError
@@ -43,22 +46,51 @@ def test_the_fuzzer_tells_a_fault_from_a_refusal(tmp_path, capsys, monkeypatch):
         if not isinstance(content, dict) or "a" not in content:
             raise InputError("no a")
 
-    targets = {name: Target(files, ["x.json"], run) for name, run in (("careless", careless), ("careful", careful))}
-    tallies = fuzz(targets, seed=1, seconds=60, inputs=150, first=0, folder=tmp_path)
-    assert tallies["careless"].faults > 10 and tallies["careful"].faults == 0
-    assert all(0 < tally.refused < tally.inputs == 150 for tally in tallies.values())
+    def deadly(folder, draw):
+        if draw.random() < 0.1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+    runs = {"careless": careless, "careful": careful, "deadly": deadly}
+    targets = {name: Target(files, ["x.json"], run) for name, run in runs.items()}
+    board = fuzz(targets, seed=1, cases=300, folder=tmp_path)
+    tallies = {name: dict(zip(COUNTS, map(int, tally), strict=True)) for name, tally in board.tallies.items()}
+    assert board.total("inputs") == board.case == 300
+    assert tallies["careless"]["faults"] > 5 and tallies["careful"]["faults"] == 0
+    assert 2 < tallies["deadly"]["faults"] < 30, "the worker's death is a fault, and the next one goes on"
+    assert all(0 < tallies[name]["refused"] < tallies[name]["inputs"] for name in ("careless", "careful"))
+
+
+def test_what_hangs_is_a_fault(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fuzz.SECONDS_EACH", 0.2)
+
+    def waits(folder, draw):
+        signal.setitimer(signal.ITIMER_REAL, 0)  # as code that no timer reaches
+        time.sleep(60)
+
+    board = fuzz({"waits": Target({"x": b""}, [], waits)}, seed=1, cases=1, folder=tmp_path)
+    assert board.total("faults") == 1 and "hung beyond all timers" in capfd.readouterr().out
+
+
+QUICK = ("readers", "runs", "environment", "lines")
+
+
+def test_a_few_hundred_cases_of_a_fixed_seed_find_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    targets = {name: TARGETS[name](tmp_path / "made" / name) for name in QUICK}
+    assert fuzz(targets, seed=31, cases=600, folder=tmp_path).total("faults") == 0
 
 
 @pytest.mark.slow
 def test_a_minute_of_fuzzing_finds_nothing(tmp_path):
     """A fault is printed with the command that makes it again."""
     counts = tmp_path / "counts.json"
-    command = [sys.executable, str(TESTS / "fuzz.py"), "--seconds", "60", "--measurement", str(counts)]
+    command = [sys.executable, str(TESTS / "fuzz.py"), "--seconds", "60", "--json", str(counts)]
     assert subprocess.run(command, check=False).returncode == 0
-    found = json.loads(counts.read_text())["targets"]
-    assert found.keys() == TARGETS.keys()
-    often = [target for target in found.values() if target["inputs"] >= 20]
-    assert often and all(0 < target["refused"] < target["inputs"] for target in often), found
+    targets = json.loads(counts.read_text())["targets"]
+    assert targets.keys() == TARGETS.keys()
+    often = [target for target in targets.values() if target["inputs"] >= 50]
+    assert often and all(0 < target["refused"] < target["inputs"] for target in often), targets
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,29 @@ def test_a_folder_without_graphs_or_damaged_is_one_line(tmp_path, capsys, monkey
         load_script("caption_onnx").main()
     error = capsys.readouterr().err
     assert stopped.value.code == 2 and error.startswith("error: ") and error.count("\n") == 1 and str(tmp_path) in error
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "message"),
+    [
+        (["--beam_size", "0"], None, "beam_size must be in 1 .. 1000, got 0"),
+        (["--max_length", "9" * 30], None, "max_length must be in 1 .. 1000, got 999"),
+        (["--length_normalization", "nan"], None, "length_normalization must be in -10 .. 10, got nan"),
+        ([], ["a"], "the graphs know 7 words, not 1"),
+    ],
+)
+def test_options_out_of_range_and_other_words_are_one_line(
+    tmp_path, photos, capsys, monkeypatch, options, words, message
+):
+    _, folder = exported(tmp_path)
+    if words is not None:
+        (folder / "vocabulary.json").write_text(json.dumps({"words": words}))
+    capsys.readouterr()
+    monkeypatch.setattr("sys.argv", ["caption_onnx.py", str(folder), str(photos[0]), *options])
+    with pytest.raises(SystemExit) as stopped:
+        load_script("caption_onnx").main()
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and message in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -236,7 +236,10 @@ def _keep_neighbours(path: Path, callbacks: dict[str, Any]) -> None:
             before = state.get("dirpath")
             for name in ("best_model_path", "kth_best_model_path", "last_model_path"):
                 state[name] = _beside(folder, state.get(name), before)
-            best = {_beside(folder, file, before): score for file, score in state.get("best_k_models", {}).items()}
+            models = state.get("best_k_models")
+            if not isinstance(models, dict):
+                raise InputError(f"{path}: its best_k_models is no dict; it was edited, use another one")
+            best = {_beside(folder, file, before): score for file, score in models.items()}
             state["best_k_models"] = {file: score for file, score in best.items() if file}
             if any(best):
                 state["dirpath"] = folder
@@ -244,7 +247,7 @@ def _keep_neighbours(path: Path, callbacks: dict[str, Any]) -> None:
 
 def _beside(folder: str, file: Any, before: Any) -> str:
     """Return where a file lies in ``folder``, whose name may have been ``before``; "" if it does not."""
-    if not isinstance(file, str):
+    if not isinstance(file, str) or "\0" in file:
         return ""
     if os.path.dirname(os.path.realpath(file)) == folder:
         return file

@@ -14,7 +14,6 @@ from pytorch_lightning.callbacks import Callback
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
 
-
 _COPIES = ("ddp_fork", "ddp_notebook", "ddp_spawn")  # and their _find_unused_parameters_true
 
 

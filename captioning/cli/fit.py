@@ -54,7 +54,6 @@ from captioning.training.resumed_state import CheckedState
 from captioning.training.stopping import Preemption, ends_after_the_step
 from captioning.training.wandb_run import WandbRun
 
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -326,8 +325,8 @@ class CaptioningCLI(LightningCLI):
         except InputError:
             raise
         except (ValueError, TypeError, ImportError, OverflowError, RuntimeError) as error:  # an unknown strategy ..
-            trainer_config = self.config[self.subcommand].trainer if self.subcommand else {}
-            given = (f"{name} {trainer_config.get(name)}" for name in ("accelerator", "strategy", "precision", "max_time"))
+            settings = self.config[self.subcommand].trainer if self.subcommand else {}
+            given = (f"{name} {settings.get(name)}" for name in ("accelerator", "strategy", "precision", "max_time"))
             raise InputError(f"trainer ({', '.join(given)}): {one_line(error)}") from error
         displayed: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
         has_speed = any(isinstance(callback, Throughput) for callback in displayed)

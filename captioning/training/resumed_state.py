@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from captioning.data.sampler import is_position
 from captioning.errors import InputError, one_line, shortened
 
+_SCORES = (int, float, str, Tensor)  # of callbacks, which have none before the first validation
 _SHAPES_OF_THEIR_OWN = ("Adafactor", "LBFGS")  # optimizers whose state is not of their parameters' shapes
 
 
@@ -36,7 +37,7 @@ class CheckedState(Callback):
             known = type(callback).__module__.startswith(("captioning.", "pytorch_lightning."))
             if known and callback.state_key in checkpoint.get("callbacks", {}):
                 state = checkpoint["callbacks"][callback.state_key]
-                compare(state, callback.state_dict(), f"callbacks.{type(callback).__name__}")
+                compare(state, callback.state_dict(), f"callbacks.{type(callback).__name__}", unset=_SCORES)
         loops = checkpoint.get("loops", {}).get("fit_loop", {})
         compare(loops, trainer.fit_loop.state_dict(), "loops.fit_loop")
         positions = loops["state_dict"].get("combined_loader", [])
@@ -54,11 +55,16 @@ class CheckedState(Callback):
             compare(state, schedules[number].state_dict(), f"lr_schedulers.{number}")
 
 
-def compare(state: Any, own: Any, name: str) -> None:
-    """Refuse a state whose keys or types are not those of a run's own state.
+def compare(state: Any, own: Any, name: str, *, unset: tuple[type, ...] = ()) -> None:
+    """Refuse a state whose keys, types or lengths are not those of a run's own state.
 
-    Where the run has None, or a dict or list without items, its state says nothing of what else may stand there: a
-    number or a tensor of one number for the one, anything for the others.
+    A dict or list without items says nothing of what else may stand there.
+
+    Args:
+        state: What the checkpoint has.
+        own: What the run has.
+        name: The place in the checkpoint, for messages.
+        unset: Types that may stand where the run has None.
 
     Raises:
         InputError: Names the value.
@@ -69,14 +75,19 @@ def compare(state: Any, own: Any, name: str) -> None:
         if own and (wrong := sorted(map(str, state.keys() ^ own.keys()))):
             raise _edited(f"{name}.{wrong[0]}", "is missing" if wrong[0] in own else "is unknown")
         for key, value in own.items():
-            compare(state[key], value, f"{name}.{key}")
+            compare(state[key], value, f"{name}.{key}", unset=unset)
     elif isinstance(own, (list, tuple)):
         if not isinstance(state, (list, tuple)):
             raise _edited(name, f"is {_kind(state)}, no list")
-        for number, value in enumerate(state if own else ()):
-            compare(value, own[0], f"{name}.{number}")
-    elif own is None or (isinstance(own, (float, Tensor)) and not isinstance(own, bool)):
-        if not (_is_number(state) or (own is None and (state is None or isinstance(state, str)))):
+        if own and len(state) != len(own):
+            raise _edited(name, f"has {len(state)} entries, not {len(own)}")
+        for number, (value, own_value) in enumerate(zip(state, own, strict=False)):
+            compare(value, own_value, f"{name}.{number}", unset=unset)
+    elif own is None:
+        if state is not None and not (isinstance(state, unset) and (isinstance(state, str) or _is_number(state))):
+            raise _edited(name, f"is {_kind(state)}")
+    elif isinstance(own, (float, Tensor)):
+        if not _is_number(state):
             raise _edited(name, f"is {_kind(state)}, no number")
     elif type(state) is not type(own):
         raise _edited(name, f"is {_kind(state)}, no {type(own).__name__}")
@@ -99,34 +110,41 @@ def check_random_state(state: Any) -> None:
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, state: Any, name: str) -> None:
-    """Refuse the state of an optimizer that lacks something, or whose tensors are not of the parameters' shapes.
+    """Refuse the state of an optimizer that lacks something, has other shapes, or with which no step can be made.
 
     Raises:
         InputError: Names the value.
     """
-    groups = optimizer.state_dict()["param_groups"]
     if not isinstance(state, dict) or not isinstance(state.get("state"), dict):
         raise _edited(f"{name}.state", "is missing")
-    compare(state.get("param_groups"), groups, f"{name}.param_groups")
-    if len(state["param_groups"]) != len(groups):
-        raise _edited(f"{name}.param_groups", f"has {len(state['param_groups'])} groups, not {len(groups)}")
-    for saved, own, group in zip(state["param_groups"], groups, optimizer.param_groups, strict=True):
-        if len(saved["params"]) != len(own["params"]):
-            raise _edited(f"{name}.param_groups", f"has {len(saved['params'])} parameters, not {len(own['params'])}")
-        expected = _state_after_a_step(optimizer, group)
+    groups = optimizer.state_dict()["param_groups"]
+    compare(state.get("param_groups"), groups, f"{name}.param_groups", unset=(bool,))
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim") or kind.__name__ in _SHAPES_OF_THEIR_OWN:
+        return
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=True):
+        expected = _after_a_step(optimizer, group, {})
+        numbers = {key: value for key, value in saved.items() if key != "params"}
         for number, parameter in zip(saved["params"], group["params"], strict=True):
-            if state["state"].get(number):
-                _check_parameter(state["state"][number], expected, parameter, f"{name}.state.{number}")
+            place, kept = f"{name}.state.{number}", state["state"].get(number)
+            if kept is None:
+                continue
+            _check_parameter(kept, expected, parameter, place)
+            small = {key: expected[key] if _is_map(expected[key]) else kept[key] for key in expected if kept}
+            try:
+                _after_a_step(optimizer, numbers, small)
+            except Exception as error:  # an optimizer may fail in any way
+                raise _edited(place, f"gives no step ({one_line(error, 80)})") from error
 
 
 def _check_parameter(state: Any, expected: dict[str, Any], parameter: Tensor, name: str) -> None:
     if not isinstance(state, dict):
         raise _edited(name, f"is {_kind(state)}, no dict")
-    if missing := sorted(expected.keys() - state.keys()):
+    if state and (missing := sorted(expected.keys() - state.keys())):
         raise _edited(f"{name}.{missing[0]}", "is missing")
-    for key, value in expected.items():
-        if not isinstance(value, Tensor) or value.ndim == 0:
-            compare(state[key], value, f"{name}.{key}")
+    for key in expected if state else ():
+        if not _is_map(expected[key]):
+            compare(state[key], expected[key], f"{name}.{key}")
         elif not isinstance(state[key], Tensor):
             raise _edited(f"{name}.{key}", f"is {_kind(state[key])}, no tensor")
         elif not state[key].is_floating_point() or state[key].shape != parameter.shape:
@@ -134,22 +152,25 @@ def _check_parameter(state: Any, expected: dict[str, Any], parameter: Tensor, na
             raise _edited(f"{name}.{key}", f"is {state[key].dtype} {shape}, its parameter is {tuple(parameter.shape)}")
 
 
-def _state_after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> dict[str, Any]:
-    """Return what the optimizer keeps of a parameter of shape (2, 3) after a step; {} where that is not known."""
-    kind = type(optimizer)
-    if not kind.__module__.startswith("torch.optim") or kind.__name__ in _SHAPES_OF_THEIR_OWN:
-        return {}
+def _is_map(value: Any) -> bool:
+    """Return whether an optimizer keeps a number for each of a parameter's."""
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def _after_a_step(optimizer: torch.optim.Optimizer, group: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+    """Return what the optimizer keeps of a parameter of shape (2, 3) after a step with these numbers and this state."""
     probe, parameter = copy.copy(optimizer), nn.Parameter(torch.ones(2, 3))
     parameter.grad = torch.ones(2, 3)
     probe.state, probe.param_groups = defaultdict(dict), [{**group, "params": [parameter]}]
-    kind.step(probe)
-    return probe.state[parameter]
+    probe.state[parameter] = copy.deepcopy(state)
+    type(optimizer).step(probe)
+    return dict(probe.state[parameter])
 
 
 def _is_number(value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(value, (int, float)) and (isinstance(value, float) or abs(value) < 2**63)
 
 
 def _kind(value: Any) -> str:

@@ -42,8 +42,9 @@ test: $(STAMP)  ## the quick tests
 test-slow: $(STAMP)  ## the slow tests, such as whole training runs
 	@$(PYTEST) -m slow
 
-# FUZZ="--seconds 600 --seed 7". A fault is printed with the command that reproduces it.
-fuzz: $(STAMP)  ## damage files and command lines at random for a minute; each must be used or refused in one line
+# FUZZ="--cases 1000000 --seed 7 --json fuzz.json". A fault is printed with the command that reproduces it.
+FUZZ ?= --seconds 60
+fuzz: $(STAMP)  ## damage files, states, settings and command lines at random for a minute; each is used or refused
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(FUZZ)
 
 check: $(STAMP)  ## lint, formatting, types

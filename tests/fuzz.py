@@ -166,6 +166,12 @@ def say_fault(name: str, number: int, seed: int, what: str) -> None:
 
 
 @contextlib.contextmanager
+def silence() -> Iterator[None]:
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
+        yield
+
+
+@contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """Let no input take more time or memory than it may."""
 
@@ -176,11 +182,10 @@ def bounded() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (pages + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, too_long)
-    with warnings.catch_warnings(), open(os.devnull, "w") as nothing:
+    with warnings.catch_warnings(), silence():
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
-        with contextlib.redirect_stdout(nothing), contextlib.redirect_stderr(nothing):
-            yield
+        yield
 
 
 def work(targets: dict[str, Target], order: list[str], board: Board, last: int, seed: int, folder: Path) -> None:
@@ -219,11 +224,12 @@ def fuzz(
 ) -> Board:
     """Run cases first .. first + cases - 1, in the order of ``turns``, until time is up or Ctrl-C is pressed."""
     until, order, board = time.monotonic() + seconds, turns(targets), Board(list(targets), first)
-    for name, target in targets.items():
-        prepare(target, folder / name)
-        os.chdir(folder / name)
-        if target.damaged and not target.leaves_traces:
-            target.run(folder / name, random.Random(seed))  # as they are, the files are used
+    with silence():
+        for name, target in targets.items():
+            prepare(target, folder / name)
+            os.chdir(folder / name)
+            if target.damaged and not target.leaves_traces:
+                target.run(folder / name, random.Random(seed))  # as they are, the files are used
     with Progress("cases", first + cases, first, unit="cases", stream=sys.stderr) as progress:
         while board.case < first + cases and time.monotonic() < until:
             worker = start(targets, order, board, first + cases, seed, folder)
@@ -263,7 +269,8 @@ def main() -> int:
     home, memory_disk = os.getcwd(), Path("/dev/shm")
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(dir=memory_disk if memory_disk.is_dir() else None) as name:
-        targets = {target: TARGETS[target](Path(name) / "made" / target) for target in args.only or TARGETS}
+        with silence():
+            targets = {target: TARGETS[target](Path(name) / "made" / target) for target in args.only or TARGETS}
         options = {"seed": args.seed, "cases": args.cases, "first": args.first, "folder": Path(name)}
         board = fuzz(targets, seconds=args.seconds, **options)
         os.chdir(home)

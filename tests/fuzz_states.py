@@ -100,7 +100,7 @@ def states(made: Path) -> Target:
         finally:
             restore(state)
 
-    return Target({"x": b""}, [], run, 60.0)
+    return Target({"x": b""}, [], run, 8.0)
 
 
 # The environment
@@ -203,9 +203,9 @@ def tools(made: Path) -> Target:
         tool = draw.choice(list(LINES))
         line = list(LINES[tool])
         for _ in range(draw.choice((0, 1, 1, 2))):
-            at = draw.randrange(len(line))
+            at = draw.randrange(max(1, len(line)))
             line[at : at + 1] = draw.choice(
-                ([draw.choice(words).replace("\0", "")], [], [line[at], draw.choice(line)], [draw.choice(words)[:9]])
+                ([draw.choice(words).replace("\0", "")], [], line[at : at + 1] * 2, [draw.choice(words)[:9]])
             )
         mains[tool]([word.replace("\0", "") for word in line])
 

@@ -135,7 +135,8 @@ def damaged_value(value: Any, draw: random.Random, odd: list[Any] = ODD) -> Any:
         elif what == 6 and isinstance(container, dict):
             container[draw.choice(("", "a.b", "x", 3, *container))] = container.pop(key)
         elif type(old) in (int, float):
-            container[key] = draw.choice((-old, old + 1, old - 1, old * 1000, old / 3, 10**9, float(old)))
+            whole = (-old, old + 1, old - 1, old * 1000, 10**9)
+            container[key] = draw.choice(whole if abs(old) > 2**64 else (*whole, old / 3, float(old)))
         elif isinstance(old, str):
             at = draw.randrange(len(old) + 1)
             container[key] = old[:at] + draw.choice(("", "\0", "é", "\ud800", ".", "/", " ", "\n", "'")) + old[at + 1 :]

@@ -81,7 +81,7 @@ EDITED = {
     Fault("a resumed run whose best checkpoints are a list", "its best_k_models is no dict"): callback(
         "BestCheckpoint", best_k_models=[]
     ),
-    Fault("a resumed run whose best checkpoint's score is a list", "current_score is list, no number"): callback(
+    Fault("a resumed run whose best checkpoint's score is a list", "current_score is list"): callback(
         "BestCheckpoint", current_score=[1]
     ),
     Fault("a resumed run whose callback lacks its NLL", "StopEarly.nll is missing"): lambda content: [

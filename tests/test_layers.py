@@ -19,15 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
     {"errors": "", "provenance": "", "tokenizers": "", "trace": ""},
-    {"component": "errors", "files": "errors", "progress": "errors", "run_folder": "errors", "settings": "errors"},
-    {"cells": "errors files", "kernels": "files trace", "vocabulary": "component errors files tokenizers"},
+    {"component": "errors", "files": "errors", "progress": "errors", "run_folder": "errors"},
+    {
+        "cells": "errors files",
+        "kernels": "files trace",
+        "settings": "errors files",
+        "vocabulary": "component errors files tokenizers",
+    },
     {
         "attention": "component errors kernels trace",
         "data": "errors files progress tokenizers vocabulary",
         "decoding": "errors trace vocabulary",
         "views": "cells trace",
     },
-    {"encoders": "cells component data errors"},
+    {"encoders": "cells component data errors files"},
     {"model": "attention component data decoding encoders errors kernels trace vocabulary"},
     {
         "checkpoint": "attention cells component data encoders errors files kernels model run_folder tokenizers "

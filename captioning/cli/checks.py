@@ -9,7 +9,6 @@ import traceback
 from typing import Any
 
 import torch
-from pytorch_lightning.callbacks import Callback
 
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
@@ -84,12 +83,16 @@ def _refuse_other_schedules(scheduler: Any) -> None:
         )
 
 
+_CALLBACKS = "pytorch_lightning.callbacks"
+
+
 def foreign_callback(error: BaseException) -> str | None:
     """Return the name of the callback in which an error was raised, None if that is this package's own or none."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, Callback) and not type(owner).__module__.startswith("captioning."):
-            return type(owner).__name__
+        kind = type(frame.f_locals.get("self"))
+        is_callback = any(base.__module__.startswith(_CALLBACKS) for base in kind.__mro__)
+        if is_callback and not kind.__module__.startswith("captioning."):
+            return kind.__name__
     return None
 
 

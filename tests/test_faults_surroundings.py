@@ -299,7 +299,7 @@ TRAINER = {
         "precision",
         "transformer-engine",
     ],
-    Fault("`--trainer.max_time` of 10^14 days", "max_time 99999999999999:00:00:00): "): [
+    Fault("`--trainer.max_time` of 10^14 days", "max_time 99999999999999:00:00:00)"): [
         "max_time",
         "99999999999999:00:00:00",
     ],

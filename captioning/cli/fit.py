@@ -264,7 +264,7 @@ class CaptioningCLI(LightningCLI):
                 super().instantiate_classes()
             except InputError:
                 raise
-            except (ValueError, RuntimeError) as error:
+            except (ValueError, RuntimeError, TypeError) as error:
                 raise refusal(error) from error
 
     def _prepare_data(self) -> None:
@@ -327,7 +327,7 @@ class CaptioningCLI(LightningCLI):
         except (ValueError, TypeError, ImportError, OverflowError, RuntimeError) as error:  # an unknown strategy ..
             settings = self.config[self.subcommand].trainer if self.subcommand else {}
             given = (f"{name} {settings.get(name)}" for name in ("accelerator", "strategy", "precision", "max_time"))
-            raise InputError(f"trainer ({', '.join(given)}): {one_line(error)}") from error
+            raise InputError(f"trainer: {one_line(error)} ({', '.join(given)})") from error
         displayed: list[Callback] = with_own_displays(trainer.callbacks)  # type: ignore[attr-defined]
         has_speed = any(isinstance(callback, Throughput) for callback in displayed)
         trainer.callbacks = displayed if has_speed else [Throughput(), *displayed]  # type: ignore[attr-defined]

@@ -39,7 +39,9 @@ def refuse_outputs(outputs: list[tuple[str, Path, str]], words: list[str]) -> No
     for option, path, _ in outputs:
         if sum(os.path.realpath(other) == os.path.realpath(path) for _, other, _ in outputs) > 1:
             raise InputError(f"{option} {path}: is the file of two options; give another name")
-        inputs.remove(next(name for name in inputs if name and os.path.realpath(name) == os.path.realpath(path)))
+        given = [name for name in inputs if name and os.path.realpath(name) == os.path.realpath(path)]
+        if given:
+            inputs.remove(given[0])
     for option, path, kind in outputs:
         refuse_output(path, option, kind, [name for name in inputs if name])
 

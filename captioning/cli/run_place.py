@@ -37,6 +37,8 @@ class RunPlace(NamedTuple):
                 that an evaluation writes to has links in it.
         """
         folder = Path(config.runs) / (config.name or config_name(config.get("config")) or "run")
+        if "\0" in str(folder):
+            raise InputError(f"--name {str(folder)!r}: control characters are not allowed")
         checkpoint = config.get("ckpt_path")
         if checkpoint in ("best", "last") or not (fitting or checkpoint):
             file = RunFolder(folder).checkpoint(checkpoint or "best")

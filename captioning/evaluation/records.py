@@ -153,7 +153,7 @@ def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """
     try:
         images = msgspec.convert(_read_json(path, list), list[CaptionedImage])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a character
         raise InputError(f"{path}: not what `captioning test` writes ({error}); run it again") from error
     for image in images:
         if not image.references:

@@ -126,9 +126,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, state: Any, name: str) -> 
         expected = _after_a_step(optimizer, group, {})
         numbers = {key: value for key, value in saved.items() if key != "params"}
         for number, parameter in zip(saved["params"], group["params"], strict=True):
-            place, kept = f"{name}.state.{number}", state["state"].get(number)
-            if kept is None:
-                continue
+            place, kept = f"{name}.state.{number}", state["state"].get(number, {})
             _check_parameter(kept, expected, parameter, place)
             small = {key: expected[key] if _is_map(expected[key]) else kept[key] for key in expected if kept}
             try:

@@ -73,7 +73,7 @@ training:
   --early_stopping.patience N   validations without a better val/bleu4 before the end
   --trainer.accelerator NAME    auto, cpu or gpu
   --trainer.devices N           processes, one per GPU
-  --trainer.precision NAME      bf16-mixed, 32-true ..
+  --trainer.precision NAME      auto (default): the fastest here; or bf16-mixed, 32-true ..
   --trainer.logger false        no wandb; metrics are kept as CSV anyway
   --model.optimizer.lr RATE
 """
@@ -84,6 +84,7 @@ evaluation:
   --results DIR                 where scores and captions are written (default: RUNS/NAME)
   --ensemble '["b.ckpt"]'       average the words' probabilities with these checkpoints
   --trainer.accelerator NAME    auto, cpu or gpu
+  --trainer.precision NAME      auto (default): the fastest here, whatever it was trained in
 """
 
 _PARTS = """

@@ -145,7 +145,7 @@ class CaptioningCLI(LightningCLI):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         with contextlib.ExitStack() as self._held:  # the claim on the run's folder
-            super().__init__(*args, trainer_class=AutoPrecisionTrainer, **options)
+            super().__init__(*args, **{"trainer_class": AutoPrecisionTrainer} | options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)

@@ -30,7 +30,7 @@ class AutoPrecisionTrainer(pl.Trainer):
     def __init__(
         self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = "auto", **options: Any
     ) -> None:
-        super().__init__(*args, precision=precision, **options)
+        super().__init__(*args, precision=precision, **options)  # type: ignore[arg-type] # no longer auto
 
 
 class CommandLineParser(LightningArgumentParser):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from helpers_runs import tiny_config
+from helpers_runs import edit_checkpoint, tiny_config
 
 from captioning.cli.fit import main
 from captioning.cli.precision import settled_precision
@@ -218,14 +218,23 @@ def test_weights_of_bfloat16_are_scored_and_captioned_with_in_float32(config, pr
     from captioning.captioner import load
 
     processor("avx2", bfloat16=0.5)
-    main(["fit", "--config", "tiny.yaml", "--trainer.precision", "bf16-true"])
+    main(["fit", "--config", "tiny.yaml"])
     best = "runs/tiny/checkpoints/best.ckpt"
-    weights = torch.load(best, weights_only=True)["state_dict"]
-    assert {tensor.dtype for tensor in weights.values() if tensor.is_floating_point()} == {torch.bfloat16}
+
+    def to_bfloat16(content: dict) -> None:
+        weights = content["state_dict"]
+        weights |= {name: tensor.bfloat16() for name, tensor in weights.items() if tensor.is_floating_point()}
+
+    edit_checkpoint(best, to_bfloat16)
     capsys.readouterr()
     assert main(["test", "--ckpt_path", best]).trainer.precision == "32-true"
     assert capsys.readouterr().out.count("precision: ") == 1
     assert next(load(best).captioner.parameters()).dtype == torch.float32
+
+
+def test_training_weights_of_16_bits_is_refused_in_one_line(config):
+    with pytest.raises(InputError, match=r"--trainer.precision bf16-true: such weights are too coarse"):
+        main(["fit", "--config", "tiny.yaml", "--trainer.precision", "bf16-true"])
 
 
 def test_a_precision_that_there_is_not_is_refused_in_one_line(config):

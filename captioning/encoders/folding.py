@@ -20,7 +20,9 @@ def fold_batch_norms(network: nn.Module, pairs: Collection[Pair], kept: Collecti
     shared = [*kept, *network.parameters(), *network.buffers()]
     folded: nn.Module = copy.deepcopy(network, {id(item): item for item in shared})
     for convolution, norm in pairs:
-        _fold(folded.get_submodule(convolution), network.get_submodule(norm))
+        first, second = folded.get_submodule(convolution), network.get_submodule(norm)
+        assert isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d)
+        _fold(first, second)
         parent, _, name = norm.rpartition(".")
         # Layers inside a batch norm, such as timm's activations, follow it.
         setattr(folded.get_submodule(parent), name, nn.Sequential(*folded.get_submodule(norm).children()))
@@ -32,18 +34,21 @@ def foldable(network: nn.Module, kept: Collection[nn.Module]) -> Iterator[Pair]:
 
     Modules ``kept`` are left out. A network may apply modules in another order: compare what the folded one computes.
     """
-    before = ""
+    before, channels = "", 0
     for name, module in network.named_modules():
         if next(module.parameters(recurse=False), None) is None:  # an activation, or a module of modules
             continue
         if isinstance(module, nn.BatchNorm2d) and before and not (module.training or module in kept):
-            convolution = network.get_submodule(before)
-            if module.running_mean is not None and convolution.out_channels == module.num_features:
+            if module.running_mean is not None and channels == module.num_features:
                 yield before, name
-        before = name if isinstance(module, nn.Conv2d) and module not in kept else ""
+        if isinstance(module, nn.Conv2d) and module not in kept:
+            before, channels = name, module.out_channels
+        else:
+            before = ""
 
 
-def _fold(convolution: nn.Module, norm: nn.Module) -> None:
+def _fold(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> None:
+    assert norm.running_mean is not None and norm.running_var is not None
     weight, scale = convolution.weight, torch.rsqrt(norm.running_var.double() + norm.eps)
     shift = -norm.running_mean.double() * scale
     if convolution.bias is not None:

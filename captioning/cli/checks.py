@@ -67,6 +67,17 @@ def refuse_impossible(config: Any) -> None:
         raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
 
 
+def refuse_empty_paths(config: Any) -> None:
+    """Refuse an empty text in a file of settings where a path belongs, which would be taken for none.
+
+    Raises:
+        InputError: Names the setting.
+    """
+    for name in ("name", "runs", "results", "init_from", "ckpt_path"):
+        if config.get(name) == "":
+            raise InputError(f"{name}: has an empty value; give one, or null")
+
+
 def _refuse_other_schedules(scheduler: Any) -> None:
     """Refuse PyTorch's schedules whose second argument is not the number of steps of the run."""
     package, _, name = str(getattr(scheduler, "class_path", None)).rpartition(".")

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
-from captioning.cli.checks import refusal, refuse_impossible, while_restoring
+from captioning.cli.checks import refusal, refuse_empty_paths, refuse_impossible, while_restoring
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.cli.loggers import (
     run_labels,
@@ -199,6 +199,7 @@ class CaptioningCLI(LightningCLI):
         config = self.config[self.subcommand]
         for part, cls in (("model", CaptioningModule), ("data", CaptionDataModule)):
             refuse_null_arguments(cls, config[part].as_dict(), part)
+        refuse_empty_paths(config)
         fitting = self.subcommand == "fit"
         if fitting and config.name is None:
             config.name = sweep_name(config)

@@ -38,9 +38,9 @@ def foldable(network: nn.Module, kept: Collection[nn.Module]) -> Iterator[Pair]:
     for name, module in network.named_modules():
         if next(module.parameters(recurse=False), None) is None:  # an activation, or a module of modules
             continue
-        if isinstance(module, nn.BatchNorm2d) and before and not (module.training or module in kept):
-            if module.running_mean is not None and channels == module.num_features:
-                yield before, name
+        fixed = isinstance(module, nn.BatchNorm2d) and module.running_mean is not None and not module.training
+        if fixed and before and channels == module.num_features and module not in kept:
+            yield before, name
         if isinstance(module, nn.Conv2d) and module not in kept:
             before, channels = name, module.out_channels
         else:

@@ -43,6 +43,11 @@ def refuse_impossible(config: Any) -> None:
             f"--trainer.precision {precision}: changes the encoder, whose weights cached features are checked against; "
             "give bf16-mixed, 16-mixed or 32-true"
         )
+    if precision in ("bf16-true", "16-true"):
+        raise InputError(
+            f"--trainer.precision {precision}: such weights are too coarse for small updates, and PyTorch cannot "
+            "initialise them orthogonally; give auto, bf16-mixed, 16-mixed or 32-true"
+        )
     if trainer.get("num_nodes", 1) != 1 and not {"MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID"} & os.environ.keys():
         raise InputError(
             f"--trainer.num_nodes {trainer.num_nodes}: nothing has started the run on other machines, for which it "

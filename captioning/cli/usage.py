@@ -73,7 +73,7 @@ training:
   --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
   --trainer.accelerator NAME    auto, cpu or gpu
   --trainer.devices N           number of processes, one per GPU
-  --trainer.precision NAME      bf16-mixed, 32-true ..
+  --trainer.precision NAME      auto (default): the fastest here; or bf16-mixed, 32-true ..
   --trainer.logger false        turn wandb off; metrics are written as CSV in any case
   --model.optimizer.lr RATE     learning rate
 """
@@ -84,6 +84,7 @@ evaluation:
   --results DIR                 folder for scores and captions (default: RUNS/NAME)
   --ensemble '["b.ckpt"]'       average the word probabilities with those of these checkpoints
   --trainer.accelerator NAME    auto, cpu or gpu
+  --trainer.precision NAME      auto (default): the fastest here, whatever it was trained in
 """
 
 _PARTS = """

@@ -37,14 +37,12 @@ VARIANTS = {
 }
 MEASURED = Path("measured/tiny.json")
 TWICE = VARIANTS["soft"] | {"evaluations": {"2": []}}
-RESAMPLES = 400  # for the tests' time
 STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("captioning.comparison.study_tables._RESAMPLES", RESAMPLES)
     write(STUDY)
     Path("results.md").write_text("# Results\n\n<!-- study tiny -->\nthe tables of before\n<!-- end -->\n\nAfter.\n")
     return tmp_path
@@ -429,7 +427,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
     expected = holm(
         [
-            seed_differences(counts(reference), counts(variant), score, resamples=RESAMPLES)[0]
+            seed_differences(counts(reference), counts(variant), score)[0]
             for variant, reference in (("hard", "soft"), ("none", "soft"), ("none", "hard"))
         ]
     )
@@ -465,7 +463,7 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
     main("--report", "results.md")
     (test,) = written_tests()
     runs = [read_run(Path(f"runs/tiny_{variant}_{seed}")) for variant in ("soft", "hard") for seed in (1, 2, 3)]
-    comparison = compare(runs, resamples=RESAMPLES)
+    comparison = compare(runs, resamples=50)
     difference = comparison.group_tests["tiny_hard"]["bleu4"]
     assert [test[name] for name in ("value", "low", "high", "p_value")] == [
         *vars(difference.interval).values(),
@@ -487,7 +485,7 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     tests = written_tests()
     assert {test["variant"]: test["paired"] for test in tests} == {"hard": False, "again": True, "mean": True}
     score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
-    (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True, resamples=RESAMPLES)
+    (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True)
     assert (tests[2]["low"], tests[2]["high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     page = Path("results.md").read_text()
     rows = table(page, "val, ")

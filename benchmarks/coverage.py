@@ -32,7 +32,7 @@ from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.bleu import bleu_from_counts
 from captioning.evaluation.resampling import Floats, Score
-from captioning.evaluation.seeds import JackknifedRuns, seed_differences
+from captioning.evaluation.seeds import Gains, JackknifedRuns
 from captioning.files import write_json, write_text
 from captioning.provenance import provenance
 
@@ -48,7 +48,7 @@ _HARD, _VARIANT, _RUN = 2.0, 1.0, 1.0  # deviations over images, in units of _SC
 _SCALE = {"mean": 10.0, "heavy tails": 10.0, "BLEU-4": 0.08}
 _RIGHT = 0.62  # probability that a word is right, on average
 _WORDS = 14  # of the longest caption
-_ELEMENTS = 20_000_000  # of the arrays of a batch of replications
+_ELEMENTS = 5_000_000  # of the arrays of a batch of replications
 
 
 @dataclass(frozen=True)
@@ -104,21 +104,20 @@ def simulate(cell: Cell, replications: int, random: Generator) -> Outcome:
     gains, halves, halves_before = [], [], []
     for start in range(0, replications, size):
         batch = min(size, replications - start)
-        first, second = _counts(cell, deviations, batch, random)
         score = _score(cell.score, batch)
-        tests = seed_differences(first, second, score, paired=cell.paired)
-        gains += [test.interval.value for test in tests]
-        halves += [test.interval.high - test.interval.value for test in tests]
-        runs = [JackknifedRuns.of(counts, score) for counts in (first, second)]
-        halves_before.append(_half_width_before(runs, cell.paired))
-    error = np.array(gains) - _true_difference(cell, deviations)
-    half, before = np.array(halves), np.concatenate(halves_before)
+        before, after = (JackknifedRuns.of(counts, score) for counts in _counts(cell, deviations, batch, random))
+        gain = Gains.of(before, after, paired=cell.paired)
+        gains.append(gain.values)
+        halves.append(gain.half_width(0.05))
+        halves_before.append(_half_width_before(gain, before, after, cell.paired))
+    error = np.concatenate(gains) - _true_difference(cell, deviations)
+    half, half_before = np.concatenate(halves), np.concatenate(halves_before)
     larger = error + POWER_AT * error.std()
     return Outcome(
         coverage=float((np.abs(error) <= half).mean()),
-        coverage_before=float((np.abs(error) <= before).mean()),
+        coverage_before=float((np.abs(error) <= half_before).mean()),
         power=float((np.abs(larger) > half).mean()),
-        power_before=float((np.abs(larger) > before).mean()),
+        power_before=float((np.abs(larger) > half_before).mean()),
     )
 
 
@@ -128,8 +127,8 @@ def simulate(cell: Cell, replications: int, random: Generator) -> Outcome:
 def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
     """Return the deviations over seeds that give the images their share, from runs whose seeds do nothing."""
     counts = _counts(cell, (0.0, 0.0), batch, random)
-    before, after = (JackknifedRuns.of(runs, _score(cell.score, batch)).deviations.mean(axis=0) for runs in counts)
-    over_images = float(np.square(after - before).sum(axis=0).mean())
+    before, after = (JackknifedRuns.of(runs, _score(cell.score, batch)) for runs in counts)
+    over_images = float(Gains.of(before, after, paired=cell.paired).over_images.mean())
     of_seeds = over_images * (1 / cell.image_share - 1)
     if cell.paired:
         gain = math.sqrt(of_seeds * cell.seeds[1])
@@ -224,20 +223,18 @@ def _bleu(quality: Floats) -> Floats:
 # The rule before
 
 
-def _half_width_before(groups: Sequence[JackknifedRuns], paired: bool) -> Floats:
+def _half_width_before(gain: Gains, before: JackknifedRuns, after: JackknifedRuns, paired: bool) -> Floats:
     """Return half the width (S,) of the interval with Satterthwaite's degrees of freedom.
 
     A variance over seeds that is smaller than the images alone explain was replaced by that, as if it were known.
     """
-    first, second = groups
-    over_images = np.square(second.deviations.mean(axis=0) - first.deviations.mean(axis=0)).sum(axis=0)
-    sources = [second.minus(first)] if paired else [first, second]
-    variance = np.maximum(0, over_images - sum(source.own_image_variance() for source in sources))
+    groups = [after.minus(before)] if paired else [before, after]
+    *over_seeds, variance = gain.variances
     uncertain = np.zeros_like(variance)
-    for source in sources:
-        of_seeds, least = source.mean_variance(), source.own_image_variance()
-        variance += np.maximum(of_seeds, least)
-        uncertain += np.where(of_seeds > least, of_seeds**2 / (len(source.values) - 1), 0)
+    for group, of_seeds in zip(groups, over_seeds, strict=True):
+        least = group.own_image_variance()
+        variance = variance + np.maximum(of_seeds, least)
+        uncertain += np.where(of_seeds > least, of_seeds**2 / (len(group.values) - 1), 0)
     freedom = np.divide(variance**2, uncertain, out=np.full_like(variance, 1e9), where=uncertain > 0)
     return np.asarray(stdtrit(freedom, 0.975) * np.sqrt(variance))
 
@@ -317,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
-    parser.add_argument("--replications", type=int, default=2000, help="of every cell (default: %(default)s)")
+    parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the coverages and their provenance")
     parser.add_argument("--report", type=Path, metavar="PAGE", help="a Markdown page with a place for the tables")

@@ -25,7 +25,7 @@ from captioning.data.features import FeatureWriter
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu
 from captioning.evaluation.resampling import holm
-from captioning.evaluation.seeds import seed_differences
+from captioning.evaluation.seeds import RULE, seed_differences
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted((ROOT / "configs/studies").glob("*.yaml"))
@@ -449,7 +449,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
         "BLEU-4, difference from hard",
     ]
     assert rows["hard"][-1] == "-"
-    assert re.fullmatch(r"\*\*\+\d+\.\d\d \(\+.+ to \+.+\), p ≤ 0.001\*\*", rows["hard"][-2])
+    assert re.fullmatch(r"(\*\*)?\+\d+\.\d\d \(.+ to \+.+\), p (=|≤) 0.\d+(\*\*)?", rows["hard"][-2])
     assert rows["no attention"][-2].startswith(f"{expected[1].interval.value:+.2f} (")
 
 
@@ -502,7 +502,14 @@ def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores
     Path("runs").rename("elsewhere")
     main("--report", "results.md")
     assert "tiny_soft_3" in capsys.readouterr().out
-    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and "p ≤" in before[-1]
+    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and ", p " in before[-1]
+    content = json.loads(MEASURED.read_text())
+    content["comparisons"]["tiny"]["rule"] = "another rule"
+    MEASURED.write_text(json.dumps(content))
+    main("--report", "results.md")
+    assert "difference from" not in Path("results.md").read_text()
+    content["comparisons"]["tiny"]["rule"] = RULE
+    MEASURED.write_text(json.dumps(content))
     scores = measured_scores()["hard_1"]
     scores["values"]["bleu4"] += 1
     add_scores(MEASURED, "hard_1", scores)
@@ -604,7 +611,7 @@ def test_a_damaged_measurement_is_named(measured, capsys):
             "measured/tiny.json: scores.soft_2: not what captioning evaluate --json writes",
         ),
         (
-            json.dumps(content | {"comparisons": {"tiny": {"tests": [{"variant": "hard"}]}}}),
+            json.dumps(content | {"comparisons": {"tiny": {"rule": RULE, "tests": [{"variant": "hard"}]}}}),
             "measured/tiny.json: comparisons.tiny: not what a study writes",
         ),
     ):

@@ -26,7 +26,6 @@ against three can be exchanged in 20 ways, so its p-value is at least 0.1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,13 +65,11 @@ def seed_differences(
     if paired and len(groups[0]) != len(groups[1]):
         raise ValueError(f"pairs need as many runs of both groups, got {len(groups[0])} and {len(groups[1])}")
     before, after = (JackknifedRuns.of(group, score) for group in groups)
-    gain = after.values.mean(axis=0) - before.values.mean(axis=0)  # (S,)
-    of_images = after.deviations.mean(axis=0) - before.deviations.mean(axis=0)  # (images, S)
-    error = _Error.of([after.minus(before)] if paired else [before, after], of_images)
-    half, p_values = error.half_width(np.full(gain.shape, 1 - confidence)), error.p_value(gain)
+    gains = Gains.of(before, after, paired=paired)
+    half, p_values = gains.half_width(1 - confidence), gains.p_values()
     return [
         Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
-        for value, width, p_value in zip(gain.tolist(), half.tolist(), p_values.tolist(), strict=True)
+        for value, width, p_value in zip(gains.values.tolist(), half.tolist(), p_values.tolist(), strict=True)
     ]
 
 
@@ -114,47 +111,49 @@ class JackknifedRuns:
 
 
 @dataclass(frozen=True)
-class _Error:
-    """What a difference varies by.
+class Gains:
+    """How much higher the mean of a variant's runs is, and what that varies by.
 
     Attributes:
-        variances: (sources, S), the images last.
+        values: (S,) the differences.
+        variances: (sources, S), the seeds of each group or of the pairs first, the images last.
         freedom: (sources, 1) degrees of freedom of these estimates.
         over_images: (S,) variance over images alone, of these very runs.
     """
 
+    values: Floats
     variances: Floats
     freedom: Floats
     over_images: Floats
 
     @classmethod
-    def of(cls, groups: Sequence[JackknifedRuns], of_images: Floats) -> _Error:
-        """Return the error of a difference.
-
-        Args:
-            groups: The two groups, or the differences of their pairs.
-            of_images: (images, S) what each image changes in the difference.
-        """
+    def of(cls, before: JackknifedRuns, after: JackknifedRuns, *, paired: bool) -> Gains:
+        groups = [after.minus(before)] if paired else [before, after]
+        of_images = after.deviations.mean(axis=0) - before.deviations.mean(axis=0)  # (images, S)
         over_images = np.square(of_images).sum(axis=0)
         shared = np.maximum(0, over_images - sum(group.own_image_variance() for group in groups))
         freedom = [*(len(group.values) - 1 for group in groups), max(1, len(of_images) - 1)]
-        variances = [*(group.mean_variance() for group in groups), shared]
-        return cls(np.stack(variances), np.array(freedom, dtype=np.float64)[:, None], over_images)
+        return cls(
+            values=after.values.mean(axis=0) - before.values.mean(axis=0),
+            variances=np.stack([*(group.mean_variance() for group in groups), shared]),
+            freedom=np.array(freedom, dtype=np.float64)[:, None],
+            over_images=over_images,
+        )
 
-    def half_width(self, level: Floats) -> Floats:
-        """Return how far from the difference the interval reaches that misses the truth with probability ``level``."""
-        critical = -stdtrit(self.freedom, level / 2)  # (sources, S)
+    def half_width(self, level: float | Floats) -> Floats:
+        """Return (S,): how far intervals reach that miss the truth with a probability of ``level``, (S,) or one."""
+        critical = -stdtrit(self.freedom, np.asarray(level) / 2)  # (sources, S), or (sources, 1)
         deviation = np.sqrt(self.variances.sum(axis=0))
         weighted = np.divide(
             (critical * self.variances).sum(axis=0), deviation, out=np.zeros_like(deviation), where=deviation > 0
         )
         return np.maximum(weighted, critical[-1] * np.sqrt(self.over_images))
 
-    def p_value(self, gain: Floats) -> Floats:
-        """Return the level (S,) at which the interval ends at zero, by bisection of its logarithm."""
-        low, high = np.full(gain.shape, np.log(_LEAST_P)), np.zeros(gain.shape)
+    def p_values(self) -> Floats:
+        """Return the levels (S,) at which the intervals end at zero, by bisection of their logarithm."""
+        low, high = np.full(self.values.shape, np.log(_LEAST_P)), np.zeros(self.values.shape)
         for _ in range(50):
             middle = (low + high) / 2
-            inside = np.abs(gain) <= np.maximum(_NOTHING, self.half_width(np.exp(middle)))
+            inside = np.abs(self.values) <= np.maximum(_NOTHING, self.half_width(np.exp(middle)))
             low, high = np.where(inside, middle, low), np.where(inside, high, middle)
         return np.exp(high)

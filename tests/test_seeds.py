@@ -60,7 +60,7 @@ def test_the_whole_grid_covers_at_least_what_it_says():
 def test_the_tables_of_the_docs_are_those_of_the_measurement():
     content = json.loads(Path("docs/measurements/coverage.json").read_text(encoding="utf-8"))
     assert tables(content) in Path("docs/statistics.md").read_text(encoding="utf-8")
-    assert {cell["coverage"] > 0.935 for cell in content["cells"]} == {True}
+    assert min(cell["coverage"] for cell in content["cells"]) > 0.94 - 2 * content["standard_error"]
     assert len(content["cells"]) == len(list(grid()))
 
 

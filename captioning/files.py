@@ -25,12 +25,15 @@ from captioning.errors import InputError, one_line
 
 
 def cache_folder(name: str = "") -> Path:
-    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet."""
+    """Return the folder in the user's cache for what can be computed again, or a place in it. It may not exist yet.
+
+    It never lies below the working directory by chance, because code is loaded from it.
+    """
     try:
         folder = platformdirs.user_cache_path("captioning", appauthor=False)
     except RuntimeError:  # the user has no home folder
         folder = _temporary_cache()
-    return folder / name
+    return (folder if folder.is_absolute() else _temporary_cache()) / name
 
 
 @functools.cache

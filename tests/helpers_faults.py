@@ -17,7 +17,7 @@ from captioning.errors import exits_on_input_error
 
 MODULES = (
     *("test_faults_training", "test_kill_points", "test_faults_checkpoints", "test_faults_data"),
-    *("test_faults_readers", "test_faults_options", "test_sent_folders", "test_budgets"),
+    *("test_faults_readers", "test_faults_options", "test_sent_folders", "test_budgets", "test_native"),
 )
 PAGE = Path(__file__).resolve().parent.parent / "docs/reliability.md"
 BEGIN, END = "<!-- faults -->\n", "<!-- end of faults -->\n"

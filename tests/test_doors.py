@@ -144,11 +144,11 @@ HOSTILE_PARTS = {
     "data option": ("data.features", SHELL),
     "class of torch": ("model.encoder", {"class_path": "torch.nn.Linear"}),
     "seed": ("seed_everything", SHELL),
-    "precision": ("trainer.precision", "evil.Precision"),
     "accelerator": ("trainer.accelerator", SHELL),
 }
 # What only training needs
 HOSTILE_TRAINING = {
+    "precision": ("trainer.precision", "evil.Precision"),
     "optimizer": ("model.optimizer", SHELL),
     "function of torch.optim": ("model.optimizer", {"class_path": "torch.optim.lr_scheduler.LambdaLR"}),
     "optimizer's argument": ("model.optimizer", {"class_path": "torch.optim.SGD", "init_args": {"lr": SHELL}}),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,10 +215,30 @@ FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
 SHARD = "val/00000.npy"
 
 
-def damaged_array(folder: Path) -> None:
-    """An open bracket in the header, which Python's tokeniser, not NumPy, complains about."""
-    content = (folder / SHARD).read_bytes()
-    (folder / SHARD).write_bytes(content.replace(b"'shape': (", b"'shape':((", 1))
+def with_an_open_bracket(content: bytes) -> bytes:
+    """In the header, which Python's tokeniser, not NumPy, would complain about."""
+    return content.replace(b"'shape': (", b"'shape':((", 1)
+
+
+def with_a_flipped_bit(content: bytes) -> bytes:
+    return content[:-1] + bytes([content[-1] ^ 1])
+
+
+def in_fortran_order(content: bytes) -> bytes:
+    saved = io.BytesIO()
+    np.save(saved, np.asfortranarray(np.load(io.BytesIO(content))))
+    return saved.getvalue()
+
+
+def shard(change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda folder: (folder / SHARD).write_bytes(change((folder / SHARD).read_bytes()))
+
+
+def of_other_images(folder: Path) -> None:
+    shutil.rmtree(folder)
+    FeatureWriter(folder, "val", paths=["a", "b", "x"], fingerprint=FINGERPRINT, shape=(6, 4)).write(
+        torch.ones(3, 6, 4)
+    )
 
 
 FEATURES: dict[Fault, Callable[[Path], Any]] = {
@@ -226,19 +248,20 @@ FEATURES: dict[Fault, Callable[[Path], Any]] = {
     Fault("features that are not finished", "finish them with captioning extract"): (
         lambda folder: (folder / SHARD).unlink()
     ),
-    Fault("features with a damaged array", "00000.npy: cannot be read ("): damaged_array,
-    Fault("features cut short", "00000.npy: missing or incomplete"): (
-        lambda folder: (folder / SHARD).write_bytes((folder / SHARD).read_bytes()[:-10])
-    ),
+    Fault("features with a damaged header", "00000.npy: does not match its checksum"): shard(with_an_open_bracket),
+    Fault("features with a flipped bit", "00000.npy: does not match its checksum"): shard(with_a_flipped_bit),
+    Fault("features in Fortran order", "00000.npy: does not match its checksum"): shard(in_fortran_order),
+    Fault("features cut short", "00000.npy: missing or incomplete"): shard(lambda content: content[:-10]),
     Fault("a header of features cut short", "val.json: cannot be read as JSON ("): lambda folder: put(
         folder / "val.json", "{"
     ),
     Fault("a list of images of another kind", "val.images.json: not a list of images"): lambda folder: put(
         folder / "val.images.json", {}
     ),
-    Fault("an image without features", "has no features of image c; it was made from other data"): lambda folder: put(
-        folder / "val.images.json", ["a", "b", "x"]
+    Fault("a list of images in another order", "val.images.json: does not match its checksum"): lambda folder: put(
+        folder / "val.images.json", ["c", "b", "a"]
     ),
+    Fault("an image without features", "has no features of image c; it was made from other data"): of_other_images,
 }
 
 

@@ -91,6 +91,16 @@ def test_without_a_home_the_cache_is_a_private_folder_in_the_temporary_one(tmp_p
     _temporary_cache.cache_clear()
 
 
+@pytest.mark.parametrize("folder", [Path("captioning"), Path(".cache/captioning")])
+def test_the_cache_never_lies_below_the_working_directory_by_chance(tmp_path, monkeypatch, folder):
+    """Code is loaded from it. Some versions of platformdirs return this where HOME is empty or relative."""
+    monkeypatch.setattr("captioning.files.platformdirs.user_cache_path", lambda *_, **__: folder)
+    monkeypatch.setattr("captioning.files.tempfile.tempdir", str(tmp_path))
+    _temporary_cache.cache_clear()
+    assert cache_folder("x") == tmp_path / f"captioning-{os.getuid()}" / "x"
+    _temporary_cache.cache_clear()
+
+
 def test_what_utf8_cannot_hold_is_written_as_json_escapes_it(tmp_path):
     write_json(tmp_path / "x.json", {"name": "a\udc80"})
     assert json.loads((tmp_path / "x.json").read_text(encoding="utf-8")) == {"name": "a\udc80"}

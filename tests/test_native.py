@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_faults import Fault, faults, proves
 
+from captioning.files import cache_folder
 from captioning.kernels import native
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.cross_entropy import plain_step_nll, step_nll
@@ -78,6 +82,69 @@ def test_a_compiler_that_fails_is_quoted(tmp_path, monkeypatch, caplog):
         assert not list((tmp_path / "captioning").iterdir())  # nothing half-built is left
     finally:
         native._library.cache_clear()
+
+
+def cut_in_half(library: Path) -> None:
+    os.truncate(library, library.stat().st_size // 2)
+
+
+def of_another_build(library: Path) -> None:
+    """What was compiled from other sources, sound in itself, and copied here under its checksum."""
+    content = library.read_bytes() + b"other"
+    library.unlink()
+    checksum = native._name("another", content).rpartition("-")[2]
+    library.with_name(f"{library.name.rpartition('-')[0]}-{checksum}").write_bytes(content)
+
+
+@needs_compiler
+@faults(
+    {
+        Fault(
+            "a compiled kernel library cut in half", "is compiled again", 0, "the run: on a new library"
+        ): cut_in_half,
+        Fault(
+            "a kernel library of another build under this one's name",
+            "is compiled again",
+            0,
+            "the run: on a new library",
+        ): of_another_build,
+    }
+)
+def test_a_damaged_library_is_compiled_again_and_never_loaded(tmp_path, monkeypatch, caplog, fault, case):
+    """Calling into a library whose end is missing kills the process by SIGBUS."""
+    sound = Path(native._library()._name)
+    content = sound.read_bytes()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache_folder().mkdir()
+    case(Path(shutil.copy(sound, cache_folder())))
+    loaded, load = [], ctypes.CDLL
+    monkeypatch.setattr(native.ctypes, "CDLL", lambda path: loaded.append(Path(path).read_bytes()) or load(path))
+    monkeypatch.setattr(native, "_compile", lambda *_: Path(shutil.copy(sound, cache_folder())))
+    native._library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert native.usable(torch.zeros(1)) and native.usable(torch.zeros(1))
+    finally:
+        native._library.cache_clear()
+    assert loaded == [content]
+    assert [file.name for file in cache_folder().iterdir()] == [sound.name]
+    assert len(caplog.records) == 1 and fault.sees in caplog.text
+
+
+@needs_compiler
+@proves(Fault("a compiler whose library lacks a kernel", "no C kernels", 0, "the run: on PyTorch's operations"))
+def test_a_library_without_a_kernel_is_not_used(tmp_path, monkeypatch, caplog, fault):
+    sound = Path(native._library()._name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_compile", lambda *_: sound)
+    monkeypatch.setattr(native, "_SIGNATURES", native._SIGNATURES | {"no_such_kernel": (1, 1)})
+    native._library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert not native.usable(torch.zeros(1))
+    finally:
+        native._library.cache_clear()
+    assert len(caplog.records) == 1 and fault.sees in caplog.text and "no_such_kernel" in caplog.text
 
 
 @needs_compiler

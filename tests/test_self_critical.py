@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
+import re
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -331,7 +333,11 @@ def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, ca
     }
     (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": {"source": source}}))
     frequencies.main(["--config", str(tmp_path / "data.yaml"), "--output", str(path)])
-    assert "of 12 images" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "of 12 images" in out
+    option = re.search(rf"--model\.(\w+)\.(\w+) {re.escape(str(path))}$", out, re.MULTILINE)
+    assert option and option[1] in inspect.signature(CaptioningModule).parameters
+    assert option[2] in inspect.signature(SelfCriticalTraining.__init__).parameters
     index = shapes.index("train")
     vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
     captions = [hypothesis(vocabulary.encode(index.references(row)[0].split()), True) for row in (0, 1)]

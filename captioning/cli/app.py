@@ -1,13 +1,13 @@
 """Caption photographs on a page in the browser: drop one, see its words and where the model looked.
 
-Needs the extra: pip install -e '.[app]'. The page is served to this machine alone, unless --host
-says otherwise, and photographs stay on the machine that serves it.
+The command needs an extra: pip install -e '.[app]'. Only this machine can open the page, unless
+--host says otherwise, and photographs stay on the machine that serves it.
 
 examples:
   captioning app
   captioning app --model runs/demo/soft/checkpoints/best.ckpt
   captioning app --model exported/ --port 8000
-  captioning app --host 0.0.0.0      (for everybody who reaches this machine)
+  captioning app --host 0.0.0.0      (for everybody who can reach this machine)
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--host", default="127.0.0.1", metavar="NAME", help="address (default: 127.0.0.1, this machine)"
     )
-    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, metavar="N", help="(default: 7860)")
+    parser.add_argument("--port", type=whole_number(1, 65535), default=7860, metavar="N", help="port (default: 7860)")
     return parser
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from captioning.cli.outputs import STDOUT, OutputFile, refuse_outputs
+from captioning.cli.usage import refuse_empty_values
 from captioning.errors import DEBUG, printable
 from captioning.files import write_json
 
@@ -63,8 +64,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and check every output before work starts."""
+        """Parse, and check that no value is empty, and every output, before work starts."""
         words = sys.argv[1:] if args is None else list(args)
+        refuse_empty_values(words)
         options, others = super().parse_known_args(words, namespace)
         outputs = [
             (action.option_strings[0], path, action.type.kind)
@@ -104,7 +106,7 @@ def add_model_option(parser: Group, *, several: str = "", required: bool = True,
         default=default,
         action="append" if several else "store",
         metavar="MODEL",
-        help=f"a FILE.ckpt, exported folder, hf:owner/name or pretrained{several and f'; again: {several}'}",
+        help=f"a FILE.ckpt, exported folder, hf:owner/name or pretrained{several and f'; repeat: {several}'}",
     )
 
 
@@ -116,7 +118,7 @@ def add_json_option(parser: argparse.ArgumentParser, what: str) -> None:
         const=str(STDOUT),
         type=OutputFile("JSON"),
         metavar="FILE",
-        help=f"also write {what} as JSON; without FILE: print that alone",
+        help=f"also write {what} as JSON; without FILE, print only JSON",
     )
 
 
@@ -150,7 +152,7 @@ def device_name(device: str) -> str:
 
 def add_batch_size_option(parser: argparse.ArgumentParser, size: int) -> None:
     parser.add_argument(
-        "--batch_size", type=whole_number(1), default=size, metavar="N", help=f"images at a time (default: {size})"
+        "--batch_size", type=whole_number(1), default=size, metavar="N", help=f"images per batch (default: {size})"
     )
 
 
@@ -171,7 +173,7 @@ def add_inference_option(parser: Group) -> None:
         "--inference",
         choices=("expected", "argmax", "sample"),
         metavar="HOW",
-        help="contexts of hard attention: expected, argmax or sample",
+        help="how hard attention forms contexts: expected, argmax or sample",
     )
 
 
@@ -182,7 +184,7 @@ def add_import_option(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="a module of your own whose classes a model or config names",
+        help="a Python module of yours whose classes a model or config names",
     )
 
 
@@ -207,7 +209,7 @@ def config_parser(
         type=Path,
         default=[],
         metavar="FILE.yaml",
-        help="a training configuration; given again, the later one wins",
+        help="a training configuration; of several, the later ones win",
     )
     parser.add_argument("--output", type=kind, required=True, metavar="PATH", help=output)
     add_import_option(parser)

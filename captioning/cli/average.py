@@ -1,8 +1,8 @@
 """Write a checkpoint whose weights are the mean of several, such as those of two stages of training.
 
-The result captions, is scored and exported like any checkpoint, and training can begin with it
-(--init_from). Runs that began with different random weights have no useful mean: caption with an
-ensemble of them (docs/self-critical.md).
+Use the result like any checkpoint: to caption, to score, to export, or to start training from it
+(--init_from). The mean is useful if one run started from the weights of the other, or all from the
+same weights. For runs with random weights of their own, use an ensemble (docs/self-critical.md).
 
 examples:
   captioning average --model runs/soft/checkpoints/best.ckpt \\
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from captioning.cli.arguments import add_import_option, add_model_option, script_parser
+from captioning.cli.arguments import add_import_option, script_parser
 from captioning.cli.outputs import OutputFile
 from captioning.cli.usage import check_tool
 from captioning.errors import exits_on_input_error
@@ -23,9 +23,17 @@ from captioning.errors import exits_on_input_error
 
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "average")
-    add_model_option(parser, several="one more of the mean")
+    parser.usage = "captioning average --model FILE.ckpt --model FILE.ckpt --output FILE.ckpt [options]"
     parser.add_argument(
-        "--fractions", nargs="+", type=float, metavar="F", help="of each model in the mean (default: equal)"
+        "--model",
+        dest="models",
+        required=True,
+        action="append",
+        metavar="FILE.ckpt",
+        help="a checkpoint; repeat the option for each one",
+    )
+    parser.add_argument(
+        "--fractions", nargs="+", type=float, metavar="F", help="weight of each checkpoint in the mean (default: equal)"
     )
     parser.add_argument(
         "--output", type=OutputFile("checkpoint"), required=True, metavar="FILE.ckpt", help="the checkpoint to write"

@@ -1,15 +1,15 @@
 """Measure the speed of this project against the common port and against the machine's limit.
 
 Every number is a median with quartiles over rounds in which all subjects take turns. The common
-port works as the most used PyTorch implementation does. The limit is the time of the same matrix
-products and memory traffic at this machine's speed (docs/performance.md).
+port works as the most used PyTorch implementation does. The limit is the time that the same matrix
+products and memory traffic take at this machine's full speed (docs/performance.md).
 
 subjects:
   train     training steps
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
-  load      the loader of cached features, and the part of a training step that waits for it
-  epoch     an epoch of COCO's size, simulated; without --only, on a GPU alone
+  load      the loader of cached features, and the fraction of a training step that waits for it
+  epoch     a simulated epoch of COCO's size; without --only, it is measured on a GPU alone
 
 examples:
   captioning bench --json benchmark.json
@@ -33,7 +33,7 @@ SUBJECTS = {
     "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
     "alone": "the same, one image at a time",
     "load": "the loader of cached features, and the fraction of a training step that waits for it",
-    "epoch": "an epoch of COCO's size, simulated; without --only, on a GPU alone",
+    "epoch": "a simulated epoch of COCO's size; without --only, it is measured on a GPU alone",
 }
 
 
@@ -84,9 +84,11 @@ def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "bench")
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help="measure only these")
     add_json_option(parser, "ratios and seconds")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="(default: cpu)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="of measurement (default: 7; with --quick: 2)")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes: shows that it runs, the numbers say nothing")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of measurement (default: 7; with --quick: 2)")
+    parser.add_argument(
+        "--quick", action="store_true", help="use tiny sizes, to see that it runs; the numbers mean nothing"
+    )
     return parser
 
 

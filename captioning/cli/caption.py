@@ -146,55 +146,91 @@ def _print_captions(caption: Caption, arguments: argparse.Namespace, single: boo
 
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "caption")
-    parser.add_argument("images", nargs="+", metavar="IMAGE", help="file, folder with images, or - for paths on stdin")
+    parser.add_argument(
+        "images", nargs="+", metavar="IMAGE", help="an image file, a folder of images, or - to read paths from stdin"
+    )
     add_model_option(parser, several="an ensemble", required=False)
-    add_json_option(parser, "words, alphas ..")
-    parser.add_argument("--confidence", action="store_true", help="print it, too: the fraction of words people use")
+    add_json_option(parser, "words, alphas and more")
+    parser.add_argument(
+        "--confidence", action="store_true", help="also print how far to trust each caption, from 0 to 1"
+    )
     add_device_option(parser)
     add_batch_size_option(parser, 16)
     add_import_option(parser)
     _add_pictures(parser)
-    _add_decoding(parser.add_argument_group("decoding (by default as the model was evaluated in training)"))
+    _add_decoding(parser.add_argument_group("decoding (defaults: those of the validations in training)"))
     return parser
 
 
 def _add_pictures(pictures: argparse.ArgumentParser) -> None:
     pictures.add_argument(
-        "--overlay", type=OutputFile(""), metavar="PATH", help="draw where it looked: a png, pdf or svg; or a folder"
+        "--overlay",
+        type=OutputFile(""),
+        metavar="PATH",
+        help="draw where the model looked: a png, pdf or svg file, or a folder",
     )
     pictures.add_argument(
         "--overlay_format",
         choices=("png", "pdf", "svg"),
         metavar="EXT",
-        help="of overlays in a folder: png, pdf or svg",
+        help="format of overlays in a folder: png (default), pdf or svg",
     )
     pictures.add_argument(
-        "--style", choices=("color", "paper"), metavar="NAME", help="of overlays: color, or paper as in Xu et al."
+        "--style",
+        choices=("color", "paper"),
+        metavar="NAME",
+        help="style of overlays: color (default), or paper without colours",
     )
-    pictures.add_argument("--details", action="store_true", help="of overlays: beta, each map's maximum ..")
-    pictures.add_argument("--heads", action="store_true", help="overlays of each head of multi-head attention, too")
+    pictures.add_argument("--details", action="store_true", help="write beta and each map's maximum on overlays")
     pictures.add_argument(
-        "--explorer", type=OutputFile("HTML"), metavar="FILE.html", help="a page to explore attention and alternatives"
+        "--heads", action="store_true", help="also draw each head of multi-head attention on overlays"
+    )
+    pictures.add_argument(
+        "--explorer",
+        type=OutputFile("HTML"),
+        metavar="FILE.html",
+        help="write a page to explore attention and other captions",
     )
 
 
 def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
     """Add the options that are fields of ``DecodingOptions``, and --sample."""
-    decoding.add_argument("--beam_size", type=whole_number(1), metavar="K", help="captions kept per step; 1 is greedy")
-    decoding.add_argument("--length_normalization", type=float, metavar="A", help="0 .. 1: sum .. mean over words")
-    decoding.add_argument("--max_length", type=whole_number(1), metavar="WORDS")
-    decoding.add_argument("--min_length", type=int, metavar="WORDS")
-    decoding.add_argument("--no_repeat_ngram", type=whole_number(1), metavar="N", help="no N words in a row twice")
-    decoding.add_argument("--prefix", metavar="TEXT", help='what every caption begins with, such as "a photo of"')
-    decoding.add_argument("--samples", type=whole_number(1), metavar="N", help="print the N best captions, or N draws")
-    decoding.add_argument("--diverse", type=whole_number(1), metavar="GROUPS", help="beam groups that avoid each other")
-    decoding.add_argument("--diversity", type=float, metavar="NATS", help="how much they do (default: 0.5)")
+    decoding.add_argument(
+        "--beam_size", type=whole_number(1), metavar="K", help="partial captions kept at each step; 1 is greedy search"
+    )
+    decoding.add_argument(
+        "--length_normalization", type=float, metavar="A", help="divide a caption's score by its length to the power A"
+    )
+    decoding.add_argument("--max_length", type=whole_number(1), metavar="N", help="largest number of words")
+    decoding.add_argument("--min_length", type=int, metavar="N", help="smallest number of words")
+    decoding.add_argument(
+        "--no_repeat_ngram", type=whole_number(1), metavar="N", help="allow no sequence of N words twice"
+    )
+    decoding.add_argument("--prefix", metavar="TEXT", help='begin every caption with this text, such as "a photo of"')
+    decoding.add_argument(
+        "--samples", type=whole_number(1), metavar="N", help="print the N best captions or, with --sample, N samples"
+    )
+    decoding.add_argument(
+        "--diverse",
+        type=whole_number(1),
+        metavar="GROUPS",
+        help="divide the beam into groups that avoid each other's words",
+    )
+    decoding.add_argument(
+        "--diversity", type=float, metavar="NATS", help="how strongly the groups do so (default: 0.5)"
+    )
     add_inference_option(decoding)
     decoding.add_argument("--sample", action="store_true", help="draw words at random instead of searching")
-    decoding.add_argument("--temperature", type=float, metavar="T", help="below 1: more probable words more often")
-    decoding.add_argument("--top_k", type=whole_number(1), metavar="K", help="draw from the K most probable words")
-    decoding.add_argument("--top_p", type=float, metavar="P", help="draw from the words that make up probability P")
-    decoding.add_argument("--seed", type=int, metavar="N", help="of what is drawn (default: a new one)")
+    decoding.add_argument(
+        "--temperature", type=float, metavar="T", help="with --sample: below 1, probable words are drawn more often"
+    )
+    decoding.add_argument(
+        "--top_k", type=whole_number(1), metavar="K", help="with --sample: draw from the K most probable words"
+    )
+    decoding.add_argument(
+        "--top_p", type=float, metavar="P", help="with --sample: draw from the most probable words that sum to P"
+    )
+    decoding.add_argument("--seed", type=int, metavar="N", help="seed of what is drawn (default: a new one)")
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

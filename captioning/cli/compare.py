@@ -1,9 +1,9 @@
 """Compare runs: scores on the same images with intervals and tests, curves, speed, attention.
 
-A RUN is a run's folder, a folder of run folders, an offline wandb folder, or online
-ENTITY/PROJECT/RUN_ID or ENTITY/PROJECT/sweeps/ID. All are compared with the first. Runs that differ
-in their seed alone are one variant. Prints tables and writes a page. Scores need the captions that
-`captioning test` leaves.
+A RUN is a run's folder, a folder of run folders, an offline wandb folder, or on wandb
+ENTITY/PROJECT/RUN_ID or ENTITY/PROJECT/sweeps/ID. All runs are compared with the first. Runs that
+differ only in their seed are one variant. The command prints tables and writes a page. It compares
+the captions that `captioning test` wrote; --test first writes those that are missing.
 
 examples:
   captioning compare runs/shapes_soft runs/shapes_hard
@@ -123,33 +123,39 @@ def test_untested(runs: list[Run], imports: list[str]) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "compare")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run, or a folder of runs")
-    parser.add_argument("--test", action="store_true", help="first test the best checkpoints of runs without captions")
+    parser.add_argument(
+        "--test", action="store_true", help="first score the best checkpoint of every run without captions"
+    )
     parser.add_argument(
         "--metric",
         choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
         default="bleu4",
         metavar="NAME",
-        help="of the verdict: bleu1 .. bleu4, rouge_l, cider_d, meteor or spice (default: %(default)s)",
+        help="metric of the verdict: bleu1 .. bleu4, rouge_l, cider_d, meteor or spice (default: %(default)s)",
     )
     parser.add_argument(
-        "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data"
+        "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data set"
     )
     parser.add_argument(
         "--images",
         type=whole_number(0, 10_000),
         default=12,
         metavar="N",
-        help="images to show where the runs differ (default: %(default)s)",
+        help="number of images to show, those that differ most (default: %(default)s)",
     )
     parser.add_argument(
         "--resamples",
         type=whole_number(1, 1_000_000),
         default=1000,
         metavar="N",
-        help="of intervals and tests (default: %(default)s)",
+        help="number of resamples for intervals and tests (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=whole_number(0, 2**63 - 1), default=0, help="of the resampling (default: %(default)s)"
+        "--seed",
+        type=whole_number(0, 2**63 - 1),
+        default=0,
+        metavar="N",
+        help="seed of the resampling (default: %(default)s)",
     )
     parser.add_argument(
         "--output",

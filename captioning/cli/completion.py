@@ -1,5 +1,7 @@
 """Print a script that completes command lines of `captioning` in bash or zsh.
 
+Write it where the shell looks for such scripts, as in the examples, and open a new shell.
+
 examples:
   captioning completion bash > ~/.local/share/bash-completion/completions/captioning
   captioning completion zsh > DIR/_captioning     (a folder of $fpath)
@@ -23,7 +25,7 @@ _FILES = re.compile(r"\b(IMAGE|MODEL|RUN|PATH|FILE|PAGE)\b")
 
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "completion")
-    parser.add_argument("shell", choices=("bash", "zsh"))
+    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell")
     return parser
 
 

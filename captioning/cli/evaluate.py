@@ -1,7 +1,8 @@
-"""Score a model on a data set with free-running captions, or score a file of captions.
+"""Score a model by the captions that it writes for a data set, or score a file of captions.
 
-The data and the vocabulary are the model's own; --data names a config with other data. Further
-options are those of `captioning test`. Captions and scores also go to the run's folder.
+By default the model is scored on its own data; --data names a config with other data. Options of
+`captioning test`, such as --data.source.root DIR, work here, too. Scores and captions are also
+written to the folder of the model's run.
 
 examples:
   captioning evaluate --model runs/demo/soft/checkpoints/best.ckpt --split val
@@ -136,6 +137,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         "settings": {"model": described}
         | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
         | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
+        | {"scored_in": cli.config_dump["trainer"]["precision"]}
         | {name: trained[name] for name in ("averaged",) if name in trained},
     }
 
@@ -182,21 +184,30 @@ def parser() -> argparse.ArgumentParser:
     parser.usage = "captioning evaluate --model MODEL [options]"
     scored = parser.add_mutually_exclusive_group(required=True)
     add_model_option(scored, several="an ensemble", required=False)
-    scored.add_argument("--captions", type=Path, metavar="FILE.json", help="captions in the COCO server's format")
-    parser.add_argument(
-        "--references", type=Path, metavar="FILE.json", help="of --captions: COCO's annotations or Karpathy's file"
+    scored.add_argument(
+        "--captions", type=Path, metavar="FILE.json", help="a file of captions to score, in the COCO server's format"
     )
-    parser.add_argument("--tokenizer", metavar="CLASS", help="of --captions (default: PennTreebank)")
+    parser.add_argument(
+        "--references",
+        type=Path,
+        metavar="FILE.json",
+        help="references for --captions: COCO's annotations or Karpathy's file",
+    )
+    parser.add_argument("--tokenizer", metavar="CLASS", help="tokenizer for --captions (default: PennTreebank)")
     add_split_option(parser, "test")
     parser.add_argument("--data", type=Path, metavar="FILE.yaml", help="a config with another data set")
     add_json_option(parser, "scores and their origin")
     add_device_option(parser)
     add_import_option(parser)
-    decoding = parser.add_argument_group("decoding (by default as the model was evaluated in training)")
-    decoding.add_argument("--beam_size", type=int, metavar="K", help="captions kept per step; 1 is greedy")
-    decoding.add_argument("--length_normalization", type=float, metavar="A", help="0 .. 1: sum .. mean over words")
-    decoding.add_argument("--max_length", type=int, metavar="WORDS")
-    decoding.add_argument("--min_length", type=int, metavar="WORDS")
+    decoding = parser.add_argument_group("decoding (defaults: those of the validations in training)")
+    decoding.add_argument(
+        "--beam_size", type=int, metavar="K", help="partial captions kept at each step; 1 is greedy search"
+    )
+    decoding.add_argument(
+        "--length_normalization", type=float, metavar="A", help="divide a caption's score by its length to the power A"
+    )
+    decoding.add_argument("--max_length", type=int, metavar="N", help="largest number of words")
+    decoding.add_argument("--min_length", type=int, metavar="N", help="smallest number of words")
     add_inference_option(decoding)
     return parser
 

@@ -1,11 +1,11 @@
-"""Write a trained captioner as a folder to pass on: weights, settings, vocabulary, model card.
+"""Write a trained captioner as a folder for others: weights, settings, vocabulary, model card.
 
-Weights are safetensors. The card has the scores that `captioning test` left in the run's folder.
-Nothing in the folder runs when it is opened. `--model DIR` of other commands uses it.
+The weights are stored as safetensors, and opening the folder runs no code. The card has the scores
+that `captioning test` wrote to the run's folder. Other commands take the folder as --model DIR.
 
-With --calibrate the model captions the validation images of its data settings. Half of them fit the
-confidence of captions, and what images the model is used to; calibration.json tells how well that
-holds on the other half.
+With --calibrate, the model captions the validation images of its own data. Half of them are used to
+fit the confidence of captions and to tell which images are unlike the training data;
+calibration.json says how well this works on the other half.
 
 examples:
   captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
@@ -78,11 +78,13 @@ def parser() -> argparse.ArgumentParser:
         choices=("float32", "float16", "bfloat16"),
         default="float32",
         metavar="NAME",
-        help="of the weights: float32, float16 (half the size) or bfloat16 (default: float32)",
+        help="type of the weights: float32, float16 (half the size) or bfloat16 (default: float32)",
     )
-    parser.add_argument("--license", metavar="NAME", help="of the weights, such as cc-by-4.0; the card names it")
     parser.add_argument(
-        "--notes", type=Path, metavar="FILE.md", help="sections of the card that replace its own, or follow them"
+        "--license", metavar="NAME", help="licence of the weights, such as cc-by-4.0; the card names it"
+    )
+    parser.add_argument(
+        "--notes", type=Path, metavar="FILE.md", help="Markdown sections that replace those of the card, or follow them"
     )
     parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
     parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")

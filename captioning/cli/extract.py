@@ -1,8 +1,8 @@
 """Compute a frozen encoder's annotations once; training reads them from disk with --data.features.
 
-Encoder and data are those of the training configuration; its options, such as
---data.source.root DIR, work here, too. Features are written in files of 128 MiB, the shards.
-After an interruption the same command continues.
+The encoder and the data are those of a training configuration, whose options work here, too, such
+as --data.source.root DIR. The annotations are written as features in files of 128 MiB, the shards.
+After an interruption, run the same command again to continue.
 
 examples:
   captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features --flipped
@@ -97,12 +97,12 @@ def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
 def parser() -> argparse.ArgumentParser:
     parser = config_parser(__doc__, "extract", output="folder of the feature cache")
     add_split_option(parser, "train", "val")
-    parser.add_argument("--init_from", metavar="FILE.ckpt", help="a checkpoint to take the encoder's weights from")
+    parser.add_argument("--init_from", metavar="MODEL", help="a model to take the encoder's weights from")
     parser.add_argument(
-        "--flipped", action="store_true", help="also the mirrored training images, for data.augmentation.flip"
+        "--flipped", action="store_true", help="also extract the mirrored training images, for --data.augmentation.flip"
     )
     parser.add_argument(
-        "--shard", type=_process, default=(0, 1), metavar="I/N", help="write every N-th file, from the I-th on (from 0)"
+        "--shard", type=_process, default=(0, 1), metavar="I/N", help="write the shards of process I (from 0) of N"
     )
     add_device_option(parser)
     add_batch_size_option(parser, 32)
@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole_number(0),
         default=min(8, os.cpu_count() or 1),
         metavar="N",
-        help="processes that decode images (default: %(default)s)",
+        help="threads that decode images (default: %(default)s)",
     )
     parser.add_argument("--verify", action="store_true", help="write nothing; compare every shard with its checksum")
     return parser

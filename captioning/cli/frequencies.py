@@ -1,8 +1,8 @@
-"""Count in how many images' references each n-gram occurs, for a CIDEr-D reward.
+"""Count for each n-gram in how many images' references it occurs, for a CIDEr-D reward.
 
-The counts weight the words of the reward. Training counts its own references, unless
-model.self_critical.frequencies names a file: a large corpus tells rare words better than a small
-data set. The end of a caption counts as a word, as in the reward.
+The reward uses the counts to weight n-grams: rare ones count more. By default, training counts its
+own references; --model.objective.frequencies names a file of counts instead. A large corpus tells
+rare words better than a small data set. The end of a caption counts as a word.
 
 examples:
   captioning prepare frequencies --config configs/coco_vgg19_soft.yaml --output frequencies.json
@@ -45,4 +45,4 @@ def main(argv: list[str] | None = None) -> None:
     frequencies = DocumentFrequencies.of(words_with_end(source.index(options.split)))
     frequencies.save(options.output)
     print(f"{len(frequencies.counts)} n-grams of {frequencies.documents} images, written to {options.output}")
-    print(f"To train with them, add to the training command:  --model.self_critical.frequencies {options.output}")
+    print(f"To train with them, add to the training command:  --model.objective.frequencies {options.output}")

@@ -33,7 +33,7 @@ def card(
     licence = license or "Of the weights: not stated; ask whoever gave you this folder"
     sections = {
         "": f"# {name}\n\n{_BEGINNING}",
-        "Model": _table(("part", "what"), _parts(captioner)),
+        "Model": _table(("component", "description"), _parts(captioner)),
         "Training": _training(captioner.settings),
         "Scores": _scores(run, checkpoint, captioner.vocabulary.tokenizer),
         "Limits": _limits(captioner),
@@ -72,8 +72,8 @@ def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
     in_attention = sum(p.numel() for attention in decoder.attentions() for p in attention.parameters())
     return [
         ("encoder", f"{type(encoder).__name__}, {in_encoder:,} parameters, {pixels} pixels"),
-        ("annotations", f"{grid} locations of {encoder.annotation_dim}"),
-        ("cells", f"{down:g} x {across:g} pixels; the first one's centre is {y:g} down and {x:g} across{measured}"),
+        ("annotations", f"{grid} locations, {encoder.annotation_dim} channels"),
+        ("cells", f"{down:g} x {across:g} pixels; the centre of the first is {y:g} pixels down and {x:g} across{measured}"),
         ("attention", f"{type(decoder.attention).__name__}, {in_attention:,} parameters"),
         ("decoder", f"{decoder.summary}, {in_decoder - in_attention:,} parameters"),
         ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),
@@ -89,7 +89,7 @@ def _training(settings: dict[str, Any]) -> str:
     shown = {
         "data": _class(data.get("source")),
         "batch size": data.get("batch_size"),
-        "epochs, at most": trainer.get("max_epochs"),
+        "largest number of epochs": trainer.get("max_epochs"),
         "precision": trainer.get("precision"),
         "optimizer": _class(model.get("optimizer")),
         "objective": _class(model.get("objective")),
@@ -120,7 +120,10 @@ def _scores(run: Path | None, checkpoint: str, tokenizer: Tokenizer) -> str:
     tables = [] if run is None else list(_splits(run, checkpoint, tokenizer))
     if not tables:
         return "It was not tested: run `captioning test --ckpt_path FILE` and export again."
-    note = f"{UNIT}. Intervals: bootstrap over images. Tokens: {tokenizer.description}. nll in nats per word."
+    note = (
+        f"Scores in {UNIT}. nll: negative log-likelihood in nats per word. Intervals: bootstrap over images. "
+        f"Tokens: {tokenizer.description}."
+    )
     return "\n\n".join([*tables, note])
 
 

@@ -1,7 +1,9 @@
-"""Get a data set or an encoder's weights, or say what is missing and where to get it; count n-grams.
+"""Get a data set or an encoder's weights, or count n-grams.
 
-Existing files are not fetched again; the same command resumes an interrupted download. Downloads
-are compared with the published checksums. data/README.md says where every file belongs.
+The command names the files that are missing, and says where to get those that it cannot download.
+Files that exist are not downloaded again. To resume an interrupted download, run the same command
+again. Downloads are checked against the published checksums. data/README.md says where every file
+belongs.
 
 examples:
   captioning prepare coco --karpathy        Karpathy's split of the 2014 images, as in most papers
@@ -150,28 +152,42 @@ def main(argv: list[str] | None = None) -> None:
 
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "prepare")
-    commands = parser.add_subparsers(required=True, metavar="coco|flickr8k|flickr30k|shapes|weights|frequencies")
+    commands = parser.add_subparsers(
+        prog="captioning prepare", required=True, metavar="coco|flickr8k|flickr30k|shapes|weights|frequencies"
+    )
 
     def command(name: str, run: Callable[[argparse.Namespace], None], what: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=what, allow_abbrev=False, formatter_class=parser.formatter_class)
+        sub = commands.add_parser(
+            name,
+            help=what,
+            description=f"{what[0].upper()}{what[1:]}.",
+            allow_abbrev=False,
+            formatter_class=parser.formatter_class,
+        )
         sub.set_defaults(run=run, dataset=name)
         sub.add_argument(
-            "--root", type=Path, default=Path("data") / name, metavar="DIR", help="its folder (default: %(default)s)"
+            "--root",
+            type=Path,
+            default=Path("data") / name,
+            metavar="DIR",
+            help="folder of the files (default: %(default)s)",
         )
-        sub.add_argument("--check", action="store_true", help="only check that everything is there")
+        sub.add_argument("--check", action="store_true", help="only check that all files are there")
         return sub
 
-    coco = command("coco", _coco, "COCO 2017, or 2014: downloads 20 GB, unpacks and checks it")
-    coco.add_argument("--year", type=int, choices=(2014, 2017), help="which images (default: 2017)")
+    coco = command("coco", _coco, "download, unpack and check COCO 2017 or 2014 (20 GB)")
+    coco.add_argument("--year", type=int, choices=(2014, 2017), help="year of the images (default: 2017)")
     coco.add_argument("--karpathy", action="store_true", help="Karpathy's split of the 2014 images")
-    flickr = "captions are downloaded, images must be requested"
+    flickr = "download the captions; the images must be requested"
     for sub in (coco, command("flickr8k", _flickr, flickr), command("flickr30k", _flickr, flickr)):
-        sub.add_argument("--mirror", metavar="URL", help="get /zips/train2017.zip and so on from this server instead")
-    command("weights", _weights, "the encoder of the MobileNet configurations")
-    shapes = command("shapes", _shapes, "drawn here, in a minute")
-    shapes.add_argument("--seed", type=int, default=0, metavar="N", help="of all randomness (default: %(default)s)")
-    for split, count in (("train", 6000), ("val", 500), ("test", 500)):
-        shapes.add_argument(f"--{split}", type=int, default=count, metavar="N", help="images (default: %(default)s)")
+        sub.add_argument("--mirror", metavar="URL", help="download from this server, which has the original paths")
+    command("weights", _weights, "download the encoder of the MobileNet configurations")
+    shapes = command("shapes", _shapes, "generate images of shapes with captions, in a minute")
+    shapes.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the generator (default: %(default)s)")
+    for split, name, count in (("train", "training", 6000), ("val", "validation", 500), ("test", "test", 500)):
+        shapes.add_argument(
+            f"--{split}", type=int, default=count, metavar="N", help=f"{name} images (default: %(default)s)"
+        )
     counting = frequencies.parser()
     commands.add_parser(
         "frequencies",
@@ -273,7 +289,8 @@ def _weights(options: argparse.Namespace) -> None:
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
         f"{path}: the published weights of {MOBILENET}. They expect padding on all sides: train with "
-        "--model.encoder.model_args '{}'.\ndocs/results.md was measured with other weights, trained with TensorFlow's "
+        "--model.encoder.model_args '{}', or '{output_stride: 16}' where the config sets that.\n"
+        "docs/results.md was measured with other weights, trained with TensorFlow's "
         "padding (pad_type: same), which are not published as a file for timm.",
         flush=True,
     )

@@ -1,8 +1,9 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-A study is a YAML of configs/studies. The scores of all runs go to docs/measurements/STUDY.json.
-After Ctrl-C the same command continues. With --report nothing is trained: the tables between
-<!-- study NAME --> and <!-- end --> in a page are made from scores and captions of the runs.
+A study is a YAML file such as those in configs/studies. The scores of all runs are written to
+docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. With --report,
+nothing is trained: the command makes the tables between <!-- study NAME --> and <!-- end --> in a
+page from the scores and captions of the runs.
 
 examples:
   captioning study configs/studies/flickr8k.yaml --jobs 2
@@ -38,11 +39,15 @@ _PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|(train|
 
 def parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__, "study")
-    parser.add_argument("study", type=Path, metavar="FILE.yaml", help="a YAML of configs/studies")
-    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="(default: all)")
-    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="(default: all of the study)")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
-    parser.add_argument("--dry_run", action="store_true", help="list what is done and what is left")
+    parser.add_argument(
+        "study", type=Path, metavar="FILE.yaml", help="the study, such as configs/studies/flickr8k.yaml"
+    )
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="train only with these seeds (default: all)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="runs to train side by side (default: %(default)s)"
+    )
+    parser.add_argument("--dry_run", action="store_true", help="only list what is done and what is left")
     parser.add_argument("--report", type=OutputFile(""), metavar="PAGE.md", help="make the study's tables in this page")
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all runs (default: %(default)s)"

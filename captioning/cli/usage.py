@@ -13,22 +13,22 @@ from captioning.errors import InputError, did_you_mean
 from captioning.run_folder import RunFolder
 
 COMMANDS = {
-    "fit": "train; keeps the checkpoint with the best val/bleu4 of free-running captions",
+    "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
     "validate": "score a checkpoint on its validation split",
     "test": "score a checkpoint on its test split, as the run was configured",
-    "predict": "caption the data set's test split into files, for a server that scores them",
+    "predict": "write captions of the test split to files, for the COCO evaluation server",
 }
 """Subcommands of the LightningCLI, which share their options, with what each does."""
 
 TOOLS = {
     "caption": "caption images of your own, and draw where the model looked",
-    "app": "the same for one image at a time, on a page in the browser",
+    "app": "caption one image at a time, on a page in the browser",
     "evaluate": "score any model on any data set, an ensemble, or a file of captions",
     "compare": "compare runs: scores with intervals and tests, curves, captions, attention",
-    "export": "write a trained captioner as a folder to pass on",
+    "export": "write a trained captioner as a folder that others can use",
     "average": "write a checkpoint whose weights are the mean of several",
     "prepare": "get a data set or an encoder's weights; count n-grams for a CIDEr-D reward",
-    "extract": "compute a frozen encoder's annotations once, for faster training",
+    "extract": "compute a frozen encoder's features once, for faster training",
     "study": "train and score every variant of a study with several seeds, and make its tables",
     "bench": "measure speed; needs a clone of the repository",
     "completion": "print a script that completes command lines in bash or zsh",
@@ -49,60 +49,63 @@ train and test a run:
 everything else:
 {_lines(TOOLS)}
 examples:
-  captioning caption photo.jpg --model runs/shapes_soft/checkpoints/best.ckpt --overlay looked.png
+  captioning caption photo.jpg --overlay looked.png
   captioning fit --config configs/shapes_soft.yaml
   captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt
   captioning compare runs/shapes_soft runs/shapes_hard
 
-The options of a command: captioning COMMAND --help. What each is for: docs/commands.md
+`captioning COMMAND --help` lists the options of a command; docs/commands.md compares the commands.
 """
 
 _COMMON = """
 most used:
-  --config FILE.yaml            settings; several are merged, the later ones win
-  --ckpt_path FILE.ckpt         {checkpoint}; best and last name the run's own
-  --name NAME                   the run's name (default: the config's); its folder is RUNS/NAME
+  --config FILE.yaml            a configuration; of several, the later ones win
+  --ckpt_path FILE.ckpt         {checkpoint}; `best` and `last` are those of RUNS/NAME
+  --name NAME                   name of the run (default: the config's); its folder is RUNS/NAME
   --runs DIR                    folder of all runs, RUNS (default: runs)
-  --seed_everything N           seed of all randomness (default: 1)
+  --seed_everything N           seed of all random numbers (default: 1)
 """
 
 _TRAINING = """
 training:
-  --init_from FILE.ckpt         begin with these weights, and a new optimizer (a second stage)
+  --init_from MODEL             start from the weights of this model, with a new optimizer
   --trainer.max_epochs N        largest number of epochs
-  --early_stopping.patience N   validations without a better val/bleu4 before the end
+  --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
   --trainer.accelerator NAME    auto, cpu or gpu
-  --trainer.devices N           processes, one per GPU
-  --trainer.precision NAME      bf16-mixed, 32-true ..
-  --trainer.logger false        no wandb; metrics are kept as CSV anyway
-  --model.optimizer.lr RATE
+  --trainer.devices N           number of processes, one per GPU
+  --trainer.precision NAME      auto (default): the fastest here; or bf16-mixed, 32-true ..
+  --trainer.logger false        turn wandb off; metrics are written as CSV in any case
+  --model.optimizer.lr RATE     learning rate
 """
 
 _EVALUATION = """
 evaluation:
-  --data.test_split SPLIT       the split of test and predict (default: test)
-  --results DIR                 where scores and captions are written (default: RUNS/NAME)
-  --ensemble '["b.ckpt"]'       average the words' probabilities with these checkpoints
+  --data.test_split SPLIT       split that test and predict use (default: test)
+  --results DIR                 folder for scores and captions (default: RUNS/NAME)
+  --ensemble '["b.ckpt"]'       average the word probabilities with those of these checkpoints
   --trainer.accelerator NAME    auto, cpu or gpu
+  --trainer.precision NAME      auto (default): the fastest here, whatever it was trained in
 """
 
 _PARTS = """
-data and model; a class is given by its name, its options as --PLACE.OPTION:
+data and model (set the options of a CLASS with --PLACE.OPTION, as in --data.source.root DIR):
   --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
-  --data.features DIR           annotations that `captioning extract` wrote, for a frozen encoder
+  --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out
   --model.encoder CLASS         ConvEncoder, TorchvisionEncoder or TimmEncoder
-  --model.decoder CLASS         AttentionDecoder or TransformerDecoder; .attention: SoftAttention ..
+  --model.decoder CLASS         AttentionDecoder or TransformerDecoder
+  --model.decoder.attention CLASS
+                                SoftAttention, HardAttention, MultiHeadAttention ..
   --model.objective CLASS       Likelihood or SelfCriticalTraining
-  --model.search.beam_size K    captions kept at every step in evaluations
+  --model.search.beam_size K    partial captions kept at each step of beam search
 
 more:
-  --import MODULE               a module of your own whose classes the config or the run names
-  --PLACE.help [CLASS]          the classes of a place (--data.source.help), or a class's options
+  --import MODULE               a Python module of yours whose classes the config or the run names
+  --PLACE.help [CLASS]          list the classes of a PLACE (--data.source.help) or their options
   --print_config                print the full configuration and stop
   --debug                       show the traceback of an error
-  --help_all                    every option with its meaning and default (a thousand lines)
+  --help_all                    list every option with its meaning and default (a thousand lines)
 """
 
 _EXAMPLES = {
@@ -124,7 +127,7 @@ examples:
 def command_help(command: str) -> str:
     """Return the short help of ``fit``, ``validate``, ``test`` or ``predict``."""
     fitting = command == "fit"
-    common = _COMMON.format(checkpoint="resume from it" if fitting else "the checkpoint to evaluate")
+    common = _COMMON.format(checkpoint="checkpoint to resume" if fitting else "checkpoint to score")
     parts = [common, _TRAINING if fitting else _EVALUATION, _PARTS, _EXAMPLES[command]]
     return f"usage: captioning {command} [--config CONFIG.yaml ...] [options]\n" + "".join(parts)
 
@@ -133,12 +136,13 @@ def first_line(args: Sequence[str]) -> str:
     """Return the line that says what a command does, for display while its libraries are imported, which takes seconds.
 
     Raises:
-        InputError: There is no such command, or a file that the command line names does not exist.
+        InputError: There is no such command, a value is empty, or a file that the command line names does not exist.
     """
     command = args[0]
     if command not in COMMANDS:
         hint = did_you_mean(command, [*COMMANDS, *TOOLS]) or "; `captioning` lists the commands"
         raise InputError(f"captioning {command}: no such command{hint}")
+    refuse_empty_values(args[1:])
     configs = [value for value in values_of(args, "--config", "-c") if not value.startswith("{")]
     for config in configs:
         if not Path(config).exists():
@@ -234,6 +238,22 @@ def _exists(module: str) -> bool:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def refuse_empty_values(words: Sequence[str]) -> None:
+    """Refuse empty words: as a path, they are the working directory or nothing at all. ``null`` unsets an option.
+
+    Args:
+        words: The command line, without the program and its command.
+
+    Raises:
+        InputError: Names the option.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
+        if equals and not value.strip():
+            where = option if option.startswith("-") else "an argument"
+            raise InputError(f"{where}: has an empty value; give one, or leave it out")
 
 
 def values_of(args: Sequence[str], *options: str) -> list[str]:

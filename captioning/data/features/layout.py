@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ class Manifest:
         fingerprint: The encoder's fingerprint (``view_fingerprint``).
         shape: (N, L, D) of the whole split.
         shard_images: Images in a shard; the last shard holds the rest.
+        images_crc32: CRC-32 of the images' paths in row order; None leaves them unchecked.
     """
 
     directory: Path
@@ -34,6 +38,7 @@ class Manifest:
     fingerprint: dict[str, Any]
     shape: tuple[int, int, int]
     shard_images: int
+    images_crc32: int | None
 
     @property
     def path(self) -> Path:
@@ -57,6 +62,10 @@ class Manifest:
     def rows(self, shard: int) -> range:
         """Return the rows of the split that a shard holds."""
         return range(shard * self.shard_images, min(self.shape[0], (shard + 1) * self.shard_images))
+
+    def shard_shape(self, shard: int) -> tuple[int, int, int]:
+        """Return (n, L, D) of a shard."""
+        return len(self.rows(shard)), *self.shape[1:]
 
     def array(self, shard: int) -> Path:
         """Return the file of a shard."""
@@ -93,7 +102,25 @@ class Manifest:
             raise InputError(f"{path}: its shape or count of images is damaged; delete the folder and extract again")
         if not isinstance(fingerprint, dict) or not isinstance(fingerprint.get("grid_size"), list):
             raise InputError(f"{path}: names no encoder; delete the folder and extract again")
-        return cls(directory, split, fingerprint, (sizes[0], sizes[1], sizes[2]), sizes[3])
+        shape = (sizes[0], sizes[1], sizes[2])
+        return cls(directory, split, fingerprint, shape, sizes[3], content.get("images_crc32"))
+
+    def image_paths(self) -> list[str]:
+        """Return the images' paths in row order.
+
+        Raises:
+            InputError: They are damaged, so that an image would get another one's annotations.
+        """
+        paths = read_cache(self.images)
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise InputError(f"{self.images}: not a list of images; delete the folder and extract again")
+        if self.images_crc32 not in (None, crc32_of_paths(paths)):
+            raise InputError(f"{self.images}: does not match its checksum; delete the folder and extract again")
+        return paths
+
+
+def crc32_of_paths(paths: Sequence[str]) -> int:
+    return zlib.crc32(json.dumps(list(paths)).encode())
 
 
 def is_extracted(directory: Path, split: str) -> bool:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from captioning.data.features.layout import Manifest, read_cache, refuse_other_encoder
+from captioning.data.features.checksums import damage_of
+from captioning.data.features.layout import HEADER_BYTES, Manifest, refuse_other_encoder
 from captioning.errors import InputError
-from captioning.files import regular
+from captioning.progress import Progress
 
 _BATCHES_FROM_MEMORY = 8
 """After so many batches in a row without disk reads, the system gets no more advice until a batch needs the disk."""
@@ -38,8 +39,8 @@ class _Run(NamedTuple):
 class FeatureCache:
     """Cached annotations of one split's images, read only.
 
-    A shard is mapped on first use in each process, so only the images that are used are read, and a worker, forked or
-    spawned, gets paths instead of data. Shards that no batch needs may be missing.
+    A shard is compared with its checksum and mapped on first use, and a worker, forked or spawned, gets paths instead
+    of data. A worker does not check again what its parent has checked. Shards that no batch needs may be missing.
 
     Images are drawn at random, so the system is told which ones are needed next. Without that advice it waits for one
     image after the other and reads megabytes ahead of each. Giving advice takes as long as copying from memory, so it
@@ -74,6 +75,7 @@ class FeatureCache:
         self.shape: tuple[int, int, int] = manifest.shape
         self._manifest = manifest
         self._shards: dict[int, NDArray[np.float16]] = {}
+        self._checked: set[int] = set()  # shards that match their checksums
         self._from_memory = 0  # batches in a row that needed no disk
 
     def __len__(self) -> int:
@@ -83,10 +85,10 @@ class FeatureCache:
         return {**self.__dict__, "_shards": {}}  # a spawned worker maps the files itself
 
     def check(self, rows: Tensor) -> None:
-        """Check, before work starts, that the shards of these rows exist and have the right size.
+        """Check, before work starts, that the shards of these rows exist and match their checksums.
 
         Raises:
-            InputError: A shard is missing or incomplete.
+            InputError: A shard is missing, incomplete or damaged.
         """
         shards = np.unique(np.asarray(rows) // self._manifest.shard_images).tolist()
         missing = [shard for shard in shards if not self._manifest.is_finished(shard)]
@@ -95,6 +97,10 @@ class FeatureCache:
                 f"{self._manifest.array(missing[0])}: missing or incomplete, like {len(missing)} of {len(shards)} "
                 "files that are needed here; finish them with captioning extract"
             )
+        with Progress(f"checking the features of {self._manifest.split}", len(shards), unit="shards") as progress:
+            for done, shard in enumerate(shards, 1):
+                self._shard(shard)
+                progress.update(done)
 
     def gather(self, rows: Sequence[int] | Tensor, *, pinned: bool = False) -> Tensor:
         """Return annotations (B, L, D) half of some images: one copy, made without the interpreter lock.
@@ -109,7 +115,7 @@ class FeatureCache:
             raise IndexError(f"rows must be in 0 .. {len(self) - 1}, got {index.min()} .. {index.max()}")
         read_before = _disk_reads()
         numbers, places = np.divmod(index, self._manifest.shard_images)
-        # A damaged manifest may claim any size: open the shards, which know theirs, before memory is taken.
+        # A damaged manifest may claim any size: compare it with the shards before memory is taken.
         shards = {number: self._shard(number) for number in np.unique(numbers).tolist()}
         if self._from_memory < _BATCHES_FROM_MEMORY:
             for run in _runs(numbers, places):
@@ -151,21 +157,14 @@ class FeatureCache:
 
     def _open(self, number: int) -> NDArray[np.float16]:
         path = self._manifest.array(number)
+        if number not in self._checked and (damage := damage_of(self._manifest, number)):
+            raise InputError(f"{path}: {damage}; delete it and extract again")
+        self._checked.add(number)
         try:
-            with open(path, "rb", opener=regular):  # NumPy would wait for a pipe
-                array = np.load(path, mmap_mode="r")
-        except Exception as error:  # NumPy raises different exceptions for different damage
-            raise InputError(f"{path}: cannot be read ({error}); delete it and extract again") from error
-        shape = (len(self._manifest.rows(number)), *self.shape[1:])
-        if not array.flags.c_contiguous:
-            raise InputError(
-                f"{path}: is in Fortran order, which no writer of features uses; delete it and extract again"
-            )
-        if array.shape != shape or array.dtype != np.float16:
-            raise InputError(
-                f"{path}: holds {array.dtype} {array.shape}, its header says float16 {shape}; "
-                "delete it and extract again"
-            )
+            shape = self._manifest.shard_shape(number)
+            array: Any = np.memmap(path, dtype="<f2", mode="r", offset=HEADER_BYTES, shape=shape)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: cannot be read ({error})") from error
         if hasattr(mmap, "MADV_RANDOM"):
             array._mmap.madvise(mmap.MADV_RANDOM)  # no reading ahead
         return np.asarray(array)
@@ -174,18 +173,15 @@ class FeatureCache:
         """Return the rows (n,) int64 of the images at ``paths``, named as in ``CaptionIndex.paths``.
 
         Raises:
-            InputError: An image is not in the cache.
+            InputError: An image is not in the cache, or the list of its images is damaged.
         """
-        file = self._manifest.images
-        images = read_cache(file)
-        if not isinstance(images, list) or not all(isinstance(path, str) for path in images):
-            raise InputError(f"{file}: not a list of images; delete the folder and extract again")
-        row_of = {path: row for row, path in enumerate(images) if row < len(self)}
+        row_of = {path: row for row, path in enumerate(self._manifest.image_paths()) if row < len(self)}
         try:
             return torch.tensor([row_of[path] for path in paths], dtype=torch.int64)
         except KeyError as error:
             raise InputError(
-                f"{file}: has no features of image {error.args[0]}; it was made from other data, extract again"
+                f"{self._manifest.images}: has no features of image {error.args[0]}; it was made from other data, "
+                "extract again"
             ) from error
 
 

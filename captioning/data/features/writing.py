@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from captioning.data.features.checksums import header
-from captioning.data.features.layout import FORMAT, Manifest, images_of_a_shard, read_cache, refuse_other_encoder
+from captioning.data.features.layout import (
+    FORMAT,
+    Manifest,
+    crc32_of_paths,
+    images_of_a_shard,
+    refuse_other_encoder,
+)
 from captioning.errors import InputError
 from captioning.files import replacing
 
@@ -55,7 +61,9 @@ class FeatureWriter:
     ) -> None:
         locations, dim = shape
         shard_images = shard_images or images_of_a_shard(2 * locations * dim)
-        self._wanted = Manifest(Path(directory), split, fingerprint, (len(paths), locations, dim), shard_images)
+        self._wanted = Manifest(
+            Path(directory), split, fingerprint, (len(paths), locations, dim), shard_images, crc32_of_paths(paths)
+        )
         self._paths = list(paths)
         self.split, self.shape = split, self._wanted.shape
         self.manifest = self._existing() or self._wanted
@@ -114,7 +122,7 @@ class FeatureWriter:
         if manifest is None:
             return None
         refuse_other_encoder(manifest.path, manifest.fingerprint, wanted.fingerprint)
-        if manifest.shape != wanted.shape or read_cache(manifest.images) != self._paths:
+        if manifest.shape != wanted.shape or manifest.image_paths() != self._paths:
             raise InputError(f"{manifest.path}: made from other images; give another --output or delete the folder")
         return manifest
 
@@ -123,7 +131,7 @@ class FeatureWriter:
             self._begin()
         with replacing(self.manifest.array(shard), shared=True) as file, file.open("wb") as stream:
             numbers = self._shard.numpy().astype("<f2", copy=False)
-            stream.write(header(self.manifest, shard, numbers.data))
+            stream.write(header(self.manifest, shard, [numbers.data]))
             stream.write(numbers.data)
 
     def _begin(self) -> None:
@@ -135,6 +143,7 @@ class FeatureWriter:
                 "fingerprint": manifest.fingerprint,
                 "shape": list(manifest.shape),
                 "shard_images": manifest.shard_images,
+                "images_crc32": manifest.images_crc32,
             }
             _write_json(manifest.images, self._paths)
             _write_json(manifest.path, content)

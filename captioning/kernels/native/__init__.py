@@ -19,12 +19,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from captioning.files import cache_folder
+from captioning.files import cache_folder, complete, read_bytes
+from captioning.kernels.machine import instruction_limit, processor_flags
 
 _FOLDER = Path(__file__).parent
 # fast-math lets sums be reordered and so vectorised. It is not given to the linker, which would change how the whole
 # process rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
-_FLAGS = "-O3 -march=native -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
+_FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
 _WIDE = "-mprefer-vector-width=512"
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -106,40 +107,60 @@ def _openmp() -> tuple[int, ...] | None:
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    flags = [*_FLAGS, _WIDE] if platform.machine() in ("x86_64", "AMD64") else _FLAGS
+    limit = instruction_limit()
+    flags = [*_FLAGS, f"-march={'native' if limit is None else limit.march}"]
+    flags += [_WIDE] if platform.machine() in ("x86_64", "AMD64") else []
     sources = sorted(_FOLDER.glob("*.c"))
     # The name depends on the processor, because of -march=native and home folders that several machines share.
-    content = "\n".join([*compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
-    path = cache_folder(f"kernels-{hashlib.sha256(content.encode()).hexdigest()[:16]}.so")
+    texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    content = "\n".join([*compiler, *flags, processor_flags(), *texts])
+    build = hashlib.sha256(content.encode()).hexdigest()[:16]
     try:
-        if not path.is_file():
-            _compile(compiler, flags, sources, path)
+        path = _compiled(build) or _compile(compiler, flags, sources, build)
         library = ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
+        _declare(library)
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:  # AttributeError: it lacks a function
         reason = ((getattr(error, "stderr", None) or str(error)).strip().splitlines() or ["no reason given"])[-1]
         _log.warning("no C kernels, the decoder runs on PyTorch's operations, which is slower: %s", reason)
         return None
+    return library
+
+
+def _declare(library: ctypes.CDLL) -> None:
     for name, (count, sizes) in _SIGNATURES.items():
         function = getattr(library, name)
         function.restype = None
         function.argtypes = [ctypes.POINTER(_Pool), ctypes.c_int, *[Pointer] * count, *[ctypes.c_long] * sizes]
-    return library
 
 
-def _compile(compiler: list[str], flags: list[str], sources: list[Path], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+def _compiled(build: str) -> Path | None:
+    """Return the library of a build in the user's cache; None if it is missing or damaged.
+
+    Its name ends in its checksum. A damaged library must not be loaded: the process would die at the first page that
+    is missing.
+    """
+    for path in sorted(cache_folder().glob(f"kernels-{build}-*.so")):
+        if path.name == _name(build, read_bytes(path)):
+            return path
+        _log.warning("%s: is not what was compiled; it is compiled again", path)
+        path.unlink(missing_ok=True)
+    return None
+
+
+def _name(build: str, content: bytes) -> str:
+    """Return the file name of a library, with the checksum of its build and its content."""
+    return f"kernels-{build}-{hashlib.sha256(build.encode() + content).hexdigest()[:16]}.so"
+
+
+def _compile(compiler: list[str], flags: list[str], sources: list[Path], build: str) -> Path:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
         objects = [f"{temporary}/{source.stem}.o" for source in sources]
-        built = f"{temporary}/{path.name}"
+        built = f"{temporary}/kernels.so"
         steps = [[*compiler, *flags, "-c", str(source), "-o", o] for source, o in zip(sources, objects, strict=True)]
         for arguments in (*steps, [*compiler, "-shared", *objects, "-o", built]):
             subprocess.run(arguments, check=True, capture_output=True, text=True, timeout=120)
-        os.replace(built, path)  # atomic: several processes may compile at once
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())
+        path = folder / _name(build, read_bytes(Path(built)))
+        complete(path, Path(built))  # several processes may compile at once
+    return path

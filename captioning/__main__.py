@@ -7,19 +7,21 @@ import sys
 
 from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line, footnotes
 from captioning.errors import exits_on_input_error
+from captioning.kernels.machine import limit_instructions
 
 _ALL = "--help_all"
 
 
+@exits_on_input_error
 def main() -> None:
     """Run the subcommand that the command line names. A tool handles its errors itself."""
+    limit_instructions()
     if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
         importlib.import_module(f"captioning.cli.{sys.argv[1]}").main(sys.argv[2:])
     else:
         _main()
 
 
-@exits_on_input_error
 def _main() -> None:
     args = sys.argv[1:]
     if not args or args[0] in ("-h", "--help", "help"):

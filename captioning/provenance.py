@@ -9,6 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from captioning.kernels.machine import instructions
+
 
 def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     """Return command, commit, seed, machine, software and date of a measurement as plain data.
@@ -19,7 +21,12 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     """
     import torch
 
-    machine: dict[str, Any] = {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()}
+    machine: dict[str, Any] = {
+        "processor": _processor(),
+        "instructions": instructions(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+    }
     if torch.cuda.is_available():
         machine["gpu"] = torch.cuda.get_device_name()
     # The package may be installed in the environment of another project, whose commit says nothing.

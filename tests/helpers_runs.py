@@ -69,6 +69,7 @@ TINY = {
     "trainer": {
         "max_epochs": 1,
         "accelerator": "cpu",
+        "precision": "32-true",  # the same numbers on every processor
         "logger": False,
         "enable_progress_bar": False,
         "enable_model_summary": False,

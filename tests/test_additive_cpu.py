@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-
 import pytest
 import torch
 
-from captioning.kernels import additive_cpu, native
+from captioning.kernels import additive_cpu, machine, native
 from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import collected
 
@@ -16,19 +14,17 @@ from captioning.kernels.unroll import collected
 TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 1.8e-4}
 
 
-def _runs_here(processor: str) -> bool:
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    needs = {"x86-64-v3": {"avx2", "fma", "bmi2"}}.get(processor, set())
-    return processor == "native" or (x86 and needs <= set(native._processor().split()))
+OLDEST = machine.Level("x86-64", "default", "SSE41", frozenset())
 
 
-@pytest.fixture(scope="module", params=["native", "x86-64-v3", "x86-64"])
+@pytest.fixture(scope="module", params=["native", *machine.LEVELS, "sse2"])
 def processor(request, tmp_path_factory):
-    """Kernels for this processor, for one with AVX2 at most, and for one with SSE2 at most."""
-    if not _runs_here(request.param):
-        pytest.skip("needs a processor that runs such code")
+    """Kernels for this processor, for the levels that it can be limited to, and for one with SSE2 at most."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "_FLAGS", [flag.replace("native", request.param) for flag in native._FLAGS])
+        patch.setitem(machine.LEVELS, "sse2", OLDEST)
+        if request.param not in ("native", *machine.available_levels()):
+            pytest.skip("needs a processor that runs such code")
+        patch.setenv(machine.LIMIT, "" if request.param == "native" else request.param)
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp(request.param)))
         native._library.cache_clear()
         if not native.usable(torch.zeros(1)):

@@ -82,7 +82,8 @@ def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch
             """Make no run folder."""
 
     configs = [ROOT / "configs" / "shapes_soft.yaml", tmp_path / "my_attention.yaml"]
-    args = [f"--config={path}" for path in configs] + ["--trainer.logger=false", "--trainer.accelerator=cpu"]
+    args = [f"--config={path}" for path in configs]
+    args += ["--trainer.logger=false", "--trainer.accelerator=cpu", "--trainer.precision=32-true"]
     cli = Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
     attention = cli.model.assemble(Vocabulary(["a", "dog"])).decoder.attention
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3

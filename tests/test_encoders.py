@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
+from captioning.encoders import ConvEncoder, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
 from captioning.errors import InputError
 
 
@@ -674,3 +674,90 @@ def test_every_encoder_survives_its_config():
         rebuilt.load_state_dict(encoder.state_dict())
         assert encoder.to_config()["class_path"] == f"captioning.encoders.{type(encoder).__name__}"
         assert math.prod(rebuilt.grid_size) == math.prod(encoder.grid_size)
+
+
+# Folded batch norms
+
+
+def with_statistics(encoder: Encoder) -> Encoder:
+    """Give the batch norms numbers that a trained network has, so that folding them does something."""
+    for module in encoder.network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, std=0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.normal_(module.bias, std=0.1)
+    return encoder.eval()
+
+
+def norms(network: nn.Module) -> int:
+    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
+
+
+def mobilenet(**options) -> Encoder:
+    return MobileNetV1(12, weights=None, image_size=64, **options)
+
+
+FOLDED = {
+    "mobilenet": mobilenet,
+    "resnet": small,
+    "timm": lambda: TimmEncoder("mobilenetv1_100", 3, weights=None, image_size=64),
+    "conv": lambda: ConvEncoder((6, 8), (4, 2), image_size=48),
+    "tiny": TinyEncoder,
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_batch_norms_change_no_annotation_by_more_than_rounding(name):
+    encoder = with_statistics(FOLDED[name]())
+    images = torch.randn(2, 3, *encoder.preprocessing.size)
+    with torch.no_grad():
+        fast, plain = encoder(images), encoder._arrange(encoder._maps(images))
+        assert norms(encoder._fastest(images).network) == 0 < norms(encoder.network)
+    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
+
+
+def test_a_folded_network_follows_the_weights_and_leaves_them_as_they_are():
+    encoder = with_statistics(small())
+    images, before = torch.randn(1, 3, 48, 48), encoder.identity()
+    first = encoder(images)
+    assert encoder.identity() == before and all("_twin" not in name for name in encoder.state_dict())
+    with torch.no_grad():
+        encoder.network.get_parameter("bn1.bias").add_(1.0)
+    changed = encoder(images)
+    assert not torch.allclose(first, changed)
+    torch.testing.assert_close(changed, encoder._arrange(encoder._maps(images)), atol=1e-5, rtol=1e-5)
+
+
+def test_the_part_that_trains_keeps_its_batch_norms_and_its_gradients():
+    encoder = with_statistics(mobilenet(trainable_from="blocks.3")).train()
+    images = torch.randn(2, 3, 64, 64)
+    annotations = encoder(images)
+    trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
+    assert norms(encoder._fastest(images).network) == norms(encoder.network.blocks[3:]) > 0
+    annotations.square().sum().backward()
+    fast = {name: encoder.get_parameter(name).grad.clone() for name in trained}
+    encoder.zero_grad()
+    encoder._arrange(encoder._maps(images)).square().sum().backward()
+    for name in trained:
+        torch.testing.assert_close(fast[name], encoder.get_parameter(name).grad, atol=1e-3, rtol=1e-3)
+
+
+def test_a_step_of_the_trained_part_folds_nothing_again(monkeypatch):
+    encoder = with_statistics(mobilenet(trainable_from="blocks.3")).train()
+    images = torch.randn(1, 3, 64, 64)
+    twin = encoder._fastest(images)
+    with torch.no_grad():
+        encoder.get_parameter("network.blocks.3.0.conv_pw.weight").add_(1.0)
+    assert encoder._fastest(images) is twin
+
+
+def test_a_network_that_applies_its_modules_in_another_order_is_not_folded():
+    class Backwards(nn.Sequential):
+        def forward(self, images: Tensor) -> Tensor:
+            return self[0](torch.relu(self[1](images)))
+
+    encoder = TinyEncoder()
+    encoder.network = Backwards(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
+    with_statistics(encoder)
+    assert encoder._fastest(torch.randn(1, 3, 6, 6)) is encoder

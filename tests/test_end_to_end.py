@@ -20,6 +20,7 @@ TINY = {
         "max_epochs": 15,
         "check_val_every_n_epoch": 15,
         "accelerator": "cpu",
+        "precision": "32-true",
         "logger": False,
         "enable_model_summary": False,
         "log_every_n_steps": 1,

@@ -19,6 +19,7 @@ from helpers_runs import tiny_config
 from captioning.captioner import DecodingOptions
 from captioning.cli.checks import while_restoring
 from captioning.cli.fit import main
+from captioning.cli.usage import COMMANDS, first_line
 from captioning.errors import InputError, exits_on_input_error
 from captioning.run_folder import RunFolder
 
@@ -101,6 +102,10 @@ OPTIONS = {
         "100",
     ],
     Fault("a folder to begin with", ": is a folder; give a .ckpt file in it"): ["--init_from", "."],
+    Fault("an empty path in a file of settings", "init_from: has an empty value; give one, or null"): [
+        "--init_from",
+        "",
+    ],
     Fault("a label smoothing of 2", "label_smoothing must be in 0 .. 0.99"): [
         *(*LIKELIHOOD, "--model.objective.label_smoothing", "2"),
     ],
@@ -215,6 +220,14 @@ OPTIONS = {
         "tiny.yaml",
     ],
 }
+
+
+@pytest.mark.parametrize("words", [["--init_from", ""], ["--data.features=", "--init_from="], ["--init_from", " "]])
+@pytest.mark.parametrize("command", COMMANDS)
+@proves(Fault("an empty value of any option of any command", ": has an empty value; give one, or leave it out"))
+def test_no_option_takes_an_empty_value(capsys, command, words, fault):
+    """Of the other commands: ``test_no_option_of_a_command_takes_an_empty_value``."""
+    assert words[0].rstrip("=") in ends(capsys, fault, first_line, [command, *words])
 
 
 @faults(OPTIONS)

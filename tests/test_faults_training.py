@@ -192,14 +192,33 @@ def test_sigterm_is_not_taken_for_success(shapes, tmp_path, fault):
     assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
+def asked_to_stop(shapes: Any, folder: Path, number: int) -> int:
+    """Send a signal inside the third step and return the exit code; 0 if the run went on."""
+    callbacks = [Preemption(), CtrlC(3, number), last_checkpoint(folder)]
+    trainer = make_trainer(folder, enable_checkpointing=True, callbacks=callbacks)
+    try:
+        with ends_after_the_step():
+            run_stage(trainer.fit, make_module(), make_data(shapes))
+    except SystemExit as ended:
+        assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == 3
+        return ended.code
+    return 0
+
+
 def test_sigusr1_under_slurm_is_sigterm(shapes, tmp_path, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    callbacks = [Preemption(), CtrlC(3, signal.SIGUSR1), last_checkpoint(tmp_path)]
-    trainer = make_trainer(tmp_path, enable_checkpointing=True, callbacks=callbacks)
-    with pytest.raises(SystemExit) as ended, ends_after_the_step():
-        run_stage(trainer.fit, make_module(), make_data(shapes))
-    assert ended.value.code == STOPPED
-    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 3
+    assert asked_to_stop(shapes, tmp_path, signal.SIGUSR1) == STOPPED
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="terminals of Unix")
+@pytest.mark.parametrize("ignored", [False, True])
+@proves(Fault("SIGHUP inside a step: the terminal closed", "", 143, "last.ckpt, after that step; with nohup: the run"))
+def test_sighup_is_sigterm_unless_nohup_ignores_it(shapes, tmp_path, ignored, fault):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        assert asked_to_stop(shapes, tmp_path, signal.SIGHUP) == (0 if ignored else fault.code)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_before_training_ctrl_c_interrupts_at_once():

@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
 # module or a folder of captioning/.
 FLOORS: list[dict[str, str]] = [
-    {"errors": "", "provenance": "", "tokenizers": "", "trace": ""},
+    {"errors": "", "tokenizers": "", "trace": ""},
     {"component": "errors", "files": "errors", "progress": "errors", "run_folder": "errors"},
     {
         "cells": "errors files",
-        "kernels": "files trace",
+        "kernels": "errors files trace",
         "settings": "errors files",
         "vocabulary": "component errors files tokenizers",
     },
@@ -30,6 +30,7 @@ FLOORS: list[dict[str, str]] = [
         "attention": "component errors kernels trace",
         "data": "errors files progress tokenizers vocabulary",
         "decoding": "errors trace vocabulary",
+        "provenance": "kernels",
         "views": "cells trace",
     },
     {"encoders": "cells component data errors files"},
@@ -49,10 +50,10 @@ FLOORS: list[dict[str, str]] = [
         "progress run_folder tokenizers views vocabulary",
     },
     {
-        "cli": "captioner checkpoint comparison component data encoders errors evaluation files model objective "
-        "progress provenance run_folder settings tokenizers training views vocabulary"
+        "cli": "captioner checkpoint comparison component data encoders errors evaluation files kernels model "
+        "objective progress provenance run_folder settings tokenizers training views vocabulary"
     },
-    {"__main__": "cli errors"},
+    {"__main__": "cli errors kernels"},
 ]
 ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in floor.items()}
 

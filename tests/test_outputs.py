@@ -63,6 +63,18 @@ def test_every_option_that_names_a_file_to_write_is_checked_by_the_parser(monkey
                 assert (command, action.dest) in FOLDERS, f"{command} {action.option_strings}: is it an OutputFile?"
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_option_of_a_command_takes_an_empty_value(monkeypatch, command):
+    for parser in parsers_of(monkeypatch, COMMANDS[command]()):
+        for action in parser._actions:
+            for option in action.option_strings if action.nargs != 0 else ():
+                for words in ([option, ""], [f"{option}="], [option, " "]):
+                    with pytest.raises(InputError, match=rf"^{option}: has an empty value"):
+                        parser.parse_known_args(words)
+        with pytest.raises(InputError, match=r"^an argument: has an empty value"):
+            parser.parse_known_args([""])
+
+
 OUTPUTS = {
     "average": ("--output", "checkpoint"),
     "bench": ("--json", "JSON"),

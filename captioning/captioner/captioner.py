@@ -23,6 +23,7 @@ from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.checkpoint.pretrained import PRETRAINED
+from captioning.data.loading import read_ahead
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
@@ -178,7 +179,9 @@ class ImageCaptioner(Generic[Model]):
         download: bool = False,
         on_error: Callable[[ImageSource, InputError], None] | None = None,
     ) -> Iterator[Caption]:
-        """Yield captions in the order of the images, as soon as each batch is done. Holds one batch in memory.
+        """Yield captions in the order of the images, as soon as each batch is done.
+
+        The next batch of a sequence of images is decoded while the model works on one.
 
         Args:
             images: Images as ``caption`` takes them, read when they are needed.
@@ -189,15 +192,17 @@ class ImageCaptioner(Generic[Model]):
                 the error is raised.
         """
         check_whole(1, batch_size=batch_size)
-        images = iter(images)
+        waits = not isinstance(images, Sequence)  # perhaps for somebody who waits for the last caption
+        sources = iter(images)
+        batches = iter(lambda: list(itertools.islice(sources, batch_size)), [])
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
-            for number in itertools.count():
-                sources = list(itertools.islice(images, batch_size))
-                if not sources:
-                    return
+
+            def read(batch: list[ImageSource]) -> list[tuple[ImageSource, list[Image.Image] | InputError]]:
+                return list(zip(batch, pool.map(lambda source: self._try_views(source, download), batch), strict=True))
+
+            for number, batch in enumerate(read_ahead(read, batches, threads=1, depth=0 if waits else 1)):
                 readable = []
-                results = pool.map(lambda source: self._try_views(source, download), sources)
-                for source, views in zip(sources, results, strict=True):
+                for source, views in batch:
                     if not isinstance(views, InputError):
                         readable.append((source, views))
                     elif on_error is None:
@@ -312,7 +317,7 @@ class ImageCaptioner(Generic[Model]):
     def _encode(self, views: Sequence[Sequence[Image.Image]]) -> Any:
         """Return the memory of images, each given as one view for each preprocessing of the models."""
         pixels = [
-            torch.stack([preprocessing.normalise(view) for view in column]).to(self.device)
+            preprocessing.normalise_all(column, self.device)
             for preprocessing, column in zip(self.captioner.preprocessings, zip(*views, strict=True), strict=True)
         ]
         return self.captioner.encode_views(pixels)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from captioning.cli.outputs import STDOUT, OutputFile, refuse_outputs
+from captioning.cli.usage import refuse_empty_values
 from captioning.errors import DEBUG, printable
 from captioning.files import write_json
 
@@ -63,8 +64,9 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)}; {self.prog} --help lists the options\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and check every output before work starts."""
+        """Parse, and check that no value is empty, and every output, before work starts."""
         words = sys.argv[1:] if args is None else list(args)
+        refuse_empty_values(words)
         options, others = super().parse_known_args(words, namespace)
         outputs = [
             (action.option_strings[0], path, action.type.kind)

@@ -52,6 +52,11 @@ def refuse_impossible(config: Any) -> None:
             f"--trainer.precision {precision}: changes the encoder, whose weights cached features are checked against; "
             "give bf16-mixed, 16-mixed or 32-true"
         )
+    if precision in ("bf16-true", "16-true"):
+        raise InputError(
+            f"--trainer.precision {precision}: such weights are too coarse for small updates, and PyTorch cannot "
+            "initialise them orthogonally; give auto, bf16-mixed, 16-mixed or 32-true"
+        )
     if trainer.get("num_nodes", 1) != 1 and not {"MASTER_ADDR", "SLURM_JOB_ID", "LSB_JOBID"} & os.environ.keys():
         raise InputError(
             f"--trainer.num_nodes {trainer.num_nodes}: nothing has started the run on other machines, for which it "
@@ -69,6 +74,17 @@ def refuse_impossible(config: Any) -> None:
     limit = max(8, processors())
     if on_cpu and devices.isdigit() and int(devices) > limit:
         raise InputError(f"--trainer.devices {devices}: {processors()} processors are here; give at most {limit}")
+
+
+def refuse_empty_paths(config: Any) -> None:
+    """Refuse an empty text in a file of settings where a path belongs, which would be taken for none.
+
+    Raises:
+        InputError: Names the setting.
+    """
+    for name in ("name", "runs", "results", "init_from", "ckpt_path"):
+        if config.get(name) == "":
+            raise InputError(f"{name}: has an empty value; give one, or null")
 
 
 def _refuse_other_schedules(scheduler: Any) -> None:

@@ -137,6 +137,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         "settings": {"model": described}
         | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
         | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
+        | {"scored_in": cli.config_dump["trainer"]["precision"]}
         | {name: trained[name] for name in ("averaged",) if name in trained},
     }
 

@@ -111,7 +111,7 @@ def parser() -> argparse.ArgumentParser:
         type=whole_number(0),
         default=min(8, os.cpu_count() or 1),
         metavar="N",
-        help="processes that decode images (default: %(default)s)",
+        help="threads that decode images (default: %(default)s)",
     )
     parser.add_argument("--verify", action="store_true", help="write nothing; compare every shard with its checksum")
     return parser

@@ -22,7 +22,13 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
-from captioning.cli.checks import foreign_callback, refusal, refuse_impossible, while_restoring
+from captioning.cli.checks import (
+    foreign_callback,
+    refusal,
+    refuse_empty_paths,
+    refuse_impossible,
+    while_restoring,
+)
 from captioning.cli.command_line import configs_first, split_imports, sweep_name, with_run_config
 from captioning.cli.loggers import (
     run_labels,
@@ -31,7 +37,8 @@ from captioning.cli.loggers import (
     variant_name,
     wandb_offline_without_account,
 )
-from captioning.cli.parser import CommandLineParser
+from captioning.cli.parser import AutoPrecisionTrainer, CommandLineParser
+from captioning.cli.precision import settled_precision
 from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
 from captioning.cli.usage import values_of
 from captioning.component import budget, import_modules
@@ -152,7 +159,7 @@ class CaptioningCLI(LightningCLI):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         with contextlib.ExitStack() as self._held:  # the claim on the run's folder
-            super().__init__(*args, **options)
+            super().__init__(*args, **{"trainer_class": AutoPrecisionTrainer} | options)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         super().parse_arguments(parser, args)
@@ -206,6 +213,7 @@ class CaptioningCLI(LightningCLI):
         config = self.config[self.subcommand]
         for part, cls in (("model", CaptioningModule), ("data", CaptionDataModule)):
             refuse_null_arguments(cls, config[part].as_dict(), part)
+        refuse_empty_paths(config)
         fitting = self.subcommand == "fit"
         if fitting and config.name is None:
             config.name = sweep_name(config)
@@ -223,6 +231,9 @@ class CaptioningCLI(LightningCLI):
                 place, claim = place.claimed()
                 self._held.enter_context(claim)
         self.run_dir, config.ckpt_path = place
+        config.trainer.precision, line = settled_precision(config.trainer)
+        if line is not None and not process_rank():
+            print(line, flush=True)
         if config.get("weights_only") is None:
             config.weights_only = True  # a checkpoint from elsewhere runs no code
         config.name = self.run_dir.name

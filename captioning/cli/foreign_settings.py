@@ -41,7 +41,9 @@ _GROUPS: dict[str, type] = {"checkpoint": BestCheckpoint, "last": BestCheckpoint
 
 
 def evaluation_settings(settings: Any, where: str | Path) -> dict[str, Any]:
-    """Return seed, model, data, device and precision of a run, and nothing of how it was trained or where it wrote.
+    """Return seed, model, data and device of a run, and nothing of how it was trained or where it wrote.
+
+    A model is scored in the precision that is best where it is scored.
 
     Args:
         where: File that the settings come from, for messages.
@@ -50,7 +52,7 @@ def evaluation_settings(settings: Any, where: str | Path) -> dict[str, Any]:
         InputError: A setting is not plain data, or names an unknown class.
     """
     try:
-        return _model_and_data(settings) | {"trainer": _trainer_words(settings, ("accelerator", "precision"))}
+        return _model_and_data(settings) | {"trainer": _trainer_words(settings, ("accelerator",))}
     except InputError as error:
         raise InputError(_refusal(where, error)) from error
 

@@ -7,9 +7,10 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 import pytorch_lightning as pl
+from lightning_fabric.plugins.precision.precision import _PRECISION_INPUT
 from pytorch_lightning.cli import LightningArgumentParser
 
 from captioning.cli.usage import values_of
@@ -21,6 +22,15 @@ from captioning.training.module import CaptioningModule
 
 _ROOTS: dict[str, type[Any]] = {"model": CaptioningModule, "data": CaptionDataModule, "trainer": pl.Trainer}
 _SHOWN = 12  # names in a message
+
+
+class AutoPrecisionTrainer(pl.Trainer):
+    """Lightning's trainer with the precision ``auto``, which ``settled_precision`` replaces before it is built."""
+
+    def __init__(
+        self, *args: Any, precision: Literal["auto"] | _PRECISION_INPUT | None = "auto", **options: Any
+    ) -> None:
+        super().__init__(*args, precision=precision, **options)  # type: ignore[arg-type] # no longer auto
 
 
 class CommandLineParser(LightningArgumentParser):

@@ -73,7 +73,7 @@ training:
   --early_stopping.patience N   stop after N validations without a better val/bleu4 (default: 5)
   --trainer.accelerator NAME    auto, cpu or gpu
   --trainer.devices N           number of processes, one per GPU
-  --trainer.precision NAME      bf16-mixed, 32-true ..
+  --trainer.precision NAME      auto (default): the fastest here; or bf16-mixed, 32-true ..
   --trainer.logger false        turn wandb off; metrics are written as CSV in any case
   --model.optimizer.lr RATE     learning rate
 """
@@ -84,6 +84,7 @@ evaluation:
   --results DIR                 folder for scores and captions (default: RUNS/NAME)
   --ensemble '["b.ckpt"]'       average the word probabilities with those of these checkpoints
   --trainer.accelerator NAME    auto, cpu or gpu
+  --trainer.precision NAME      auto (default): the fastest here, whatever it was trained in
 """
 
 _PARTS = """
@@ -135,12 +136,13 @@ def first_line(args: Sequence[str]) -> str:
     """Return the line that says what a command does, for display while its libraries are imported, which takes seconds.
 
     Raises:
-        InputError: There is no such command, or a file that the command line names does not exist.
+        InputError: There is no such command, a value is empty, or a file that the command line names does not exist.
     """
     command = args[0]
     if command not in COMMANDS:
         hint = did_you_mean(command, [*COMMANDS, *TOOLS]) or "; `captioning` lists the commands"
         raise InputError(f"captioning {command}: no such command{hint}")
+    refuse_empty_values(args[1:])
     configs = [value for value in values_of(args, "--config", "-c") if not value.startswith("{")]
     for config in configs:
         if not Path(config).exists():
@@ -236,6 +238,22 @@ def _exists(module: str) -> bool:
         return module in sys.modules or importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         return False
+
+
+def refuse_empty_values(words: Sequence[str]) -> None:
+    """Refuse empty words: as a path, they are the working directory or nothing at all. ``null`` unsets an option.
+
+    Args:
+        words: The command line, without the program and its command.
+
+    Raises:
+        InputError: Names the option.
+    """
+    for before, word in zip(["", *words], words, strict=False):
+        option, equals, value = word.partition("=") if word.startswith("-") else (before, "=", word)
+        if equals and not value.strip():
+            where = option if option.startswith("-") else "an argument"
+            raise InputError(f"{where}: has an empty value; give one, or leave it out")
 
 
 def values_of(args: Sequence[str], *options: str) -> list[str]:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from captioning.data.features import FeatureWriter, flipped_split, view_fingerprint
-from captioning.data.loading import obey_the_main_process
+from captioning.data.loading import read_ahead
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -55,7 +55,7 @@ def extract_features(
         output: Folder of the feature cache.
         device: Device of the encoder.
         batch_size: Images per batch.
-        num_workers: Processes that decode images; 0 decodes them here.
+        num_workers: Threads that decode images beside the network; 0 decodes them in between.
         flipped: Splits whose mirrored images are written, too.
         process: (i, n): This is process i of n that divide the shards among them.
 
@@ -110,53 +110,36 @@ def _announce(writers: list[FeatureWriter], output: Path) -> None:
 
 
 class _Images:
-    """Images of an index in row order, ready for the encoder. A file that cannot be read is returned as its error."""
+    """Images of an index as the encoder sees them, before normalisation."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
         self.index = index
         self.preprocessing = preprocessing
-        self.transform = preprocessing.training(random_crop=False, flip=1.0) if mirrored else preprocessing
+        self.mirrored = mirrored
 
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def __getitem__(self, row: int) -> Tensor | InputError:
-        try:
-            return self.transform(self.index.image(row, self.preprocessing))
-        except InputError as error:
-            return error  # raised in the main process: through a worker it would arrive with a traceback
-
-
-def _stack(items: list[Tensor | InputError]) -> Tensor | InputError:
-    errors = [item for item in items if isinstance(item, InputError)]
-    return errors[0] if errors else torch.stack([item for item in items if isinstance(item, Tensor)])
+    def views(self, rows: list[int]) -> list[Image.Image]:
+        views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in rows]
+        return [view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for view in views] if self.mirrored else views
 
 
 def _extract(
     writer: FeatureWriter,
-    images: Any,
+    images: _Images,
     encoder: ImageEncoder,
     device: torch.device,
     batch_size: int,
-    num_workers: int,
+    threads: int,
 ) -> None:
-    loader: DataLoader[Any] = DataLoader(
-        images,
-        batch_size=batch_size,
-        sampler=writer.rows.tolist(),
-        num_workers=num_workers,
-        collate_fn=_stack,
-        pin_memory=device.type == "cuda",
-        worker_init_fn=obey_the_main_process,
-    )
+    rows = writer.rows.tolist()
+    batches = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
+    # Pillow decodes without the GIL, so threads work beside the network; processes would have to pass pixels on.
+    loader = read_ahead(images.views, batches, threads=max(1, threads), depth=threads)
     split, total = writer.split, writer.total
     progress = Progress(split, total, writer.done)
     try:
         with progress, torch.inference_mode():
-            for batch in loader:
-                if isinstance(batch, InputError):
-                    raise batch
-                writer.write(encoder(batch.to(device, non_blocking=True)))
+            for views in loader:
+                writer.write(encoder(encoder.preprocessing.normalise_all(views, device)))
                 progress.update(writer.collected)
     finally:
         if writer.done < total:

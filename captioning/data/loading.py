@@ -161,10 +161,12 @@ def _raise_error(batch: CaptionBatch | InputError) -> CaptionBatch:
 def obey_the_main_process(worker: int) -> None:
     """Make a data-loading process ignore the signals that every process of a run gets.
 
-    A terminal sends Ctrl-C to all of them, and a scheduler, ``timeout`` or systemd sends SIGTERM. The main process
-    finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
+    A terminal sends Ctrl-C to all of them, and SIGHUP as it closes; a scheduler, ``timeout`` or systemd sends SIGTERM.
+    The main process finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # not on Windows
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_with_the_main_process, daemon=True).start()

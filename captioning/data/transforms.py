@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,10 +139,16 @@ class Preprocessing:
 
     def normalise(self, view: Image.Image) -> Tensor:
         """Return (3, height, width) float32 of an RGB image that already has its size."""
-        pixels = torch.from_numpy(np.array(view, dtype=np.uint8))  # (height, width, 3); np.array: a writable copy
-        mean = torch.tensor(self.mean).view(3, 1, 1) * 255
-        std = torch.tensor(self.std).view(3, 1, 1) * 255
-        return pixels.permute(2, 0, 1).contiguous().float().sub_(mean).div_(std)
+        return self.normalise_all([view])[0].contiguous()
+
+    def normalise_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
+        """Return (B, 3, height, width) float32 of RGB images that already have their size.
+
+        The channels of a pixel lie side by side in memory, as they do in the views and as encoders compute with them.
+        """
+        pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
+        mean, std = (torch.tensor(values, device=device) * 255 for values in (self.mean, self.std))
+        return pixels.to(device).float().sub_(mean).div_(std).permute(0, 3, 1, 2)
 
     def training(self, *, random_crop: bool = True, flip: float = 0.0) -> TrainingTransform:
         """Return the transform for training.

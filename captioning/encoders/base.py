@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import copy
 import hashlib
 import math
 from abc import abstractmethod
@@ -17,6 +18,7 @@ from captioning.cells import CellGrid
 from captioning.cells.measure import kept_cells, measure_cells
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
+from captioning.encoders.folding import fold_batch_norms, foldable
 from captioning.errors import InputError
 
 T = TypeVar("T")
@@ -28,6 +30,8 @@ _NOT_IDENTITY = frozenset(
         *("image_size", "crop", "mean", "std"),  # compared as preprocessing
     }
 )
+
+_TOLERANCE = 0.02  # of the largest number: rounding in bfloat16, but no other arithmetic
 
 _weights_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
 
@@ -88,6 +92,7 @@ class Encoder(Component):
         self._layout, self.grid_size, self.annotation_dim = self._measure()
         self._cells: tuple[Any, CellGrid] | None = None
         self._digest: tuple[Any, str] | None = None
+        self._twin: tuple[Any, list[Tensor], Encoder | None] | None = None
         self.set_trainable(trainable_from is not None)
 
     @classmethod
@@ -117,8 +122,42 @@ class Encoder(Component):
         if images.ndim != 4 or images.shape[1:] != (3, *self.preprocessing.size):
             expected = ", ".join(str(side) for side in (3, *self.preprocessing.size))
             raise ValueError(f"images must be (B, {expected}), got {tuple(images.shape)}")
+        images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            return self._arrange(self._maps(images.contiguous(memory_format=torch.channels_last)))
+            return self._arrange(self._fastest(images)._maps(images))
+
+    def _fastest(self, images: Tensor) -> Encoder:
+        """Return this encoder, or its twin without the batch norms that train neither now nor ever.
+
+        The twin is made again when a weight has changed. It is compared with this encoder on one of the images, because
+        a network may apply its modules in another order than it registers them in.
+        """
+        if torch.compiler.is_compiling() or images.device.type == "meta" or not len(images):
+            return self
+        trains = not self.frozen and (self.training or torch.is_grad_enabled())
+        kept = set(self._tuned_modules()) if trains else set()
+        fixed = [module for module in self.network.modules() if module not in kept]
+        tensors = [tensor for module in fixed for tensor in (*module.parameters(False), *module.buffers(False))]
+        version = kept, _version(tensors)
+        if self._twin is None or self._twin[0] != version:
+            # The tensors are held, so that no other tensor can have their addresses.
+            self._twin = version, tensors, self._without_batch_norms(kept, images[:1])
+        return self._twin[2] or self
+
+    @torch.no_grad()
+    def _without_batch_norms(self, kept: set[nn.Module], image: Tensor) -> Encoder | None:
+        """Return a twin that shares all but the folded convolutions; None if none fold, or it computes otherwise."""
+        if not (pairs := list(foldable(self.network, kept))):
+            return None
+        twin = copy.copy(self)
+        twin._modules = self._modules | {"network": fold_batch_norms(self.network, pairs, kept)}
+        annotations = []
+        for encoder in (self, twin):
+            with torch.random.fork_rng([image.device] if image.is_cuda else []):
+                torch.manual_seed(0)  # dropout in a part that trains drops the same units twice
+                annotations.append(encoder._arrange(encoder._maps(image)))
+        maps, same = annotations
+        return twin if (maps - same).abs().max() <= _TOLERANCE * maps.abs().max() else None
 
     def _arrange(self, maps: Tensor) -> Tensor:
         if self._layout == "channels_first":
@@ -300,8 +339,7 @@ class Encoder(Component):
 
     def _weights_version(self) -> Any:
         """Return a value that changes when the weights are changed in this process."""
-        tensors = (*self.parameters(), *self.buffers())
-        return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
+        return _version((*self.parameters(), *self.buffers()))
 
     def _weights_digest(self) -> str:
         version = self._weights_version()
@@ -314,3 +352,8 @@ class Encoder(Component):
                 digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
             self._digest = version, "sha256:" + digest.hexdigest()
         return self._digest[1]
+
+
+def _version(tensors: Iterable[Tensor]) -> Any:
+    """Return a value that changes when one of the tensors is changed in this process."""
+    return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)

@@ -24,7 +24,7 @@ STOPPED = 128 + signal.SIGTERM
 
 
 class Preemption(Callback):
-    """Ends training after the current step on SIGTERM, and under SLURM also on SIGUSR1.
+    """Ends training after the current step on SIGTERM, on SIGHUP (its terminal closed), and under SLURM on SIGUSR1.
 
     The trainer then saves, as after any exception (``last.save_on_exception``), and the run resumes at the next batch.
     A checkpoint holds no gradients, so accumulated ones are applied first. All processes stop at the same batch, even
@@ -41,9 +41,10 @@ class Preemption(Callback):
         if threading.current_thread() is not threading.main_thread():
             return  # only the main thread may set handlers
         # These replace the trainer's own, which it registers just before and removes at its end.
-        signals = [signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in os.environ else [])]
-        for number in signals:
-            signal.signal(number, self._note)
+        names = ["SIGTERM", "SIGHUP", *(["SIGUSR1"] if "SLURM_JOB_ID" in os.environ else [])]
+        for number in (getattr(signal, name) for name in names if hasattr(signal, name)):  # Windows lacks some
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
+                signal.signal(number, self._note)
 
     def _note(self, *_: Any) -> None:
         self._asked = True

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from captioning.files import cache_folder, complete, read_bytes
+from captioning.kernels.machine import instruction_limit, processor_flags
 
 _FOLDER = Path(__file__).parent
 # fast-math lets sums be reordered and so vectorised. It is not given to the linker, which would change how the whole
 # process rounds tiny numbers. NaN stays NaN, so that a diverging run shows it.
-_FLAGS = "-O3 -march=native -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
+_FLAGS = "-O3 -ffast-math -fno-finite-math-only -funroll-loops -fPIC".split()
 _WIDE = "-mprefer-vector-width=512"
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -106,10 +107,13 @@ def _openmp() -> tuple[int, ...] | None:
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
     compiler = shlex.split(os.environ.get("CC") or "cc")
-    flags = [*_FLAGS, _WIDE] if platform.machine() in ("x86_64", "AMD64") else _FLAGS
+    limit = instruction_limit()
+    flags = [*_FLAGS, f"-march={'native' if limit is None else limit.march}"]
+    flags += [_WIDE] if platform.machine() in ("x86_64", "AMD64") else []
     sources = sorted(_FOLDER.glob("*.c"))
     # The name depends on the processor, because of -march=native and home folders that several machines share.
-    content = "\n".join([*compiler, *flags, _processor(), *(p.read_text() for p in sorted(_FOLDER.glob("*.[ch]")))])
+    texts = [path.read_text() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    content = "\n".join([*compiler, *flags, processor_flags(), *texts])
     build = hashlib.sha256(content.encode()).hexdigest()[:16]
     try:
         path = _compiled(build) or _compile(compiler, flags, sources, build)
@@ -160,11 +164,3 @@ def _compile(compiler: list[str], flags: list[str], sources: list[Path], build: 
         path = folder / _name(build, read_bytes(Path(built)))
         complete(path, Path(built))  # several processes may compile at once
     return path
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.machine())

@@ -1,15 +1,16 @@
 /* y = x W^T + b for few rows x: W is read once, from front to back, for any number of rows. */
 
-#include "common.h"
+#include "vector.h"
 
 enum {
     LANES = 16,
-    TILE = 8,     /* rows of x whose sums stay in registers */
+    PARTS = LANES / WIDTH, /* vectors: a processor splits longer ones than its own through memory */
+    TILE = WIDTH == 16 ? 8 : WIDTH == 8 ? 6 : 3, /* rows of x whose sums stay in registers */
     BLOCK = 16,   /* rows of W that stay in the first-level cache for all tiles of x */
     AHEAD = 4096, /* distance of the prefetch in W: hardware prefetchers stop at a page */
 };
 
-typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
+typedef float part __attribute__((vector_size(4 * WIDTH), aligned(4)));
 
 typedef struct {
     const Pool *pool;
@@ -18,10 +19,14 @@ typedef struct {
     long N, M, K;
 } Work;
 
-static inline float total(lanes x) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
+/* The sum of the lanes and of the products that fill no lanes. No function of any number of rows has a copy of its own,
+   in which a compiler might add up in another order: a row's result does not depend on the rows beside it. */
+static __attribute__((noinline)) float total(const part *sum, const float *restrict w, const float *restrict x,
+                                             long rest) {
+    float product = 0;
+    for (int i = 0; i < LANES; i++) product += sum[i / WIDTH][i % WIDTH];
+    for (long k = 0; k < rest; k++) product += w[k] * x[k];
+    return product;
 }
 
 /* The products of rows begin .. end of W with ROWS rows of x, which begin at row n. There is a function for every number
@@ -33,16 +38,18 @@ static inline float total(lanes x) {
         float *restrict y = work->y + n * M;                                                                           \
         for (long m = begin; m < end; m++) {                                                                           \
             const float *restrict w = work->W + m * K;                                                                 \
-            lanes sum[ROWS] = {{0}};                                                                                   \
+            part sum[ROWS][PARTS] = {{{0}}};                                                                           \
             long k = 0;                                                                                                \
             for (; k + LANES <= K; k += LANES) {                                                                       \
                 __builtin_prefetch(w + k + AHEAD);                                                                     \
-                const lanes weights = *(const lanes *)(w + k);                                                         \
-                for (int r = 0; r < ROWS; r++) sum[r] += weights * *(const lanes *)(x + r * K + k);                    \
+                for (int p = 0; p < PARTS; p++) {                                                                      \
+                    const part weights = *(const part *)(w + k + p * WIDTH);                                           \
+                    for (int r = 0; r < ROWS; r++)                                                                     \
+                        sum[r][p] += weights * *(const part *)(x + r * K + k + p * WIDTH);                             \
+                }                                                                                                      \
             }                                                                                                          \
             for (int r = 0; r < ROWS; r++) {                                                                           \
-                float product = total(sum[r]);                                                                         \
-                for (long rest = k; rest < K; rest++) product += w[rest] * x[r * K + rest];                            \
+                const float product = total(sum[r], w + k, x + r * K + k, K - k);                                      \
                 y[r * M + m] = product + (work->b ? work->b[m] : 0.0f);                                                \
             }                                                                                                          \
         }                                                                                                              \

@@ -155,5 +155,5 @@ def _of_the_user(error: Exception) -> str | None:
     if is_out_of_memory(error):
         return f"out of memory ({one_line(error)}); lower batch_size or eval_batch_size, or give smaller images"
     if isinstance(error, OSError) and error.errno is not None:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else str(error.strerror)
+        return f"{error.filename or 'standard output or a temporary file'}: {error.strerror}"
     return None

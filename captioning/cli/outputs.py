@@ -5,7 +5,6 @@ An option that names such a file has the type ``OutputFile``.
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,8 +27,6 @@ class OutputFile:
         self.kind = kind
 
     def __call__(self, text: str) -> Path:
-        if not text:
-            raise argparse.ArgumentTypeError("must not be empty; name the file to write")
         return Path(text)
 
 

@@ -99,9 +99,9 @@ class AttentionDecoder(Decoder):
         nn.init.uniform_(self.embedding.weight, -0.1, 0.1)
         with torch.no_grad():
             self.embedding.weight[PAD].zero_()
-            for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
-                weight.copy_(nn.init.orthogonal_(weight.to(torch.promote_types(weight.dtype, torch.float32))))
-            # forget gates start open, so that gradients reach early words
+        for weight in self.hidden_to_gates.weight.chunk(4):  # of i, f, o, g
+            nn.init.orthogonal_(weight)
+        with torch.no_grad():  # forget gates start open, so that gradients reach early words
             self.word_to_gates.bias.zero_()
             self.word_to_gates.bias[self.hidden_dim : 2 * self.hidden_dim] = 1.0
 

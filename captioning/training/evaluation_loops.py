@@ -215,6 +215,6 @@ class EvaluatedModule(pl.LightningModule):
                 self.results,
                 search=search,
                 tokens=tokens,
-                cells=self.encoder.cells if any(image.hits for image in self.results) else None,
+                cells=self.encoder.cells if any(image.hits or image.reference_hits for image in self.results) else None,
             )
             print(f"tokens: {tokens}")

@@ -6,17 +6,16 @@ import os
 import random
 import resource
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers import random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
+from helpers_training import enter_copy, trained_folder
 
 from captioning.captioner import load
 from captioning.cli.fit import main
@@ -33,22 +32,13 @@ LAST = RUN / "checkpoints/last.ckpt"
 def trained(tmp_path_factory) -> Path:
     """A folder with a run of one epoch."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
-        main(["fit", "--config", "tiny.yaml"])
-    return folder
+    return trained_folder(folder, tiny_config(folder / "shapes"))
 
 
 @pytest.fixture
 def workdir(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, entered."""
-    folder = tmp_path / "work"
-    shutil.copytree(trained, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return folder
+    return enter_copy(trained, tmp_path / "work", monkeypatch)
 
 
 def cut(share: float) -> Callable[[bytes], bytes]:
@@ -227,6 +217,12 @@ RESUMED = {
     Fault("a resumed run without an optimizer's state", "holds the model alone"): edited(
         lambda content: content.pop("optimizer_states")
     ),
+    Fault("a resumed run with an empty list of optimizers' states", "holds the model alone"): edited(
+        lambda content: content["optimizer_states"].clear()
+    ),
+    Fault("a resumed run with the states of two optimizers", "has the states of 2 optimizers; a run has one"): edited(
+        lambda content: content["optimizer_states"].append(content["optimizer_states"][0])
+    ),
     Fault("a resumed run with another optimizer's state", "does not fit this model, optimizer and trainer"): edited(
         lambda content: content["optimizer_states"][0].update(param_groups=[])
     ),
@@ -265,7 +261,46 @@ OTHERS = {
         "--data.vocabulary.max_words",
         "3",
     ],
+    Fault(
+        "resume with another class of optimizer",
+        "model.optimizer: torch.optim.SGD cannot go on from the state of torch.optim.Adam",
+        kept="config.yaml too",
+    ): ["--model.optimizer", "SGD", "--model.optimizer.lr", "0.1"],
 }
+
+
+SAID = {
+    "data.batch_size": "7",
+    "data.group": "image",
+    "seed_everything": "3",
+    "trainer.precision": "bf16-mixed",
+    "model.optimizer.init_args.lr": "0.01",
+}
+
+
+@proves(
+    Fault(
+        f"resume with other settings, such as {', '.join(SAID)}",
+        "from here on; it was",
+        0,
+        "the run, which goes on with them; a line for each",
+    )
+)
+def test_every_setting_that_a_resumed_run_changes_is_said(workdir, capsys, caplog, fault):
+    resume = ["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs"]
+
+    def said(*options: str) -> list[str]:
+        caplog.clear()
+        main([*resume, *options])
+        return [record.getMessage() for record in caplog.records if fault.sees in record.getMessage()]
+
+    with caplog.at_level("INFO", "pytorch_lightning.utilities.rank_zero"):
+        assert said("2") == ["trainer.max_epochs: 2 from here on; it was 1"]
+        assert said("2") == []
+        lines = said("3", *(word for place, now in SAID.items() for word in (f"--{place}", now)))
+    changed = SAID | {"trainer.max_epochs": "3"}
+    expected = [f"{place}: {now} {fault.sees}" for place, now in changed.items()]
+    assert sorted(line.rpartition(" ")[0] for line in lines) == sorted(expected)
 
 
 def test_a_weight_that_one_of_two_models_lacks_is_missing_there_alone(workdir):

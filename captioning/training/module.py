@@ -233,8 +233,11 @@ class CaptioningModule(EvaluatedModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.vocabulary)
         self._refuse_other_sizes(checkpoint["state_dict"])
-        if self.trainer.state.fn == "fit" and not {"optimizer_states", "loops"} <= checkpoint.keys():
+        states = len(checkpoint.get("optimizer_states", ()))
+        if self.trainer.state.fn == "fit" and not (states and "loops" in checkpoint):
             raise InputError("the checkpoint holds the model alone; training cannot go on from it")
+        if states > 1:
+            raise InputError(f"the checkpoint has the states of {states} optimizers; a run has one")
         self.calibration = calibration_of(content)
         self._random_state = checkpoint.get("random_state")
         self.loaded_step = checkpoint.get("global_step", 0)

@@ -1,15 +1,23 @@
-"""In a resumed run the configuration wins over settings that the checkpoint brings."""
+"""In a resumed run the configuration wins over settings that the checkpoint brings, and each difference is said."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback, EarlyStopping, GradientAccumulationScheduler
 from pytorch_lightning.utilities import rank_zero_info
 
+from captioning.errors import InputError, printable
+
 RATE = "learning rate"
 Numbers = dict[str, Any]
+_OF_THE_PLACE = frozenset(
+    "name runs results ckpt_path init_from weights_only trainer.default_root_dir trainer.logger checkpoint.dirpath "
+    "last.dirpath".split()
+)
+"""Settings that say where a run reads and writes, and nothing of how it trains."""
 
 
 class ResumedSettings(Callback):
@@ -21,6 +29,8 @@ class ResumedSettings(Callback):
 
     It also applies the schedule of gradient accumulation in a run that resumes inside an epoch: Lightning applies it
     only when an epoch begins.
+
+    Every setting that differs from the checkpoint's is printed on a line. Another class of optimizer is refused.
     """
 
     def __init__(self) -> None:
@@ -32,6 +42,22 @@ class ResumedSettings(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = state_dict["optimizers"]
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        before = checkpoint["captioning"].get("settings")
+        now: dict[str, Any] = pl_module.settings  # type: ignore[assignment]
+        if not (trainer.state.fn == "fit" and isinstance(before, dict)):
+            return
+        for place, was, value in differences(before, now):
+            if place == "model.optimizer":
+                raise InputError(
+                    f"model.optimizer: {_shown(value)} cannot go on from the state of {_shown(was)}, which the "
+                    "checkpoint has; use that one, or begin a new run with the checkpoint's weights: --init_from"
+                )
+            if place not in _OF_THE_PLACE:
+                rank_zero_info(printable(f"{place}: {_shown(value)} from here on; it was {_shown(was)}"))
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._patience = [(stopping, stopping.patience) for stopping in _callbacks(trainer, EarlyStopping)]
@@ -66,6 +92,35 @@ class ResumedSettings(Callback):
             trainer.accumulate_grad_batches = schedule.get_accumulate_grad_batches(trainer.current_epoch)
 
 
+def differences(before: Any, now: Any, place: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield (place, value before, value now) of settings that differ.
+
+    The arguments of two different classes are not compared.
+    """
+    if isinstance(before, dict) and isinstance(now, dict) and _class(before) == _class(now):
+        for name in dict.fromkeys([*before, *now]):
+            if name != "class_path":
+                inner = f"{place}.{name}" if place else str(name)
+                yield from differences(before.get(name), now.get(name), inner)
+    elif _plain(before) != _plain(now):
+        yield place, before, now
+
+
+def _class(settings: dict[str, Any]) -> str:
+    """Return the name of the class that settings describe, "" for none. One class has several paths."""
+    return str(settings.get("class_path", "")).rpartition(".")[2]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _shown(value: Any) -> str:
+    """Return a setting as one short text: of a class its path."""
+    text = value.get("class_path", value) if isinstance(value, dict) else value
+    return "null" if value is None else " ".join(str(text).split())[:80]
+
+
 def _callbacks(trainer: pl.Trainer, kind: type) -> list[Any]:
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, kind)]
@@ -89,7 +144,6 @@ def _configure(group: dict[str, Any], changed: Numbers, rate: float | None) -> N
         rate: The configured learning rate before the change.
     """
     if RATE in changed:
-        rank_zero_info(f"model.optimizer: the learning rate is {changed[RATE]} from here on; it was {rate}")
         group["lr"] = group["lr"] * changed[RATE] / rate if rate else changed[RATE]
         if "initial_lr" in group:
             group["initial_lr"] = changed[RATE]

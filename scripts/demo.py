@@ -8,6 +8,7 @@ folder to start over.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import time
@@ -177,8 +178,6 @@ def affordable_epochs(seconds: float) -> int:
 
 def seconds_of_a_step() -> float:
     """Return the time of a training step of the soft model on random images, with its share of the cores."""
-    import os
-
     import torch
 
     from captioning.cli.build import build

@@ -46,8 +46,8 @@ def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:
     captioned = [
         _Captioned(
             view_statistics(caption.view),
-            np.array(caption.log_probs[: len(caption.words)]),
-            np.array(is_supported(caption.words, [text.split() for text in index.references(row)]), float),
+            caption.log_probs[: len(caption.words)],
+            is_supported(caption.words, [text.split() for text in index.references(row)]),
         )
         for row, caption in enumerate(captioner.stream(index.image_path(row) for row in range(len(index))))
     ]
@@ -61,28 +61,28 @@ def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:
 
 
 class _Captioned(NamedTuple):
-    """A captioned image: the statistics of its view, its words' log-probabilities, and 1 for each supported word."""
+    """A captioned image: the statistics of its view, its words' log-probabilities, and which are supported."""
 
     statistics: Float64
-    log_probs: Float64
-    supported: Float64
+    log_probs: list[float]
+    supported: list[bool]
 
 
 def _fitted(data: str, images: Sequence[_Captioned]) -> Calibration:
     """Return the calibration that is fitted to captioned images of the data."""
     views = fit_views([image.statistics for image in images])
-    return fit(data, views, [image.log_probs for image in images], [image.supported > 0 for image in images])
+    return fit(data, views, [image.log_probs for image in images], [image.supported for image in images])
 
 
 def _report(judged: Sequence[tuple[Calibration, Sequence[_Captioned]]]) -> dict[str, Any]:
     """Return the report on captioned images, each judged by the calibration beside it."""
     pairs = [(calibration, image) for calibration, images in judged for image in images if len(image.log_probs)]
     confidences = [np.array(calibration.confidences(image.log_probs)) for calibration, image in pairs]
-    outcomes = [image.supported for _, image in pairs]
+    outcomes = [np.array(image.supported, float) for _, image in pairs]
     word_error, words = reliability(np.concatenate(confidences), np.concatenate(outcomes))
     of_captions = np.array([values.mean() for values in confidences]), np.array([values.mean() for values in outcomes])
     caption_error, curve = reliability(*of_captions)
-    warned = [calibration.is_unlike(image.statistics, image.log_probs.mean()) for calibration, image in pairs]
+    warned = [calibration.is_unlike(image.statistics, float(np.mean(image.log_probs))) for calibration, image in pairs]
     return {
         "unit": "probabilities; a calibration error is the mean of |predicted - observed| over words or captions",
         "images": len(pairs),

@@ -12,7 +12,7 @@ from helpers import trace_of
 from PIL import Image
 from torch import Tensor, nn
 
-from captioning.cells import CellGrid
+from captioning.cells import CellGrid, measure
 from captioning.cells.measure import measure_geometry
 from captioning.data.objects import GroundedObject
 from captioning.data.transforms import Preprocessing
@@ -223,6 +223,63 @@ def test_cells_lie_where_the_weights_look():
     assert centres(encoder) == (3, 8)  # by the windows' middles
     assert encoder.cells == CellGrid((6, 6), (0, 6), (8, 8), (48, 48))
     assert one_sided(slice(0, 8), slice(0, 8)).cells == CellGrid((6, 6), (3, 3), (8, 8), (48, 48))
+
+
+def leaning(seed: int) -> tuple[Encoder, np.ndarray]:
+    """Windows of 20 x 20 pixels 8 apart, whose noisy weights lean down and to the left, and where they look: (y, x)."""
+    torch.manual_seed(seed)
+    layer = nn.Conv2d(3, 4, 20, 8, padding=7)
+    place = torch.arange(20) / 20
+    layer.weight.data.copy_(torch.randn(4, 3, 20, 20).pow(3) * (place[:, None] - place[None, :]).mul(1.2).exp())
+    mass = layer.weight.data.double().square().sum(dim=(0, 1))
+    pixels = torch.arange(20, dtype=torch.float64) - 7 + 0.5
+    centre = [float((mass.sum(dim=1 - axis) * pixels).sum() / mass.sum()) for axis in (0, 1)]
+    return OwnEncoder(nn.Sequential(layer)), np.array(centre)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_centre_of_noisy_weights_is_found_within_an_eighth_of_a_stride_and_its_standard_error_says_so(seed):
+    encoder, centre = leaning(seed)
+    cells = encoder.cells
+    off, error = np.abs(cells.offset - centre), np.array(cells.standard_error)
+    assert (np.abs(centre - 3) > 1).all()  # from the windows' middles, 3
+    assert (off < 1).all() and (off < 3.5 * error).all()
+    assert (error > 0).all() and (error <= 8 / 32).all()
+
+
+def test_more_probes_are_made_until_the_standard_error_is_small_or_their_number_large(monkeypatch):
+    encoder, _ = leaning(0)
+    probes = []
+    counted = measure._first_centres
+    monkeypatch.setattr(measure, "_first_centres", lambda *given: probes.append(32) or counted(*given))
+    error, known = max(encoder.cells.standard_error), sum(probes)
+    assert error <= 8 / 32
+    monkeypatch.setattr(measure, "_ERROR", error / 8 / 1.5)
+    encoder._cells = None
+    assert max(encoder.cells.standard_error) <= error / 1.5 + 5e-4 and known < sum(probes) - known < 256
+    monkeypatch.setattr(measure, "_ERROR", 0.0)
+    encoder._cells, before = None, sum(probes)
+    assert encoder.cells.offset and sum(probes) - before == 256
+
+
+def test_a_centre_that_noise_explains_is_the_geometrys():
+    torch.manual_seed(3)
+    encoder = OwnEncoder(nn.Sequential(nn.Conv2d(3, 4, 7, 8, padding=3)))  # centred on 0.5, random weights
+    assert encoder.cells.offset == (0.5, 0.5) and max(encoder.cells.standard_error) < 0.25
+
+
+def test_grids_differ_beyond_two_standard_errors_of_their_distance():
+    measured = dataclasses.replace(SHIFTED, standard_error=(0.3, 0.0))
+    moved = dataclasses.replace(measured, offset=(2.8, 7.0), standard_error=(0.4, 0.0))
+    assert not measured.differs(moved) and not moved.differs(measured)
+    assert measured.differs(dataclasses.replace(moved, offset=(3.1, 7.0)))
+    assert measured.differs(dataclasses.replace(moved, offset=(2.0, 7.1)))
+    assert measured.differs(dataclasses.replace(measured, stride=(10.0, 9.0)))
+    assert measured == SHIFTED and measured.scaled((60, 32)).standard_error == (0.6, 0.0)
+    content = dataclasses.asdict(measured)
+    assert CellGrid.from_dict(content).standard_error == (0.3, 0.0)
+    del content["standard_error"]
+    assert CellGrid.from_dict(content).standard_error == (0.0, 0.0)
 
 
 def test_cells_are_measured_again_when_the_weights_have_changed():

@@ -25,7 +25,7 @@ from captioning.data.features import FeatureWriter
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu
 from captioning.evaluation.resampling import holm
-from captioning.evaluation.seeds import seed_differences
+from captioning.evaluation.seeds import RULE, seed_differences
 
 ROOT = Path(__file__).resolve().parent.parent
 STUDIES = sorted((ROOT / "configs/studies").glob("*.yaml"))
@@ -37,14 +37,12 @@ VARIANTS = {
 }
 MEASURED = Path("measured/tiny.json")
 TWICE = VARIANTS["soft"] | {"evaluations": {"2": []}}
-RESAMPLES = 400  # for the tests' time
 STUDY = SHARED | {"references": ["soft", "hard"], "variants": VARIANTS}
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("captioning.comparison.study_tables._RESAMPLES", RESAMPLES)
     write(STUDY)
     Path("results.md").write_text("# Results\n\n<!-- study tiny -->\nthe tables of before\n<!-- end -->\n\nAfter.\n")
     return tmp_path
@@ -110,6 +108,19 @@ def table(page: str, corner: str) -> dict[str, list[str]]:
 def test_every_shipped_study_is_read(path):
     study = read_study(path, ROOT / "configs")
     assert study.name == path.stem and len(study.seeds) >= 3 and study.references
+
+
+def test_outside_a_clone_the_configurations_are_those_of_the_working_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "REPOSITORY", tmp_path / "site-packages")
+    (tmp_path / "site-packages/configs").mkdir(parents=True)  # of another package
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        study.main(["mine.yaml"])
+    assert "error: configs: no such folder; outside a clone" in capsys.readouterr().err
+    Path("configs").mkdir()
+    with pytest.raises(SystemExit):
+        study.main(["mine.yaml"])
+    assert "error: mine.yaml: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
@@ -429,7 +440,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
     score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
     expected = holm(
         [
-            seed_differences(counts(reference), counts(variant), score, resamples=RESAMPLES)[0]
+            seed_differences(counts(reference), counts(variant), score)[0]
             for variant, reference in (("hard", "soft"), ("none", "soft"), ("none", "hard"))
         ]
     )
@@ -451,7 +462,7 @@ def test_differences_are_tested_over_images_and_seeds_and_written_to_a_file(meas
         "BLEU-4, difference from hard",
     ]
     assert rows["hard"][-1] == "-"
-    assert re.fullmatch(r"\*\*\+\d+\.\d\d \(\+.+ to \+.+\), p ≤ 0.001\*\*", rows["hard"][-2])
+    assert re.fullmatch(r"(\*\*)?\+\d+\.\d\d \(.+ to \+.+\), p (=|≤) 0.\d+(\*\*)?", rows["hard"][-2])
     assert rows["no attention"][-2].startswith(f"{expected[1].interval.value:+.2f} (")
 
 
@@ -465,7 +476,7 @@ def test_a_report_and_the_comparison_of_the_same_runs_find_the_same(measured):
     main("--report", "results.md")
     (test,) = written_tests()
     runs = [read_run(Path(f"runs/tiny_{variant}_{seed}")) for variant in ("soft", "hard") for seed in (1, 2, 3)]
-    comparison = compare(runs, resamples=RESAMPLES)
+    comparison = compare(runs, resamples=50)
     difference = comparison.group_tests["tiny_hard"]["bleu4"]
     assert [test[name] for name in ("value", "low", "high", "p_value")] == [
         *vars(difference.interval).values(),
@@ -487,7 +498,7 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     tests = written_tests()
     assert {test["variant"]: test["paired"] for test in tests} == {"hard": False, "again": True, "mean": True}
     score = lambda summed: bleu_from_counts(summed)[..., 3]  # noqa: E731
-    (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True, resamples=RESAMPLES)
+    (expected,) = seed_differences(counts("soft"), counts("mean"), score, paired=True)
     assert (tests[2]["low"], tests[2]["high"]) == pytest.approx((expected.interval.low, expected.interval.high))
     page = Path("results.md").read_text()
     rows = table(page, "val, ")
@@ -504,7 +515,14 @@ def test_without_run_folders_the_tests_are_those_of_before_as_long_as_the_scores
     Path("runs").rename("elsewhere")
     main("--report", "results.md")
     assert "tiny_soft_3" in capsys.readouterr().out
-    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and "p ≤" in before[-1]
+    assert table(Path("results.md").read_text(), "val, ")["hard"] == before and ", p " in before[-1]
+    content = json.loads(MEASURED.read_text())
+    content["comparisons"]["tiny"]["rule"] = "another rule"
+    MEASURED.write_text(json.dumps(content))
+    main("--report", "results.md")
+    assert "difference from" not in Path("results.md").read_text()
+    content["comparisons"]["tiny"]["rule"] = RULE
+    MEASURED.write_text(json.dumps(content))
     scores = measured_scores()["hard_1"]
     scores["values"]["bleu4"] += 1
     add_scores(MEASURED, "hard_1", scores)
@@ -606,7 +624,7 @@ def test_a_damaged_measurement_is_named(measured, capsys):
             "measured/tiny.json: scores.soft_2: not what captioning evaluate --json writes",
         ),
         (
-            json.dumps(content | {"comparisons": {"tiny": {"tests": [{"variant": "hard"}]}}}),
+            json.dumps(content | {"comparisons": {"tiny": {"rule": RULE, "tests": [{"variant": "hard"}]}}}),
             "measured/tiny.json: comparisons.tiny: not what a study writes",
         ),
     ):

@@ -24,12 +24,14 @@ class CellGrid:
         offset: (y, x), pixels, the centre of the first cell.
         stride: (y, x), pixels, from one centre to the next.
         size: (height, width) of the view, in pixels.
+        standard_error: (y, x), pixels, of a measured offset; 0 where it is known. Two grids are equal without it.
     """
 
     grid_size: tuple[int, int]
     offset: tuple[float, float]
     stride: tuple[float, float]
     size: tuple[int, int]
+    standard_error: tuple[float, float] = dataclasses.field(default=(0.0, 0.0), compare=False)
 
     @classmethod
     def regular(cls, grid_size: tuple[int, int], size: tuple[int, int]) -> CellGrid:
@@ -48,11 +50,13 @@ class CellGrid:
         if size == self.size:
             return self
         (y, x), (down, right), factors = self.offset, self.stride, np.divide(size, self.size).tolist()
+        errors = self.standard_error
         return dataclasses.replace(
             self,
             offset=(y * factors[0], x * factors[1]),
             stride=(down * factors[0], right * factors[1]),
             size=size,
+            standard_error=(errors[0] * factors[0], errors[1] * factors[1]),
         )
 
     def near(self, other: CellGrid) -> bool:
@@ -60,6 +64,13 @@ class CellGrid:
         apart = np.abs(np.subtract(self.offset, other.offset))
         alike = (self.grid_size, self.stride, self.size) == (other.grid_size, other.stride, other.size)
         return alike and bool((apart <= np.divide(self.stride, 4)).all())
+
+    def differs(self, other: CellGrid) -> bool:
+        """Whether the grids lie apart by more than two standard errors of the distance between them."""
+        if (self.grid_size, self.stride, self.size) != (other.grid_size, other.stride, other.size):
+            return True
+        apart = np.abs(np.subtract(self.offset, other.offset))
+        return bool((apart > 2 * np.hypot(self.standard_error, other.standard_error)).any())
 
     def centre(self, location: int) -> tuple[float, float]:
         """Return (y, x) of a location's centre."""

@@ -7,8 +7,10 @@ field, whatever the weights are: for convolutions at stride * i + (kernel - 1) /
 
 **Weights.** Training may favour one side of every window: a network trained on mirrored images has learnt to look to
 both sides equally, wherever its padding puts the middle of its windows. So the network's own gradients are measured as
-well, of many cells for many images of noise. Where their mean centre is further than an eighth of a stride from the
-geometry's, the cells lie there. Where geometry divides the image evenly, it has no side to favour, and is taken.
+well, of many cells for many images of noise, until the standard error of their mean centre is below a 32nd of a stride
+or so many images were seen that it must do. Where that centre is further from the geometry's than a sixteenth of a
+stride and than two standard errors, the cells lie there: the error stays below an eighth of a stride. Where geometry
+divides the image evenly, it has no side to favour, and is taken.
 """
 
 from __future__ import annotations
@@ -28,18 +30,20 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from captioning.cells.grid import CellGrid
+from captioning.cells.grid import CellGrid, Float64
 from captioning.errors import InputError
 from captioning.files import cache_folder, write_json
 
-_PROBES = 32  # images of noise, with one cell of each
-_BATCH = 8  # probes at a time
-_RESOLUTION = 8  # parts of a stride that the mean over so many probes resolves
+_PROBES = 32  # images of noise at a time, with one cell of each
+_MOST_PROBES = 256
+_BATCH = 8  # probes that the network sees at a time
+_ERROR = 1 / 32  # of a stride: the standard error at which no more probes are needed
+_LEAST = 1 / 16  # of a stride: the geometry stands where the centre is not further away
 _CELLS = 5  # at most, in the middle of the diagonal
 _FAINT = 0.1  # of the largest gradient; weaker ones are left out
 _TOLERANCE = 0.25  # of a stride: how far cells' centres may lie off their line
 _SLOW = 1.0  # seconds; a faster measurement is not kept
-_FORMAT = 1  # of the kept cells; counts up when the method changes
+_FORMAT = 2  # of the kept cells; counts up when the method changes
 
 Annotations = Callable[[Tensor], Tensor]
 """Images (B, 3, height, width) to annotations (B, L, D), in eval mode."""
@@ -48,7 +52,7 @@ Annotations = Callable[[Tensor], Tensor]
 def measure_cells(
     annotations: Annotations, grid_size: tuple[int, int], size: tuple[int, int], device: torch.device
 ) -> CellGrid:
-    """Return where the cells lie for the network's weights: by geometry, or else in eighths of a stride.
+    """Return where the cells lie for the network's weights, with the standard error of the offset.
 
     Args:
         annotations: The network.
@@ -61,16 +65,15 @@ def measure_cells(
         return geometry
     try:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            first = _first_centres(annotations, geometry, device)
+            offset, error = _mean_centre(annotations, geometry, device)
     except (RuntimeError, TypeError, ValueError, IndexError):
         return geometry  # a network without such gradients; no picture is worth the end of a run
-    offset = list(geometry.offset)
-    for axis in (0, 1):
-        mean, error = float(first[:, axis].mean()), float(first[:, axis].std()) / math.sqrt(len(first))
-        step = geometry.stride[axis] / _RESOLUTION
-        if error < step < abs(mean - offset[axis]) < math.inf:
-            offset[axis] = round(mean / step) * step
-    return dataclasses.replace(geometry, offset=(offset[0], offset[1]))
+    if not np.isfinite([*offset, *error]).all():
+        return geometry
+    apart, stride = np.abs(offset - geometry.offset), np.array(geometry.stride)
+    moved = (apart > np.maximum(_LEAST * stride, 2 * error)) & (error < stride / 8)
+    y, x = np.where(moved, offset.round(2), geometry.offset).tolist()
+    return dataclasses.replace(geometry, offset=(y, x), standard_error=tuple(error.round(3).tolist()))
 
 
 def kept_cells(identity: Callable[[], dict[str, Any]], measure: Callable[[], CellGrid]) -> CellGrid:
@@ -96,19 +99,32 @@ def kept_cells(identity: Callable[[], dict[str, Any]], measure: Callable[[], Cel
     return cells
 
 
-def _first_centres(annotations: Annotations, cells: CellGrid, device: torch.device) -> Tensor:
+def _mean_centre(annotations: Annotations, cells: CellGrid, device: torch.device) -> tuple[Float64, Float64]:
+    """Return the mean centre (y, x) of the first cell and its standard error, in pixels."""
+    generator = torch.Generator().manual_seed(0)
+    first = np.empty((0, 2))
+    while True:
+        first = np.concatenate([first, _first_centres(annotations, cells, device, generator)])
+        pairs = first.reshape(-1, 2, 2).mean(axis=1)  # what moves a pair to opposite sides is no error
+        error = pairs.std(axis=0, ddof=1) / math.sqrt(len(pairs))
+        if len(first) >= _MOST_PROBES or not (error > _ERROR * np.array(cells.stride)).any():
+            return first.mean(axis=0), error
+
+
+def _first_centres(
+    annotations: Annotations, cells: CellGrid, device: torch.device, generator: torch.Generator
+) -> Float64:
     """Return (probes, 2), pixels: the centre of the first cell by each probe, if cells are a stride apart.
 
     A probe is the gradient of a random sum over the channels of one cell. Cells come from the middle half of the grid,
-    in pairs that mirror each other: the part of a gradient that is spread over the whole view moves the centres of a
-    pair to opposite sides.
+    in pairs that mirror each other, side by side: the part of a gradient that is spread over the whole view moves
+    the centres of a pair to opposite sides.
     """
-    generator = torch.Generator().manual_seed(0)
     rows, columns = (
         torch.randint(count // 4, count - count // 4, (_PROBES // 2,), generator=generator) for count in cells.grid_size
     )
-    rows = torch.cat([rows, cells.grid_size[0] - 1 - rows])
-    columns = torch.cat([columns, cells.grid_size[1] - 1 - columns])
+    rows = torch.stack([rows, cells.grid_size[0] - 1 - rows], dim=1).flatten()
+    columns = torch.stack([columns, cells.grid_size[1] - 1 - columns], dim=1).flatten()
     centres: tuple[list[Tensor], list[Tensor]] = ([], [])
     for row, column in zip(rows.split(_BATCH), columns.split(_BATCH), strict=True):
         images = torch.randn(len(row), 3, *cells.size, generator=generator).to(device).requires_grad_()
@@ -120,7 +136,7 @@ def _first_centres(annotations: Annotations, cells: CellGrid, device: torch.devi
         for axis, place in enumerate((row, column)):
             pixels = torch.arange(cells.size[axis], dtype=torch.float64) + 0.5
             centres[axis].append(mass.sum(dim=2 - axis) @ pixels - place * cells.stride[axis])
-    return torch.stack([torch.cat(axis) for axis in centres], dim=1)
+    return np.stack([torch.cat(axis).numpy() for axis in centres], axis=1)
 
 
 def measure_geometry(

@@ -66,13 +66,14 @@ def _sections(notes: str) -> dict[str, str]:
 def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
     encoder, decoder = captioner.encoder, captioner.captioner.decoder
     grid, pixels = (" x ".join(map(str, size)) for size in (encoder.grid_size, encoder.preprocessing.size))
-    (y, x), (down, across) = encoder.cells.offset, encoder.cells.stride
+    (y, x), (down, across), error = encoder.cells.offset, encoder.cells.stride, max(encoder.cells.standard_error)
+    first = f"{y:g} pixels down and {x:g} across" + f" (standard error {error:.2g})" * (error > 0)
     in_encoder, in_decoder = (sum(p.numel() for p in module.parameters()) for module in (encoder, decoder))
     in_attention = sum(p.numel() for attention in decoder.attentions() for p in attention.parameters())
     return [
         ("encoder", f"{type(encoder).__name__}, {in_encoder:,} parameters, {pixels} pixels"),
         ("annotations", f"{grid} locations, {encoder.annotation_dim} channels"),
-        ("cells", f"{down:g} x {across:g} pixels; the centre of the first is {y:g} pixels down and {x:g} across"),
+        ("cells", f"{down:g} x {across:g} pixels; the centre of the first is {first}"),
         ("attention", f"{type(decoder.attention).__name__}, {in_attention:,} parameters"),
         ("decoder", f"{decoder.summary}, {in_decoder - in_attention:,} parameters"),
         ("vocabulary", f"{len(captioner.vocabulary.words):,} words"),

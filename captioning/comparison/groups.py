@@ -10,7 +10,6 @@ from typing import Any
 from captioning.comparison.conditions import settings_of
 from captioning.comparison.result import Group
 from captioning.comparison.runs import Run
-from captioning.evaluation.seeds import LEAST_PAIRS
 from captioning.run_folder import of_any_seed
 
 _SEEDS = ("seed_everything", "data.seed")
@@ -108,7 +107,7 @@ def pairs_by_settings(runs: Mapping[str, Run]) -> Pairing:
             folder = runs[name].folder
             followers = [run for run in group.runs if folder and folder.resolve().name in _started_from(runs[run])]
             paired += followers if len(followers) == 1 else []
-        complete = len(set(paired)) == len(reference.runs) == len(group.runs) >= LEAST_PAIRS
+        complete = len(set(paired)) == len(reference.runs) == len(group.runs)
         return paired if complete else None
 
     return pairing

@@ -22,11 +22,10 @@ from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.resampling import Difference, Floats, Interval
-from captioning.evaluation.seeds import LEAST_PAIRS
+from captioning.evaluation.seeds import RULE
 from captioning.files import write_text
 
 _METRIC = "bleu4"  # of the tests
-_RESAMPLES = 10_000
 _COLUMNS = {  # score -> title and decimals; a column is left out if no variant has the score for all of its seeds
     "bleu4": ("BLEU-4", 2),
     "cider_d": ("CIDEr-D", 2),
@@ -59,7 +58,7 @@ def write_report(study: Study, measurements: Path, runs: Path, page: Path, prove
     groups = [_group(study, name, scores) for name in study.variants]
     counts, notices = _bleu_counts(groups, runs)
     measure = Measure((_METRIC,), ("BLEU-4",), counts, _bleu4)
-    tests = compare_variants(groups, study.references, [measure], _pairing(study), resamples=_RESAMPLES, seed=0)
+    tests = compare_variants(groups, study.references, [measure], _pairing(study))
     made = {(test.variant, test.reference) for test in tests}
     tests += [test for test in _written_tests(file, study, groups) if (test.variant, test.reference) not in made]
     tests = correct(sorted(tests, key=lambda test: study.references.index(test.reference)))
@@ -80,7 +79,7 @@ def write_report(study: Study, measurements: Path, runs: Path, page: Path, prove
             }
             for test in tests
         ]
-        write_comparison(file, study.name, {"metric": _METRIC, "tests": plain, **provenance})
+        write_comparison(file, study.name, {"metric": _METRIC, "rule": RULE, "tests": plain, **provenance})
     return notices
 
 
@@ -151,13 +150,13 @@ def _bleu4(summed: Floats) -> Floats:
 def _pairing(study: Study) -> Pairing:
     def pairing(reference: Group, group: Group) -> list[str] | None:
         paired = study.starts_from(group.name, reference.name) and group.seeds == reference.seeds
-        return group.runs if paired and len(group.runs) >= LEAST_PAIRS else None
+        return group.runs if paired else None
 
     return pairing
 
 
 def _written_tests(file: Path, study: Study, groups: Sequence[Group]) -> Iterator[VariantTest]:
-    """Yield the tests of the last report whose variants still have these scores.
+    """Yield the tests of the last report by today's rule whose variants still have these scores.
 
     Raises:
         InputError: The file is damaged.
@@ -165,7 +164,8 @@ def _written_tests(file: Path, study: Study, groups: Sequence[Group]) -> Iterato
     seeds = {group.name: list(map(int, group.seeds)) for group in groups}
     means = {group.name: group.mean(_METRIC) for group in groups if group.runs}
     try:
-        for entry in read_comparison(file, study.name).get("tests", []):
+        comparison = read_comparison(file, study.name)
+        for entry in comparison.get("tests", []) if comparison.get("rule") == RULE else []:
             variant, reference = entry["variant"], entry["reference"]
             if not {variant, reference} <= means.keys() or reference not in study.references:
                 continue

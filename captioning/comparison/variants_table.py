@@ -14,7 +14,7 @@ from captioning.comparison.measures import CORRECTED, Measure, Scored, titles_of
 from captioning.comparison.result import Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
 from captioning.evaluation.resampling import Difference, holm
-from captioning.evaluation.seeds import seed_differences
+from captioning.evaluation.seeds import RULE, seed_differences
 
 _LOGGED = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
 
@@ -39,9 +39,6 @@ def compare_variants(
     references: Sequence[str],
     measures: Sequence[Measure],
     pairing: Pairing,
-    *,
-    resamples: int,
-    seed: int,
 ) -> list[VariantTest]:
     """Test every variant of several seeds against every reference of several seeds; no pair is tested twice.
 
@@ -50,8 +47,6 @@ def compare_variants(
         references: The names of some of them.
         measures: What to test. A group whose runs lack the counts of a measure is left out.
         pairing: Returns the runs to compare in pairs.
-        resamples: Bootstraps of the images.
-        seed: Seed of the bootstraps.
 
     Returns:
         The tests, not yet corrected for their number (``correct``).
@@ -70,8 +65,6 @@ def compare_variants(
                     np.stack([measure.counts[run] for run in paired or group.runs]),
                     measure.scores,
                     paired=paired is not None,
-                    resamples=resamples,
-                    seed=seed,
                 )
                 tests += [
                     VariantTest(group.name, reference, key, difference, paired is not None)
@@ -104,9 +97,7 @@ def add_variants(
                 group.scores |= {key: [float(v[i]) for v in values] for i, key in enumerate(measure.keys)}
     tests = []
     if scored.common:
-        tests = compare_variants(
-            groups, [first.name], measures, pairs_by_settings(runs), resamples=scored.resamples, seed=scored.seed
-        )
+        tests = compare_variants(groups, [first.name], measures, pairs_by_settings(runs))
     for test in correct(tests):
         result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
     for group in groups:
@@ -119,7 +110,7 @@ def add_variants(
     note = (
         "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
-        f"Obuchowski and Rockette, covariances from {scored.resamples} bootstraps of the images)."
+        f"Obuchowski and Rockette; {RULE})."
     )
     if paired := dict.fromkeys(test.variant for test in tests if test.paired):
         note += f" Paired, each run with the run of {first.name} that it started from: {', '.join(paired)}."

@@ -1,0 +1,325 @@
+"""How often the intervals of captioning/evaluation/seeds.py hold the true difference between variants: a simulation.
+
+A run's score of an image is the sum of what the image is worth to all runs, what the variant does to the image, what
+the seed does to all images, and what this run does to this image. The grid crosses the numbers of seeds, the ratio of
+the variants' deviations over seeds, the images' share of the variance, the number of images and the score: a mean of
+normal values, a mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions
+whose words are right or wrong. Beside it stands the rule that was used before, with Satterthwaite's degrees of freedom.
+
+examples:
+  python -m benchmarks.coverage --measurement docs/measurements/coverage.json --report docs/statistics.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import math
+import shlex
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from scipy.special import stdtrit
+
+from captioning.cli.arguments import script_parser
+from captioning.errors import InputError, exits_on_input_error
+from captioning.evaluation.bleu import bleu_from_counts
+from captioning.evaluation.resampling import Floats, Score
+from captioning.evaluation.seeds import Gains, JackknifedRuns
+from captioning.files import write_json, write_text
+from captioning.provenance import provenance
+
+SCORES = ("mean", "heavy tails", "BLEU-4")
+IMAGES = (200, 1000)
+IMAGE_SHARES = (0.1, 0.5, 0.9)
+SEEDS = ((2, 2), (3, 3), (4, 4), (5, 5), (2, 5))
+PAIRS = (2, 3, 5)
+RATIOS = (1.0, 3.0, 10.0)
+POWER_AT = 3.0  # standard deviations of the difference
+
+_HARD, _VARIANT, _RUN = 2.0, 1.0, 1.0  # deviations over images, in units of _SCALE
+_SCALE = {"mean": 10.0, "heavy tails": 10.0, "BLEU-4": 0.08}
+_RIGHT = 0.62  # probability that a word is right, on average
+_WORDS = 14  # of the longest caption
+_ELEMENTS = 5_000_000  # of the arrays of a batch of replications
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the grid.
+
+    Attributes:
+        score: One of ``SCORES``.
+        images: The number of images.
+        seeds: The number of seeds of both variants.
+        paired: Whether each run of the second variant goes on from one of the first.
+        ratio: The second variant's deviation over seeds, in those of the first; of pairs, there is one deviation.
+        image_share: The images' share of the variance of the difference.
+    """
+
+    score: str
+    images: int
+    seeds: tuple[int, int]
+    paired: bool
+    ratio: float
+    image_share: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Fractions of the replications, of the rule and of the one before.
+
+    Attributes:
+        coverage, coverage_before: Intervals that hold the true difference.
+        power, power_before: Intervals that exclude zero if variants differ by ``POWER_AT`` standard deviations.
+    """
+
+    coverage: float
+    coverage_before: float
+    power: float
+    power_before: float
+
+
+def grid() -> Iterator[Cell]:
+    """Yield the cells."""
+    designs = [(seeds, False, ratio) for seeds in SEEDS for ratio in RATIOS]
+    designs += [((2, 5), False, 1 / ratio) for ratio in RATIOS if ratio > 1]
+    designs += [((pairs, pairs), True, 1.0) for pairs in PAIRS]
+    for score, images, design, share in itertools.product(SCORES, IMAGES, designs, IMAGE_SHARES):
+        yield Cell(score, images, *design, share)
+
+
+def simulate(cell: Cell, replications: int, random: Generator) -> Outcome:
+    """Return what the rules say of pairs of variants that do not differ, of as many replications."""
+    width = sum(cell.seeds) * cell.images * (_WORDS if cell.score == "BLEU-4" else 1)
+    size = max(1, min(replications, _ELEMENTS // width))
+    deviations = _seed_deviations(cell, random, min(size, 100))
+    gains, halves, halves_before = [], [], []
+    for start in range(0, replications, size):
+        batch = min(size, replications - start)
+        score = _score(cell.score, batch)
+        before, after = (JackknifedRuns.of(counts, score) for counts in _counts(cell, deviations, batch, random))
+        gain = Gains.of(before, after, paired=cell.paired)
+        gains.append(gain.values)
+        halves.append(gain.half_width(0.05))
+        halves_before.append(_half_width_before(gain, before, after, cell.paired))
+    error = np.concatenate(gains) - _true_difference(cell, deviations)
+    half, half_before = np.concatenate(halves), np.concatenate(halves_before)
+    larger = error + POWER_AT * error.std()
+    return Outcome(
+        coverage=float((np.abs(error) <= half).mean()),
+        coverage_before=float((np.abs(error) <= half_before).mean()),
+        power=float((np.abs(larger) > half).mean()),
+        power_before=float((np.abs(larger) > half_before).mean()),
+    )
+
+
+# The runs
+
+
+def _seed_deviations(cell: Cell, random: Generator, batch: int) -> tuple[float, float]:
+    """Return the deviations over seeds that give the images their share, from runs whose seeds do nothing."""
+    counts = _counts(cell, (0.0, 0.0), batch, random)
+    before, after = (JackknifedRuns.of(runs, _score(cell.score, batch)) for runs in counts)
+    over_images = float(Gains.of(before, after, paired=cell.paired).over_images.mean())
+    of_seeds = over_images * (1 / cell.image_share - 1)
+    if cell.paired:
+        gain = math.sqrt(of_seeds * cell.seeds[1])
+        return (2 * gain / _slope(cell.score), gain / _slope(cell.score))  # the pairs differ more than their gains
+    first = math.sqrt(of_seeds / (1 / cell.seeds[0] + cell.ratio**2 / cell.seeds[1])) / _slope(cell.score)
+    return first, cell.ratio * first
+
+
+def _counts(cell: Cell, deviations: tuple[float, float], batch: int, random: Generator) -> list[Floats]:
+    """Return the counts (seeds, images, C) of both variants, of ``batch`` replications side by side in C."""
+    scale = _SCALE[cell.score]
+
+    def effect(runs: int, deviation: float) -> Floats:
+        size = (runs, cell.images, batch)
+        if cell.score == "heavy tails":
+            return random.standard_t(3, size) * (scale * deviation / math.sqrt(3))
+        return random.standard_normal(size) * (scale * deviation)
+
+    hard = effect(1, _HARD)
+    of_seeds = [random.standard_normal((n, 1, batch)) * d for n, d in zip(cell.seeds, deviations, strict=True)]
+    if cell.paired:
+        of_seeds[1] += of_seeds[0]
+    values = [
+        hard + effect(1, _VARIANT) + effect(runs, _RUN) + seeds
+        for runs, seeds in zip(cell.seeds, of_seeds, strict=True)
+    ]
+    if cell.score != "BLEU-4":
+        return [np.concatenate([value, np.ones((*value.shape[:2], 1))], axis=-1) for value in values]
+    words = random.integers(8, _WORDS, size=(cell.images, batch)).astype(np.float64)  # of the closest reference
+    return [_caption_counts(_RIGHT + value, words, random) for value in values]
+
+
+def _caption_counts(right: Floats, reference: Floats, random: Generator) -> Floats:
+    """Return BLEU's counts (seeds, images, batch x 10) of captions whose words are right with these probabilities.
+
+    Args:
+        right: (seeds, images, batch) probability.
+        reference: (images, batch) words of the reference; a caption has up to one word more or less.
+    """
+    words = np.clip(reference + random.integers(-1, 2, size=right.shape), 4, _WORDS)
+    place = np.arange(_WORDS)
+    correct = random.random((*right.shape, _WORDS), dtype=np.float32) < right[..., None]
+    correct &= place < words[..., None]
+    counts, matched = np.empty((*right.shape, 10)), correct
+    for n in range(4):
+        if n:
+            matched = matched[..., :-1] & correct[..., n:]  # n + 1 right words in a row
+        counts[..., n], counts[..., 4 + n] = matched.sum(axis=-1), words - n
+    counts[..., 8], counts[..., 9] = words, reference
+    return counts.reshape(*right.shape[:2], -1)
+
+
+def _score(name: str, batch: int) -> Score:
+    """Return what turns summed counts into the score of every replication."""
+    if name != "BLEU-4":
+        return lambda summed: summed[..., :-1] / summed[..., -1:]
+    return lambda summed: bleu_from_counts(summed.reshape(*summed.shape[:-1], batch, 10))[..., 3]
+
+
+# The truth
+
+
+def _true_difference(cell: Cell, deviations: tuple[float, float]) -> float:
+    """Return the difference over all images and seeds: BLEU is no straight line, so the seeds' deviation moves it."""
+    if cell.score != "BLEU-4":
+        return 0.0
+    first, second = deviations
+    if cell.paired:
+        second = math.hypot(first, second)
+    return _mean_bleu(second) - _mean_bleu(first)
+
+
+def _slope(score: str) -> float:
+    """Return how much the score grows with the quality of a seed."""
+    return 1.0 if score != "BLEU-4" else float(_bleu(np.array(0.005)) - _bleu(np.array(-0.005))) / 0.01
+
+
+def _mean_bleu(deviation: float) -> float:
+    nodes, weights = np.polynomial.hermite_e.hermegauss(41)
+    return float(_bleu(nodes * deviation) @ weights / weights.sum())
+
+
+def _bleu(quality: Floats) -> Floats:
+    """Return BLEU-4 over all images of seeds of this quality, (..): the means of the counts are known."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(81)
+    spread = _SCALE["BLEU-4"] * math.hypot(_HARD, _VARIANT, _RUN)
+    right = np.clip(_RIGHT + quality[..., None] + nodes * spread, 0, 1)
+    precisions = [(right**n) @ weights / weights.sum() for n in range(1, 5)]
+    return np.asarray(100 * np.exp(np.mean(np.log(precisions), axis=0)))
+
+
+# The rule before
+
+
+def _half_width_before(gain: Gains, before: JackknifedRuns, after: JackknifedRuns, paired: bool) -> Floats:
+    """Return half the width (S,) of the interval with Satterthwaite's degrees of freedom.
+
+    A variance over seeds that is smaller than the images alone explain was replaced by that, as if it were known.
+    """
+    groups = [after.minus(before)] if paired else [before, after]
+    *over_seeds, variance = gain.variances
+    uncertain = np.zeros_like(variance)
+    for group, of_seeds in zip(groups, over_seeds, strict=True):
+        least = group.own_image_variance()
+        variance = variance + np.maximum(of_seeds, least)
+        uncertain += np.where(of_seeds > least, of_seeds**2 / (len(group.values) - 1), 0)
+    freedom = np.divide(variance**2, uncertain, out=np.full_like(variance, 1e9), where=uncertain > 0)
+    return np.asarray(stdtrit(freedom, 0.975) * np.sqrt(variance))
+
+
+# The report
+
+
+def tables(content: Mapping[str, Any]) -> str:
+    """Return the coverage of every cell, and both rules by the number of seeds, as Markdown."""
+    cells = content["cells"]
+    heads = [f"{score}, {images:,} images" for score in SCORES for images in IMAGES]
+    lines = [f"| seeds | ratio of deviations | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
+    for design, ratio in dict.fromkeys((_design(cell), cell["ratio"]) for cell in cells):
+        columns = []
+        for score, images in itertools.product(SCORES, IMAGES):
+            place = design, ratio, score, images
+            row = [c for c in cells if (_design(c), c["ratio"], c["score"], c["images"]) == place]
+            columns.append(" / ".join(f"{100 * cell['coverage']:.1f}" for cell in row))
+        lines.append(f"| {_seeds_text(*design)} | {_ratio_text(design[1], ratio)} | {' | '.join(columns)} |")
+    lines += ["", "| seeds | coverage | coverage before | power | power before |", "|---|---|---|---|---|"]
+    for design in dict.fromkeys(map(_design, cells)):
+        chosen = [cell for cell in cells if _design(cell) == design]
+        texts = [f"{_range(chosen, key)}" for key in ("coverage", "coverage_before")]
+        texts += [f"{100 * statistics.fmean(cell[key] for cell in chosen):.0f}" for key in ("power", "power_before")]
+        lines.append(f"| {_seeds_text(*design)} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def _design(cell: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+    return tuple(cell["seeds"]), cell["paired"]
+
+
+def _seeds_text(seeds: Sequence[int], paired: bool) -> str:
+    return f"{seeds[0]} pairs" if paired else f"{seeds[0]} + {seeds[1]}"
+
+
+def _ratio_text(paired: bool, ratio: float) -> str:
+    return "" if paired else f"1 : {ratio:.0f}" if ratio >= 1 else f"{1 / ratio:.0f} : 1"
+
+
+def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
+    values = [100 * cell[key] for cell in cells]
+    return f"{min(values):.1f} to {max(values):.1f}"
+
+
+def _insert(page: Path, text: str) -> None:
+    begin, end = "<!-- coverage -->", "<!-- end -->"
+    before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise InputError(f"--report {page}: add two lines, {begin} and {end}")
+    write_text(page, f"{before}{begin}\n\n{text}\n\n{end}{after}", "--report")
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(argv)
+    cells = []
+    for number, cell in enumerate(grid()):
+        outcome = simulate(cell, args.replications, np.random.default_rng([args.seed, number]))
+        cells.append(dataclasses.asdict(cell) | dataclasses.asdict(outcome))
+        print(*(f"{value:.4g}" if isinstance(value, float) else value for value in cells[-1].values()), flush=True)
+    content = {
+        "cells": cells,
+        "unit": "fractions of the replications; ratio: the second variant's deviation over seeds by the first's; "
+        f"power: at a true difference of {POWER_AT:.0f} standard deviations",
+        "replications": args.replications,
+        "standard_error": round(math.sqrt(0.95 * 0.05 / args.replications), 4),
+        **provenance(command=f"python -m benchmarks.coverage {shlex.join(argv)}", seed=args.seed),
+    }
+    if args.measurement:
+        write_json(args.measurement, content)
+    if args.report:
+        _insert(args.report, tables(content))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = script_parser(__doc__)
+    parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
+    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the coverages and their provenance")
+    parser.add_argument("--report", type=Path, metavar="PAGE", help="a Markdown page with a place for the tables")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -6,7 +6,7 @@ a baseline.
 
 examples:
   python -m benchmarks.gradient_variance --model runs/shapes_hard/checkpoints/best.ckpt \
-      --measurement docs/measurements/gradient_variance.json
+      --json docs/measurements/gradient_variance.json
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(argv: list[str] | None = None) -> None:
     print(f"{'':36}{'decoder':>10}{'score':>10}{'per pass':>10}")
     for name, value in values.items():
         print(f"{name:36}{value['ratio']:10.4f}{value['score_ratio']:10.4f}{value['ratio_per_row']:10.4f}")
-    if args.measurement:
+    if args.json:
         content = {
             "values": values,
             "unit": "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: "
@@ -77,8 +77,8 @@ def main(argv: list[str] | None = None) -> None:
             "warm_up_batches": args.warm_up,
             **provenance(command=f"python -m benchmarks.gradient_variance {shlex.join(argv)}", seed=args.seed),
         }
-        write_json(args.measurement, content)
-        print(f"written to {args.measurement}")
+        write_json(args.json, content)
+        print(f"written to {args.json}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "--warm_up", type=int, default=30, help="batches that moving averages see first (default: %(default)s)"
     )
     parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the ratios and their provenance")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their provenance")
     return parser
 
 

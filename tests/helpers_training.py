@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytorch_lightning as pl
 import torch
+import yaml
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
+from captioning.cli.fit import main
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
@@ -82,3 +87,21 @@ def run_stage(stage: Callable[..., Any], module: CaptioningModule, data: Caption
     """Let a trainer's ``fit``, ``test`` .. work on a module and its data."""
     module.connect(data)
     return stage(module, datamodule=data, **options)
+
+
+def trained_folder(folder: Path, config: dict[str, Any]) -> Path:
+    """Train a configuration in a folder by the command line, as runs/tiny, and return the folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["captioning"])
+        Path("tiny.yaml").write_text(yaml.safe_dump(config))
+        main(["fit", "--config", "tiny.yaml"])
+    return folder
+
+
+def enter_copy(folder: Path, copy: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copy a folder, make the copy the working directory of a test, and return it."""
+    shutil.copytree(folder, copy)
+    monkeypatch.chdir(copy)
+    monkeypatch.setattr(sys, "argv", ["captioning"])
+    return copy

@@ -9,7 +9,7 @@ state are those of the whole run to the last bit.
 (A process is killed here, not the power: what was written is on disk.)
 
 examples:
-  python tests/kill_points.py --measurement docs/measurements/kill_points.json
+  python tests/kill_points.py --json docs/measurements/kill_points.json
   python tests/kill_points.py --only 17 18
 """
 
@@ -271,9 +271,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="try every Nth operation (default: 1)")
     parser.add_argument("--only", type=int, nargs="+", help="numbers of file operations (default: all)")
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the figure and where it comes from")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figure and where it comes from")
     args = parser.parse_args()
-    measurement = args.measurement.resolve() if args.measurement else None
+    measurement = args.json.resolve() if args.json else None
     home = os.getcwd()
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "work").mkdir()

@@ -5,7 +5,7 @@ Prints the resident memory after a tenth of the work, when caches are warm, and 
 difference is more than ``LIMIT``.
 
 example:
-  python tests/soak.py --measurement docs/measurements/soak.json
+  python tests/soak.py --json docs/measurements/soak.json
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def train(folder: Path) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the figures and where they come from")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures and where they come from")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
@@ -85,10 +85,10 @@ def main() -> int:
             values = {place: round(value, 1) for place, value in run(Path(name)).items()}
             found[what] = values | {"growth": round(values["at_the_end"] - values["after_a_tenth"], 1)}
             print(f"{what}: {found[what]}", flush=True)
-    if args.measurement is not None:
+    if args.json is not None:
         content = {"values": found, "unit": "MB of resident memory", "captions": CAPTIONS, "epochs": EPOCHS}
         command = f"python tests/soak.py {shlex.join(sys.argv[1:])}"
-        write_json(args.measurement, content | provenance(command=command, seed=3))
+        write_json(args.json, content | provenance(command=command, seed=3))
     return int(any(values["growth"] > LIMIT for values in found.values()))
 
 

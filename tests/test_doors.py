@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from helpers_runs import TINY, edit_checkpoint
+from helpers_training import enter_copy, trained_folder
 
 from captioning.captioner import load
 from captioning.cli import caption, evaluate
@@ -62,22 +63,13 @@ def trained(tmp_path_factory) -> Path:
         "model": model,
         "data": {"source": source, "batch_size": 10, "num_workers": 0},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(config))
-        main(["fit", "--config", "tiny.yaml"])
-    return folder
+    return trained_folder(folder, config)
 
 
 @pytest.fixture
 def workdir(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, entered."""
-    folder = tmp_path / "work"
-    shutil.copytree(trained, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return folder
+    return enter_copy(trained, tmp_path / "work", monkeypatch)
 
 
 def put(settings: dict[str, Any], place: str, value: Any) -> None:

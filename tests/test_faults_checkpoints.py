@@ -6,17 +6,16 @@ import os
 import random
 import resource
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers import random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
+from helpers_training import enter_copy, trained_folder
 
 from captioning.captioner import load
 from captioning.cli.fit import main
@@ -33,22 +32,13 @@ LAST = RUN / "checkpoints/last.ckpt"
 def trained(tmp_path_factory) -> Path:
     """A folder with a run of one epoch."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
-        main(["fit", "--config", "tiny.yaml"])
-    return folder
+    return trained_folder(folder, tiny_config(folder / "shapes"))
 
 
 @pytest.fixture
 def workdir(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, entered."""
-    folder = tmp_path / "work"
-    shutil.copytree(trained, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return folder
+    return enter_copy(trained, tmp_path / "work", monkeypatch)
 
 
 def cut(share: float) -> Callable[[bytes], bytes]:

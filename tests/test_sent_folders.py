@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import yaml
 from helpers import load_script, random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import tiny_config
+from helpers_training import enter_copy, trained_folder
 
 from captioning.captioner.images import _from_bytes
 from captioning.cli import run_place
@@ -36,24 +36,15 @@ LAST = str(RUN / "checkpoints/last.ckpt")
 def trained(tmp_path_factory) -> Path:
     """A folder with a run of one epoch."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"))))
-        main(["fit", "--config", "tiny.yaml"])
-    return folder
+    return trained_folder(folder, tiny_config(Path("shapes")))
 
 
 @pytest.fixture
 def workdir(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, entered, beside a file that is not to be changed."""
-    folder = tmp_path / "work"
-    shutil.copytree(trained, folder)
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim/file").write_text("mine")
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return folder
+    return enter_copy(trained, tmp_path / "work", monkeypatch)
 
 
 def victims(workdir: Path) -> dict[str, str]:

@@ -110,6 +110,19 @@ def test_every_shipped_study_is_read(path):
     assert study.name == path.stem and len(study.seeds) >= 3 and study.references
 
 
+def test_outside_a_clone_the_configurations_are_those_of_the_working_directory(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(study, "REPOSITORY", tmp_path / "site-packages")
+    (tmp_path / "site-packages/configs").mkdir(parents=True)  # of another package
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        study.main(["mine.yaml"])
+    assert "error: configs: no such folder; outside a clone" in capsys.readouterr().err
+    Path("configs").mkdir()
+    with pytest.raises(SystemExit):
+        study.main(["mine.yaml"])
+    assert "error: mine.yaml: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_page_of_results_has_every_variant_or_says_that_it_is_not_measured(path):
     study = read_study(path, ROOT / "configs")

@@ -1,6 +1,7 @@
 """Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-A study is a YAML file such as those in configs/studies. The scores of all runs are written to
+A study is a YAML file such as those in configs/studies; its configurations are those of the clone
+or, outside a clone, of configs/ in the working directory. The scores of all runs are written to
 docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. With --report,
 nothing is trained: the command makes the tables between <!-- study NAME --> and <!-- end --> in a
 page from the scores and captions of the runs.
@@ -71,7 +72,7 @@ def main(argv: list[str] | None = None) -> None:
 
     from captioning.comparison.study import read_study
 
-    study = read_study(args.study, _relative("configs"))
+    study = read_study(args.study, _configs())
     if args.report is not None:
         unused = {"--only": args.only, "--seeds": args.seeds, "--dry_run": args.dry_run, "--jobs": args.jobs > 1}
         if given := [option for option, value in unused.items() if value]:
@@ -298,9 +299,19 @@ def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[
 
 
 def _config(name: str) -> Path:
-    return _relative(f"configs/{name}.yaml")
+    return _configs() / f"{name}.yaml"
 
 
-def _relative(path: str) -> Path:
-    """Return a path of the repository as seen from here."""
-    return Path(os.path.relpath(REPOSITORY / path))
+def _configs() -> Path:
+    """Return the folder of the configurations: that of the clone or, where the package is installed alone, ``configs``.
+
+    Raises:
+        InputError: There is none.
+    """
+    clone = Path(os.path.relpath(REPOSITORY / "configs"))
+    folder = clone if (REPOSITORY / "pyproject.toml").is_file() else Path("configs")
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder}: no such folder; outside a clone, a study takes its configurations from configs/ here"
+        )
+    return folder

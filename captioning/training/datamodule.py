@@ -108,7 +108,7 @@ class Augmentation:
         random_crop: Whether to cut images from anywhere in the resized image instead of from its centre.
         flip: Probability of mirroring an image, whose caption may say "left" or "right". With ``data.features``, the
             probability of reading the features of the mirrored image, for all its captions of an epoch
-            (``extract_features.py --flipped``).
+            (``captioning extract --flipped``).
     """
 
     random_crop: bool = False

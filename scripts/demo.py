@@ -8,6 +8,7 @@ folder to start over.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import time
@@ -30,6 +31,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
 TITLES = {"soft": "soft", "marginal": "hard, summed exactly"}
 FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
+EPOCHS = 6  # of the configs
+FEWEST_EPOCHS = 2
+TRAINING_SECONDS = 330.0
+IMAGES_OF_A_STEP = 32  # each with five captions: the configs' batch
+STEPS = 6000 // IMAGES_OF_A_STEP  # of an epoch
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -95,6 +101,15 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         InputError: One failed; the others are trained and tested then.
     """
     commands = Commands(len(RUNS), _PROGRESS)
+    epochs = 0
+    if overlay is None and not all(RunFolder(runs / name).checkpoint("last").is_file() for name in RUNS):
+        step = seconds_of_a_step()
+        epochs = affordable_epochs(step)
+        less = f"; {EPOCHS} would take too long on this processor, so scores are lower" if epochs < EPOCHS else ""
+        minutes = epochs * STEPS * step / 60
+        print(
+            f"A training step takes {step:.2f} s here: {epochs} epochs, about {minutes:.0f} minutes{less}\n", flush=True
+        )
 
     def fit(name: str) -> float:
         last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
@@ -102,7 +117,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         if not last.is_file():
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), FEWER_VALIDATIONS]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
-            options += quick_precision()
+            options += ["--trainer.max_epochs", str(epochs)] if epochs else []
         seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
         commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])
         return seconds
@@ -156,11 +171,52 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     }
 
 
-def quick_precision() -> list[str]:
-    """Return options that train in bfloat16 if the processor multiplies it, which halves the time of the small CNN."""
+def affordable_epochs(seconds: float) -> int:
+    """Return the epochs that are trained where a step takes so many seconds: those of the config where it is quick."""
+    return max(FEWEST_EPOCHS, min(EPOCHS, int(TRAINING_SECONDS / (STEPS * seconds))))
+
+
+def seconds_of_a_step() -> float:
+    """Return the time of a training step of the soft model on random images, with its share of the cores."""
     import torch
 
-    return ["--trainer.precision", "bf16-mixed"] if torch.cpu.get_capabilities().get("avx512_bf16") else []
+    from captioning.cli.build import build
+    from captioning.data.batch import CaptionBatch
+    from captioning.encoders import Encoder
+    from captioning.kernels.machine import best_precision
+    from captioning.model import Captioner, Decoder
+    from captioning.settings import read_config
+
+    settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
+    encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
+    captioner = Captioner(encoder, decoder, vocabulary_size=100).train()
+    images, rows, length = IMAGES_OF_A_STEP, 5 * IMAGES_OF_A_STEP, 14
+    numbers = torch.arange(images)
+    words = torch.randint(4, 100, (rows, length + 1))
+    batch = CaptionBatch(
+        words,
+        torch.full((rows,), length),
+        numbers.repeat_interleave(5),
+        numbers,
+        numbers,
+        torch.randn(images, 3, *encoder.preprocessing.size),
+    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(RUNS)))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    captioner, batch = captioner.to(device), batch.to(device)
+    precision = best_precision(device)
+    half = torch.float16 if precision == "16-mixed" else torch.bfloat16
+    seconds = []
+    for _ in range(4):  # the first ones compile kernels and fill caches
+        started = time.perf_counter()
+        with torch.autocast(device, half, enabled=precision != "32-true"):
+            loss = captioner(batch).logits.float().logsumexp(-1).mean()
+        loss.backward()
+        loss.item()  # waits for a GPU
+        seconds.append(time.perf_counter() - started)
+    torch.set_num_threads(threads)
+    return min(seconds)
 
 
 def compare(runs: Path, names: list[str]) -> Path:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import epoch, loading
+from benchmarks import agreement, epoch, loading
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port_training_step
 from benchmarks.decoding import decode
 from benchmarks.models import Data, natural_lengths, our_module
@@ -18,6 +18,9 @@ from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_product
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.cli import bench
 from captioning.data import CocoSource
+from captioning.errors import InputError
+from captioning.kernels.cross_entropy import plain_step_nll
+from captioning.kernels.machine import has_bfloat16_products
 from captioning.model import AttentionDecoder
 from captioning.objective import reductions
 from captioning.vocabulary import END, START, Vocabulary
@@ -234,16 +237,17 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     bench.main(["--quick", "--rounds", "1", "--only", *bench.SUBJECTS, "--json", str(file)])
     content = json.loads(file.read_text())
     sizes = ("512", "2048")
-    steps = {f"train_step_{size}_{kind}" for size in (*sizes, "512_mixed") for kind in ("fp32", "bf16")}
+    steps = {f"train_step_{size}_{kind}" for size in (*sizes, "512_mixed", "1280_mixed") for kind in ("fp32", "bf16")}
     searches = {f"{strategy}_{size}" for size in sizes for strategy in ("greedy", "beam3", "beam5")}
     searches |= {f"{name}_one_at_a_time" for name in searches}
-    hard = {f"train_step_{size}_hard_{kind}" for size in sizes for kind in ("fp32", "bf16")}
+    kinds = ("fp32", "bf16") if has_bfloat16_products() else ()
+    hard = {f"train_step_{size}_hard_{kind}" for size in sizes for kind in kinds}
     assert set(content["vs_common_port"]) == steps | searches
     assert set(content["vs_limit"]) == steps | searches | hard | {"load_features"}
     assert {f"epoch_{config}" for config in epoch.CONFIGS} < set(content["seconds"])
     assert all(ratio > 0 for key in ("vs_common_port", "vs_limit", "seconds") for ratio in content[key].values())
     waiting = {f"waiting_for_cached_features_{precision}" for precision in ("fp32", "bf16")}
-    assert set(content["fractions"]) == waiting | {"epoch_waiting_for_features"}
+    assert set(content["fractions"]) == waiting | {"epoch_waiting_for_features", "extraction_of_network_1_thread"}
     assert {"command", "commit", "machine", "software", "date"} <= set(content["provenance"])
     assert content["settings"]["rounds"] == 1
     assert "beam5_2048" in capsys.readouterr().out
@@ -270,6 +274,13 @@ def test_generated_captions_have_cocos_vocabulary(tmp_path):
     captions = CocoSource(str(tmp_path)).index("train").captions
     words = len(Vocabulary.build((caption.split() for caption in captions), min_count=5))
     assert words == pytest.approx(9490, rel=0.03), path
+
+
+def test_a_kernel_that_disagrees_with_its_formula_ends_the_benchmark_with_a_sentence(monkeypatch):
+    agreement.check(CPU)
+    monkeypatch.setattr(agreement, "step_nll", lambda logits, targets: 1.01 * plain_step_nll(logits, targets))
+    with pytest.raises(InputError, match="the kernel of the cross entropy differs from its plain formula by"):
+        agreement.check(CPU)
 
 
 def test_a_missing_device_is_named(capsys):

@@ -30,6 +30,7 @@ from captioning.checkpoint.calibration import (
     view_statistics,
 )
 from captioning.checkpoint.format import calibration_of
+from captioning.cli import calibrate as calibrating
 from captioning.cli.caption import main as caption_images
 from captioning.cli.export import main as export
 from captioning.cli.fit import main as fit_model
@@ -109,11 +110,11 @@ def calibrated(**changes) -> Calibration:
 
 def test_few_images_like_the_fitted_ones_are_unlike_and_all_others_are():
     calibration = calibrated()
-    fresh = [calibration.is_unlike(random_view(12, 12, seed=seed), None) for seed in range(1000, 1400)]
+    fresh = [calibration.is_unlike(view_statistics(random_view(12, 12, seed=seed)), None) for seed in range(1000, 1400)]
     assert 0 < np.mean(fresh) < 0.06
     plain = Image.new("RGB", (12, 12), (120, 130, 140))
-    assert calibration.is_unlike(plain, None)
-    like = next(random_view(12, 12, seed=1000 + i) for i, unlike in enumerate(fresh) if not unlike)
+    assert calibration.is_unlike(view_statistics(plain), None)
+    like = view_statistics(random_view(12, 12, seed=1000 + fresh.index(False)))
     assert not calibration.is_unlike(like, -0.5)
     assert calibration.is_unlike(like, calibration.least_log_prob - 0.01)
 
@@ -203,7 +204,20 @@ def test_a_damaged_calibration_is_refused_with_the_name_of_its_file(tmp_path, ch
 # From the command line
 
 
-def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_the_other(tmp_path, monkeypatch, capsys):
+def test_no_image_is_judged_by_a_calibration_that_was_fitted_to_it(tmp_path, monkeypatch):
+    arguments = {"root": str(tmp_path / "shapes"), "train": 1, "val": 5, "test": 1, "image_size": 48}
+    source = {"class_path": "captioning.data.shapes.ShapesSource", "init_args": arguments}
+    monkeypatch.setattr(calibrating, "_fitted", lambda data, images: images)
+    monkeypatch.setattr(calibrating, "_report", lambda judged: {"judged": judged})
+    captioner = load(save_checkpoint(tmp_path / "best.ckpt", settings={"data": {"source": source}}))
+    fitted, report = calibrating.calibrate(captioner)
+    assert [(len(images), len(judged)) for images, judged in report["judged"]] == [(2, 3), (3, 2)]
+    for images, judged in report["judged"]:
+        assert not {id(image) for image in images} & {id(image) for image in judged}
+        assert {id(image) for image in (*images, *judged)} == {id(image) for image in fitted}
+
+
+def test_export_calibrates_on_all_validation_images_and_judges_each_half_by_the_other(tmp_path, monkeypatch, capsys):
     arguments = {"root": str(tmp_path / "shapes"), "train": 1, "val": 60, "test": 1, "image_size": 48}
     splits, index = [], ShapesSource.index
     monkeypatch.setattr(ShapesSource, "index", lambda self, split: splits.append(split) or index(self, split))
@@ -211,10 +225,10 @@ def test_export_calibrates_on_one_half_of_the_validation_images_and_reports_on_t
     checkpoint = save_checkpoint(tmp_path / "best.ckpt", settings={"data": {"source": source}})
     export(["--model", str(checkpoint), "--output", str(tmp_path / "exported"), "--calibrate"])
     assert splits == ["val"]
-    assert "calibrated on 30 validation images; on 30 others" in capsys.readouterr().out
+    assert "calibrated on 60 validation images" in capsys.readouterr().out
     report = json.loads((tmp_path / "exported/calibration.json").read_text())
-    assert report["images_fitted"] == report["images"] == 30 and report["split"] == "val"
-    assert sum(item["count"] for item in report["captions"]) == 30
+    assert report["images"] == 60 and report["split"] == "val"
+    assert sum(item["count"] for item in report["captions"]) == 60
     assert 0 <= report["values"]["word_calibration_error"] <= 1 and report["commit"]
 
     photo = save_image(tmp_path / "photo.png", size=(48, 48))

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import load_script
 
 from captioning.errors import InputError
@@ -105,3 +106,23 @@ def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(
     assert write(text.format("# expected: old\n"), entry) == expected.format("# expected: a cat left of a dog\n")
     with pytest.raises(InputError, match=r"a\.png is none of b\.png"):
         write(text, entry | {"examples": {"b.png": entry["examples"]["a.png"]}})
+
+
+@pytest.mark.parametrize(("seconds", "epochs"), [(0.01, 6), (0.25, 6), (0.6, 2), (9.0, 2)])
+def test_a_slow_processor_trains_fewer_epochs(seconds, epochs):
+    assert load_script("demo").affordable_epochs(seconds) == epochs
+
+
+def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
+    threads = torch.get_num_threads()
+    assert 0 < load_script("demo").seconds_of_a_step() < 60 and torch.get_num_threads() == threads
+
+
+def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkeypatch, capsys):
+    demo, commands = load_script("demo"), []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.8)
+    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
+    demo.train(tmp_path, None)
+    line = "A training step takes 0.80 s here: 2 epochs, about 5 minutes; 6 would take too long on this processor"
+    assert line in capsys.readouterr().out
+    assert sum(arguments[-2:] == ["--trainer.max_epochs", "2"] for arguments in commands) == 2

@@ -73,6 +73,7 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
         assert min(figure.size) > 100
     scores = json.loads((demo / "soft/test_metrics.json").read_text())
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
+    assert scores["cells"]["grid_size"] == [3, 3] and scores["cells"]["size"] == [48, 48]
 
     shown = "$ captioning caption {} \\\n --model runs/demo/soft/checkpoints/best.ckpt\n{}\n# expected: {}\n"
     image, example = next(iter(entry["examples"].items()))

@@ -122,13 +122,16 @@ def test_a_card_without_a_test_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_parameters_are_stored_in_half_the_bytes_and_computed_with_in_float32(run, dtype):
+def test_all_but_the_smallest_parameters_are_stored_in_half_the_bytes_and_computed_with_in_float32(run, dtype):
     captioner = load(run / "checkpoints/best.ckpt").captioner
     expected, parameters = captioner.state_dict(), dict(captioner.named_parameters())
     folder = export(run, "--dtype", dtype)
     with safe_open(folder / "model.safetensors", "pt") as file:
         types = {name: file.get_tensor(name).dtype for name in file.keys()}  # noqa: SIM118 - no mapping
-    assert {types[name] for name in parameters} == {getattr(torch, dtype)}
+    small = [parameters[name].numel() for name in parameters if types[name] == torch.float32]
+    large = [parameters[name].numel() for name in parameters if types[name] == getattr(torch, dtype)]
+    assert len(small) + len(large) == len(parameters) and max(small) <= min(large)
+    assert sum(small) <= 0.03 * sum(small + large) < sum(small) + min(large)
     assert all(types[name] == expected[name].dtype for name in types.keys() - parameters.keys())  # statistics
     for name, tensor in load(folder).captioner.state_dict().items():
         assert tensor.dtype == expected[name].dtype

@@ -45,7 +45,7 @@ FLOORS: list[dict[str, str]] = [
         "evaluation": "cells data decoding errors files model objective tokenizers vocabulary",
     },
     {
-        "comparison": "captioner component data errors evaluation files run_folder settings views",
+        "comparison": "captioner cells component data errors evaluation files run_folder settings views",
         "training": "attention checkpoint data decoding encoders errors evaluation files model objective "
         "progress run_folder tokenizers views vocabulary",
     },

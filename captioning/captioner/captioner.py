@@ -19,7 +19,7 @@ from captioning import decoding
 from captioning.captioner.caption import Alternative, Caption
 from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, views_of
 from captioning.captioner.options import DecodingOptions, configured_options
-from captioning.checkpoint.calibration import Calibration
+from captioning.checkpoint.calibration import Calibration, view_statistics
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.checkpoint.pretrained import PRETRAINED
@@ -288,7 +288,7 @@ class ImageCaptioner(Generic[Model]):
             return None
         log_probs = hypothesis.log_probs[: len(hypothesis.ids)]
         mean = sum(log_probs) / len(log_probs) if log_probs and options.unconstrained else None
-        return self.calibration.data if self.calibration.is_unlike(view, mean) else None
+        return self.calibration.data if self.calibration.is_unlike(view_statistics(view), mean) else None
 
     def _to_caption(
         self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()

@@ -53,9 +53,9 @@ class ViewDistribution:
         if not (mean.shape == (F,) and precision.shape == (F, F) and finite):
             raise InputError("calibration: its numbers do not fit together; calibrate again")
 
-    def distance(self, view: Image.Image) -> float:
-        """Return the squared Mahalanobis distance of a view's statistics from those of the validation images."""
-        difference = view_statistics(view) - np.asarray(self.mean)
+    def distance(self, statistics: Float64) -> float:
+        """Return the squared Mahalanobis distance of ``view_statistics`` from those of the validation images."""
+        difference = statistics - np.asarray(self.mean)
         return float(difference @ np.asarray(self.precision) @ difference)
 
 
@@ -112,19 +112,19 @@ class Calibration:
         """Return the probability that a word is supported for each word's log-probability in nats."""
         return [float(value) for value in np.interp(log_probs, self.log_probs, self.supported)]
 
-    def is_unlike(self, view: Image.Image, mean_log_prob: float | None) -> bool:
+    def is_unlike(self, statistics: Float64, mean_log_prob: float | None) -> bool:
         """Return whether an image is outside what about 99 % of the validation images are.
 
         An image is outside if its caption is too improbable or its view too far from the others. 0.5 % of the
         validation images are beyond each of the two limits, so that 0.5 to 1 % of them are beyond one.
 
         Args:
-            view: The pixels that the model sees.
+            statistics: ``view_statistics`` of the pixels that the model sees.
             mean_log_prob: Mean log-probability of its caption's words in nats; None if its words were not the most
                 probable ones.
         """
         improbable = mean_log_prob is not None and mean_log_prob < self.least_log_prob
-        return improbable or (self.views is not None and self.views.distance(view) > self.views.limit)
+        return improbable or (self.views is not None and self.views.distance(statistics) > self.views.limit)
 
 
 def view_statistics(view: Image.Image) -> Float64:

@@ -8,6 +8,7 @@ subjects:
   train     training steps
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
+  encode    MobileNetV1 alone, and whole extraction from JPEGs
   load      the loader of cached features, and the fraction of a training step that waits for it
   epoch     a simulated epoch of COCO's size; without --only, it is measured on a GPU alone
 
@@ -32,6 +33,7 @@ SUBJECTS = {
     "train": "training steps",
     "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
     "alone": "the same, one image at a time",
+    "encode": "MobileNetV1 alone, and whole extraction from JPEGs",
     "load": "the loader of cached features, and the fraction of a training step that waits for it",
     "epoch": "a simulated epoch of COCO's size; without --only, it is measured on a GPU alone",
 }
@@ -49,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
     from rich.console import Console
 
-    from benchmarks import decoding, epoch, loading, training
+    from benchmarks import agreement, decoding, encoding, epoch, loading, training
     from benchmarks.report import Report
     from benchmarks.timing import Setup
     from captioning.provenance import provenance
@@ -61,9 +63,11 @@ def main(argv: list[str] | None = None) -> None:
         "train": training.measure,
         "decode": decoding.measure,
         "alone": decoding.measure_alone,
+        "encode": encoding.measure,
         "load": loading.measure,
         "epoch": epoch.measure,
     }
+    agreement.check(torch.device(args.device))
     report = Report()
     with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:
         setup = Setup(torch.device(args.device), args.quick, args.rounds, Path(folder))

@@ -3,9 +3,9 @@
 The weights are stored as safetensors, and opening the folder runs no code. The card has the scores
 that `captioning test` wrote to the run's folder. Other commands take the folder as --model DIR.
 
-With --calibrate, the model captions the validation images of its own data. Half of them are used to
-fit the confidence of captions and to tell which images are unlike the training data;
-calibration.json says how well this works on the other half.
+With --calibrate, the model captions the validation images of its own data. They are used to fit the
+confidence of captions and to tell which images are unlike the training data; calibration.json says
+how well this works on images that it was not fitted to.
 
 examples:
   captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft

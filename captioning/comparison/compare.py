@@ -63,6 +63,7 @@ def compare(
         compare_captions(result, scored, counted, captions)
     if nouns:
         add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
+        result.notices += grounding_table.grid_notices({run.name: run.cells for run in runs})
     if attributes:
         add_score_table(result, scored, attributes, attributes_table.TITLE, attributes_table.NOTE)
     measures = [measure for measure in [*captions, *nouns, *attributes] if not measure.baseline]

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from captioning.cells import CellGrid
 from captioning.errors import InputError, one_line
-from captioning.evaluation.records import CaptionedImage, read_captions, read_scores
+from captioning.evaluation.records import CaptionedImage, read_captions, read_cells, read_scores
 from captioning.files import regular
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config
@@ -45,6 +46,7 @@ class Run:
         scores: Scores of the test split, without their prefix ("bleu4": percent).
         search: Decoding options of the test, such as beam_size and inference.
         captions: By image id; None if the run was not tested.
+        cells: The grid that pointing was scored on, if it was.
         checkpoint: The checkpoint that was tested, else the best.
         parameters: Numbers of parameters of "encoder" and "decoder".
         seconds: Wall-clock time of training.
@@ -60,6 +62,7 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict)
     search: dict[str, Any] = field(default_factory=dict)
     captions: dict[int, CaptionedImage] | None = None
+    cells: CellGrid | None = None
     checkpoint: Path | None = None
     parameters: dict[str, int] | None = None
     seconds: float | None = None
@@ -103,6 +106,7 @@ def add_test(run: Run, folder: Path) -> None:
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
         run.scores, run.search = read_scores(scores)
+        run.cells = read_cells(scores)
         tested = RunFolder(folder).checkpoints / Path(str(run.search.get("checkpoint"))).name
         run.checkpoint = tested if tested.is_file() else run.checkpoint
     if captions.is_file():

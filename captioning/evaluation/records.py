@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from captioning.cells import CellGrid
 from captioning.data.attributes import JudgedAttribute
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
@@ -94,6 +95,7 @@ def write_evaluation(
     *,
     search: Mapping[str, Any],
     tokens: str = "",
+    cells: CellGrid | None = None,
 ) -> None:
     """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
@@ -101,10 +103,13 @@ def write_evaluation(
         stage: "val" or "test".
         search: Options that the captions were made with.
         tokens: Description of the words that the scores compare.
+        cells: The grid that pointing was scored on, if it was.
     """
     content: dict[str, Any] = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
     if tokens:
         content["tokens"] = tokens
+    if cells is not None:
+        content["cells"] = dataclasses.asdict(cells)
     write_json(folder / f"{stage}_metrics.json", content, follow=False)
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:
@@ -143,6 +148,19 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
         raise InputError(f"{path}: search is not a mapping, as `captioning test` writes it; run it again")
     numbers = {name: value for name, value in content.items() if isinstance(value, (int, float))}
     return {name.partition("/")[2] or name: value for name, value in numbers.items()}, search
+
+
+def read_cells(path: Path) -> CellGrid | None:
+    """Return the grid that STAGE_metrics.json says pointing was scored on; None if it names none.
+
+    Raises:
+        InputError: The file is damaged.
+    """
+    cells = _read_json(path, dict).get("cells")
+    try:
+        return None if cells is None else msgspec.convert(cells, CellGrid)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: cells: not what `captioning test` writes ({error}); run it again") from error
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

@@ -209,6 +209,12 @@ class EvaluatedModule(pl.LightningModule):
                 search["ensemble"] = 1 + len(self._others)
             tokens = self.data.source.tokens
             write_evaluation(
-                Path(self.trainer.default_root_dir), stage, scores, self.results, search=search, tokens=tokens
+                Path(self.trainer.default_root_dir),
+                stage,
+                scores,
+                self.results,
+                search=search,
+                tokens=tokens,
+                cells=self.encoder.cells if any(image.hits or image.reference_hits for image in self.results) else None,
             )
             print(f"tokens: {tokens}")

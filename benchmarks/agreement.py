@@ -1,0 +1,64 @@
+"""Every kernel against its plain formula, on the device that is measured: wrong numbers are not worth timing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from captioning.errors import InputError
+from captioning.kernels.additive import additive_logits, plain_additive_logits
+from captioning.kernels.cross_entropy import plain_step_nll, step_nll
+from captioning.kernels.lstm import lstm_cell, plain_lstm_cell
+from captioning.kernels.marginal import mixture_log_probs, plain_mixture_log_probs
+
+Call = Callable[..., Tensor]
+
+B, R, L, A, H, V = 3, 2, 49, 130, 96, 501
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
+
+
+def check(device: torch.device) -> None:
+    """Compare the results and gradients of all kernels with those of their formulas.
+
+    Raises:
+        InputError: Names the kernel that differs, and by how much.
+    """
+    for dtype, tolerance in _TOLERANCE.items():
+        for name, (kernel, formula, inputs) in _cases(dtype, device).items():
+            ours = _result_and_gradients(kernel, [x.to(device) for x in inputs])
+            plain = _result_and_gradients(formula, [x.to(device, torch.float32) for x in inputs])
+            error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, plain, strict=True))
+            if not error <= tolerance:
+                raise InputError(
+                    f"captioning bench: on {device} in {str(dtype)[6:]}, the kernel of the {name} differs from its "
+                    f"plain formula by {error:.1e}; {tolerance:.0e} is allowed, so nothing was measured"
+                )
+
+
+def _cases(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[Call, Call, list[Tensor]]]:
+    """Return every kernel with its formula and inputs in a type, by name."""
+    torch.manual_seed(0)
+    P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
+    gates = [torch.randn(B, 4 * H, dtype=dtype) for _ in range(3)]
+    logits, targets = torch.randn(B * R, V, dtype=dtype), torch.arange(B * R, device=device)
+    S, low, W = torch.randn(B, V), torch.randn(B, L, 8, dtype=dtype) / 3, torch.randn(V, 8, dtype=dtype) / 3
+    log_w, images = torch.randn(B, L + 1).log_softmax(-1), torch.arange(B, device=device)
+    return {
+        "additive score": (additive_logits, plain_additive_logits, [P, q, v]),
+        "LSTM cell": (lambda *x: lstm_cell(*x)[0], lambda *x: plain_lstm_cell(*x)[0], [*gates, torch.randn(B, H)]),
+        "cross entropy": (lambda x: step_nll(x, targets), lambda x: plain_step_nll(x, targets), [logits]),
+        "mixture": (
+            lambda S, low, W, log_w: mixture_log_probs(S, low, W, log_w, images),
+            lambda S, low, W, log_w: plain_mixture_log_probs(S, low @ W.t(), log_w),
+            [S, low, W, log_w],
+        ),
+    }
+
+
+def _result_and_gradients(call: Call, inputs: list[Tensor]) -> list[Tensor]:
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    result = call(*inputs)
+    (result.float() * torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)).sum().backward()
+    return [result.detach().float(), *(x.grad.float() for x in inputs)]

@@ -1,0 +1,30 @@
+"""The benchmark at every level of instructions: ``python -m benchmarks.instructions [LEVEL ..]``.
+
+Each level is a process of its own and writes docs/measurements/benchmark_LEVEL.json. ``native`` is no limit. Nothing
+else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from captioning.kernels.machine import LIMIT
+
+_SUBJECTS = "train decode alone encode".split()
+_FOLDER = Path("docs/measurements")
+
+
+def main(levels: list[str]) -> None:
+    """Run the benchmark at each level; by default at avx2 and without a limit."""
+    for level in levels or ["avx2", "native"]:
+        limit = "" if level == "native" else level
+        file = _FOLDER / f"benchmark_{level}.json"
+        command = ["-m", "captioning", "bench", "--rounds", "2", "--only", *_SUBJECTS, "--json", str(file)]
+        subprocess.run([sys.executable, *command], env=os.environ | {LIMIT: limit}, check=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

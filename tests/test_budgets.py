@@ -151,6 +151,7 @@ def test_a_run_does_not_wait_for_machines_that_nobody_started(capsys, monkeypatc
 def test_a_shard_of_features_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "00000.npy")
     cache = object.__new__(FeatureCache)
-    cache._manifest = Namespace(array=lambda shard: Path(tmp_path, f"{shard:05d}.npy"))
+    cache._manifest = Namespace(array=lambda shard: Path(tmp_path, f"{shard:05d}.npy"), shard_bytes=lambda shard: 4096)
+    cache._checked = set()
     with pytest.raises(InputError, match="is no regular file"):
         cache._open(0)

@@ -223,7 +223,7 @@ RESUMED = {
     Fault("a resumed run with the states of two optimizers", "has the states of 2 optimizers; a run has one"): edited(
         lambda content: content["optimizer_states"].append(content["optimizer_states"][0])
     ),
-    Fault("a resumed run with another optimizer's state", "does not fit this model, optimizer and trainer"): edited(
+    Fault("a resumed run with another optimizer's state", "param_groups has 0 entries, not 2"): edited(
         lambda content: content["optimizer_states"][0].update(param_groups=[])
     ),
     Fault("a resumed run whose state is a list", "its callbacks is no dict"): edited(

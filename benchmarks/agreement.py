@@ -60,5 +60,6 @@ def _cases(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[Call, Ca
 def _result_and_gradients(call: Call, inputs: list[Tensor]) -> list[Tensor]:
     inputs = [x.detach().requires_grad_() for x in inputs]
     result = call(*inputs)
-    (result.float() * torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)).sum().backward()
-    return [result.detach().float(), *(x.grad.float() for x in inputs)]
+    weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)
+    gradients = torch.autograd.grad((result.float() * weights).sum(), inputs)
+    return [result.detach().float(), *(gradient.float() for gradient in gradients)]

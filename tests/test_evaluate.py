@@ -166,6 +166,16 @@ def test_options_that_cannot_be_used_are_one_line(workdir, capsys, options, mess
     assert message in line
 
 
+def test_settings_without_what_a_measurement_names_are_refused_before_scoring(workdir, capsys):
+    content = torch.load(CHECKPOINT, weights_only=True)
+    del content["captioning"]["settings"]["trainer"]["max_epochs"]
+    torch.save(content, "edited.ckpt")
+    with pytest.raises(SystemExit) as caught:
+        evaluate.main(["--model", "edited.ckpt"])
+    assert caught.value.code == 2
+    assert "error: edited.ckpt: its settings lack 'max_epochs'" in capsys.readouterr().err
+
+
 @torch.inference_mode()
 def alphas_of(model, path: str, text: str) -> np.ndarray:
     """(T, L), one step of the decoder after the other."""

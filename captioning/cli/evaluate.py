@@ -35,7 +35,7 @@ from captioning.cli.arguments import (
 )
 from captioning.cli.outputs import STDOUT
 from captioning.cli.usage import check_tool, footnotes
-from captioning.errors import InputError, exits_on_input_error
+from captioning.errors import InputError, exits_on_input_error, one_line
 from captioning.run_folder import RunFolder
 
 
@@ -82,6 +82,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     if "model" not in trained:
         raise InputError(f"{model}: was saved without a config; use `captioning test --config CONFIG`")
     settings = evaluation_settings(trained, model)
+    training = _training(trained, model)
     attention = captioner.captioner.decoder.attention
     if args.inference is not None:
         attention.inference = args.inference  # refuses a mode that this attention does not have
@@ -135,11 +136,26 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         "search": search,
         **provenance(command=f"captioning evaluate {shlex.join(argv)}", seed=settings.get("seed_everything")),
         "settings": {"model": described}
-        | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"]["vocabulary"]}}
-        | {"max_epochs": trained["trainer"]["max_epochs"], "precision": trained["trainer"]["precision"]}
+        | {"data": cli.config_dump["data"] | {"vocabulary": training.pop("vocabulary")}}
+        | training
         | {"scored_in": cli.config_dump["trainer"]["precision"]}
         | {name: trained[name] for name in ("averaged",) if name in trained},
     }
+
+
+def _training(settings: dict[str, Any], model: str) -> dict[str, Any]:
+    """Return the settings of a model's training that a measurement names.
+
+    Raises:
+        InputError: One is missing.
+    """
+    try:
+        trainer = settings["trainer"]
+        return {name: trainer[name] for name in ("max_epochs", "precision")} | {
+            "vocabulary": settings["data"]["vocabulary"]
+        }
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{model}: its settings lack {one_line(error)}; they were edited") from error
 
 
 def _checkpoint_of(model: str, folder: Path) -> Path:

@@ -106,7 +106,11 @@ def _openmp() -> tuple[int, ...] | None:
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return the compiled kernels; None if they cannot be compiled, with a warning that says why."""
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    command = os.environ.get("CC") or "cc"
+    try:
+        compiler = shlex.split(command)
+    except ValueError:  # an unclosed quote: there is no such program
+        compiler = [command]
     limit = instruction_limit()
     flags = [*_FLAGS, f"-march={'native' if limit is None else limit.march}"]
     flags += [_WIDE] if platform.machine() in ("x86_64", "AMD64") else []

@@ -1,7 +1,7 @@
 """What this machine computes best in: its instructions, a limit to fewer of them, and the precision of a model.
 
-A processor without bfloat16 products still multiplies bfloat16, through slow code: a step of training takes some twenty
-times as long as in float32. PyTorch is imported where it is needed, because ``limit_instructions`` must come first.
+A processor without bfloat16 products still multiplies bfloat16, through code that is far slower than float32's. PyTorch
+is imported where it is needed, because ``limit_instructions`` must come first.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def cost_of_precision(precision: str, device: str) -> str | None:
         return None
     return (
         f"precision: {precision} was asked for, but this processor ({instructions()}) is slow in it: a small matrix "
-        f"product takes {_times(bfloat16_time())} float32's time, and a training step up to 20 times; 32-true is faster"
+        f"product takes {_times(bfloat16_time())} float32's time, and a training step more; 32-true is faster"
     )
 
 

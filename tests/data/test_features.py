@@ -411,7 +411,7 @@ def test_every_split_is_verified_and_a_folder_must_hold_one(cache):
         verify(cache / "nothing")
 
 
-@pytest.mark.parametrize("damage", set(DAMAGES) - {"deleted", "truncated", "appended", "checksum"})
+@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"deleted", "truncated", "appended", "checksum"}))
 def test_a_damaged_shard_is_noticed_before_work_starts_and_when_it_is_read(cache, damage):
     DAMAGES[damage][0](cache / "train/00001.npy")
     for use in (lambda features: features.check(torch.arange(N)), lambda features: features.gather([0, 3])):

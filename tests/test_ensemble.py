@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
 from captioning.attention import SoftAttention as Soft
 from captioning.captioner import load
+from captioning.cells import CellGrid
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
@@ -47,7 +48,7 @@ def make_member(seed: int, attention: Attention, output: Output | None = None, *
 def make_members() -> list[Captioner]:
     """Soft with a state of its own, hard without a gate, marginal: of the same cells and other weights; and a coarser
     grid of another view."""
-    return [
+    members = [
         make_member(1, Soft(CoverageScore(5))),
         make_member(2, HardAttention(AdditiveScore(4))),
         make_member(3, Soft(AdditiveScore(3)), MarginalOutput()),
@@ -55,6 +56,9 @@ def make_members() -> list[Captioner]:
             4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 4), image_size=2 * SIDE
         ),
     ]
+    for member in members[:3]:
+        member.encoder.cells = CellGrid((3, 3), (0.5, 0.5), (4.0, 4.0), (SIDE, SIDE))
+    return members
 
 
 def make_views() -> list[Tensor]:

@@ -25,6 +25,7 @@ from captioning.evaluation.grounding import noun_hits, object_cells
 from captioning.vocabulary import END, START
 
 CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"
+AS_LOADED = ["--trainer.precision", "32-true"]  # `load` computes in float32
 # (file, (top, bottom, left, right) of a dog, captions)
 PICTURES = [
     ("a.png", (0, 24, 0, 12), ["a dog and a puppy", "two dogs eat a hot dog"]),
@@ -88,7 +89,7 @@ def test_checkpoint_is_scored_on_another_data_set_with_its_own_vocabulary(workdi
 
 
 def test_references_are_judged_at_their_own_words_under_teacher_forcing(workdir):
-    evaluate.main(["--model", CHECKPOINT, "--split", "val", "--data", "pets.yaml"])
+    evaluate.main(["--model", CHECKPOINT, "--split", "val", "--data", "pets.yaml", *AS_LOADED])
     captions = json.loads(Path("runs/tiny/pets/test_captions.json").read_text())
     model = load(CHECKPOINT)
     for (name, (top, bottom, left, right), texts), entry in zip(PICTURES, captions, strict=True):
@@ -112,7 +113,7 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
     other = ["--seed_everything", "5", "--model.encoder.init_args.image_size", "64", "--name", "other"]
     main(["fit", "--config", "tiny.yaml", *other])
     both = [CHECKPOINT, "runs/other/checkpoints/last.ckpt"]
-    evaluate.main([*(f"--model={each}" for each in both), "--split", "val", "--json", "both.json"])
+    evaluate.main([*(f"--model={each}" for each in both), "--split", "val", "--json", "both.json", *AS_LOADED])
     assert "1 images; 2 models; beam 1" in capsys.readouterr().out
     assert Path("runs/tiny/test_metrics.json").read_bytes() == own
     (caption,) = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
@@ -128,7 +129,7 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
 
 
 def evaluate_nll(*arguments: str) -> float:
-    evaluate.main([*arguments, "--split", "val", "--json", "one.json"])
+    evaluate.main([*arguments, "--split", "val", "--json", "one.json", *AS_LOADED])
     return json.loads(Path("one.json").read_text())["values"]["nll"]
 
 
@@ -148,7 +149,7 @@ def test_an_exported_model_is_scored_as_its_checkpoint_is_and_its_folder_stays_a
     export.main(["--model", CHECKPOINT, "--output", "exported"])
     files = {path: path.read_bytes() for path in Path("exported").iterdir()}
     capsys.readouterr()
-    evaluate.main(["--model", "exported", "--split", "val", "--device", "cpu", "--json"])
+    evaluate.main(["--model", "exported", "--split", "val", "--device", "cpu", "--json", *AS_LOADED])
     out, err = capsys.readouterr()
     assert json.loads(out)["values"]["nll"] == evaluate_nll("--model", CHECKPOINT)  # JSON alone, without FILE
     assert "val split, 1 images" in err and "BLEU-4" in err

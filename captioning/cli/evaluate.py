@@ -136,7 +136,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         "search": search,
         **provenance(command=f"captioning evaluate {shlex.join(argv)}", seed=settings.get("seed_everything")),
         "settings": {"model": described}
-        | {"data": cli.config_dump["data"] | {"vocabulary": training.pop("vocabulary")}}
+        | {"data": cli.config_dump["data"] | {"vocabulary": trained["data"].get("vocabulary")}}
         | training
         | {"scored_in": cli.config_dump["trainer"]["precision"]}
         | {name: trained[name] for name in ("averaged",) if name in trained},
@@ -150,10 +150,7 @@ def _training(settings: dict[str, Any], model: str) -> dict[str, Any]:
         InputError: One is missing.
     """
     try:
-        trainer = settings["trainer"]
-        return {name: trainer[name] for name in ("max_epochs", "precision")} | {
-            "vocabulary": settings["data"]["vocabulary"]
-        }
+        return {name: settings["trainer"][name] for name in ("max_epochs", "precision")}
     except (KeyError, TypeError) as error:
         raise InputError(f"{model}: its settings lack {one_line(error)}; they were edited") from error
 

@@ -123,7 +123,7 @@ def test_a_preprocessing_survives_json_and_pickle():
     [
         ({"crop": 21}, "crop=21, resize=20"),
         ({"resize": 0, "crop": None}, "resize=0"),
-        ({"std": (1, 0, 1)}, "std above 0"),
+        ({"std": (1, 0, 1)}, "std must be in"),
         ({"mean": (1, 0)}, "three values"),
         ({"interpolation": "cubic"}, "'cubic' is none of"),
         ({"size": 3}, "size"),

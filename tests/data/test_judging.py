@@ -119,6 +119,13 @@ def test_objects_may_come_in_any_order_and_with_any_synonym():
     assert wrong(scene, main) == wrong(scene, synonyms) == []
 
 
+@pytest.mark.parametrize("direction", ["left", "right"])
+def test_of_two_objects_that_look_alike_the_relation_says_which_is_meant(direction):
+    scene = [thing("circle", "red", 20, 50), thing("circle", "red", 80, 50)]
+    caption = f"a small red circle {direction} of a small red circle"
+    assert verdicts(scene, caption)["relation"] == [(direction, True)] and wrong(scene, caption) == []
+
+
 def test_what_is_not_said_is_counted_apart_from_what_is_wrong():
     found = verdicts(TWO, "a yellow diamond and a small striped orange heart")
     assert found["colour"] == [("yellow", True), ("orange", True)]

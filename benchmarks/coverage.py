@@ -7,7 +7,7 @@ normal values, a mean of values with heavy tails (Student's t with three degrees
 whose words are right or wrong. Beside it stands the rule that was used before, with Satterthwaite's degrees of freedom.
 
 examples:
-  python -m benchmarks.coverage --measurement docs/measurements/coverage.json --report docs/statistics.md
+  python -m benchmarks.coverage --json docs/measurements/coverage.json --report docs/statistics.md
 """
 
 from __future__ import annotations
@@ -306,8 +306,8 @@ def main(argv: list[str] | None = None) -> None:
         "standard_error": round(math.sqrt(0.95 * 0.05 / args.replications), 4),
         **provenance(command=f"python -m benchmarks.coverage {shlex.join(argv)}", seed=args.seed),
     }
-    if args.measurement:
-        write_json(args.measurement, content)
+    if args.json:
+        write_json(args.json, content)
     if args.report:
         _insert(args.report, tables(content))
 
@@ -316,7 +316,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = script_parser(__doc__)
     parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
-    parser.add_argument("--measurement", type=Path, metavar="JSON", help="write the coverages and their provenance")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the coverages and their provenance")
     parser.add_argument("--report", type=Path, metavar="PAGE", help="a Markdown page with a place for the tables")
     return parser
 

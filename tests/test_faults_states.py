@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from helpers_faults import Fault, ends, faults
 from helpers_runs import edit_checkpoint, tiny_config
+from helpers_training import enter_copy, trained_folder
 
 from captioning.cli.fit import main
 
@@ -29,21 +27,13 @@ def trained(tmp_path_factory) -> Path:
     config = tiny_config(Path("shapes"))
     config["model"]["optimizer"] = {"class_path": "torch.optim.Adam", "init_args": {"lr": 0.001}}
     config["model"]["scheduler"] = {"class_path": "captioning.training.WarmupCosine", "init_args": {"warmup_steps": 1}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(sys, "argv", ["captioning"])
-        Path("tiny.yaml").write_text(yaml.safe_dump(config))
-        main(["fit", "--config", "tiny.yaml"])
-    return folder
+    return trained_folder(folder, config)
 
 
 @pytest.fixture
 def workdir(trained, tmp_path, monkeypatch) -> Path:
     """A copy of it, entered."""
-    shutil.copytree(trained, tmp_path / "work")
-    monkeypatch.chdir(tmp_path / "work")
-    monkeypatch.setattr(sys, "argv", ["captioning"])
-    return tmp_path / "work"
+    return enter_copy(trained, tmp_path / "work", monkeypatch)
 
 
 def callback(kind: str, **changes: Any) -> Edit:

@@ -169,6 +169,17 @@ def add_split_option(parser: argparse.ArgumentParser, *splits: str) -> None:
     )
 
 
+def add_search_options(decoding: Group) -> None:
+    decoding.add_argument(
+        "--beam_size", type=whole_number(1), metavar="K", help="partial captions kept at each step; 1 is greedy search"
+    )
+    decoding.add_argument(
+        "--length_normalization", type=float, metavar="A", help="divide a caption's score by its length to the power A"
+    )
+    decoding.add_argument("--max_length", type=whole_number(1), metavar="N", help="largest number of words")
+    decoding.add_argument("--min_length", type=int, metavar="N", help="smallest number of words")
+
+
 def add_inference_option(parser: Group) -> None:
     parser.add_argument(
         "--inference",

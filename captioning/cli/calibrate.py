@@ -49,7 +49,7 @@ def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:
             caption.log_probs[: len(caption.words)],
             is_supported(caption.words, [text.split() for text in index.references(row)]),
         )
-        for row, caption in enumerate(captioner.stream(index.image_path(row) for row in range(len(index))))
+        for row, caption in enumerate(captioner.stream([index.image_path(row) for row in range(len(index))]))
     ]
     halves = captioned[::2], captioned[1::2]
     judged = zip((_fitted(source.description, half) for half in reversed(halves)), halves, strict=True)

@@ -25,6 +25,7 @@ from captioning.cli.arguments import (
     add_inference_option,
     add_json_option,
     add_model_option,
+    add_search_options,
     device_name,
     script_parser,
     whole_number,
@@ -194,14 +195,7 @@ def _add_pictures(pictures: argparse.ArgumentParser) -> None:
 
 def _add_decoding(decoding: argparse._ArgumentGroup) -> None:
     """Add the options that are fields of ``DecodingOptions``, and --sample."""
-    decoding.add_argument(
-        "--beam_size", type=whole_number(1), metavar="K", help="partial captions kept at each step; 1 is greedy search"
-    )
-    decoding.add_argument(
-        "--length_normalization", type=float, metavar="A", help="divide a caption's score by its length to the power A"
-    )
-    decoding.add_argument("--max_length", type=whole_number(1), metavar="N", help="largest number of words")
-    decoding.add_argument("--min_length", type=int, metavar="N", help="smallest number of words")
+    add_search_options(decoding)
     decoding.add_argument(
         "--no_repeat_ngram", type=whole_number(1), metavar="N", help="allow no sequence of N words twice"
     )

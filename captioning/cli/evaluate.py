@@ -28,6 +28,7 @@ from captioning.cli.arguments import (
     add_inference_option,
     add_json_option,
     add_model_option,
+    add_search_options,
     add_split_option,
     script_parser,
     text_beside,
@@ -213,14 +214,7 @@ def parser() -> argparse.ArgumentParser:
     add_device_option(parser)
     add_import_option(parser)
     decoding = parser.add_argument_group("decoding (defaults: those of the validations in training)")
-    decoding.add_argument(
-        "--beam_size", type=int, metavar="K", help="partial captions kept at each step; 1 is greedy search"
-    )
-    decoding.add_argument(
-        "--length_normalization", type=float, metavar="A", help="divide a caption's score by its length to the power A"
-    )
-    decoding.add_argument("--max_length", type=int, metavar="N", help="largest number of words")
-    decoding.add_argument("--min_length", type=int, metavar="N", help="smallest number of words")
+    add_search_options(decoding)
     add_inference_option(decoding)
     return parser
 

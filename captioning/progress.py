@@ -44,7 +44,7 @@ class Progress:
         stream: TextIO | None = None,
         shown: bool = True,
     ) -> None:
-        self.label, self.total, self.done, self.unit = label, total, done, unit
+        self.label, self.total, self.done, self.unit = printable(label), total, done, unit
         self.first, self._shown, self._stream = done, shown, stream or sys.stdout
         self._started = self._printed = time.monotonic()
         self._bar = self._make_bar() if shown and self._stream.isatty() else None

@@ -39,6 +39,7 @@ import numpy as np
 import torch
 from fuzz_states import STATES
 from fuzz_targets import FILES, Target
+from fuzz_tools import TOOLS
 from helpers_fuzz import damage
 
 from captioning.errors import InputError
@@ -46,7 +47,7 @@ from captioning.files import write_json
 from captioning.progress import Progress
 from captioning.provenance import provenance
 
-TARGETS = {function.__name__: function for function in (*FILES, *STATES)}
+TARGETS = {function.__name__: function for function in (*FILES, *STATES, *TOOLS)}
 SECONDS_EACH = 10
 WAITED = 6  # times as long may be waited, on a machine that may have other work
 MEMORY = 4 << 30  # bytes beyond what the process has when it begins
@@ -264,6 +265,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the counts and where they come from")
     args = parser.parse_args()
     faulthandler.enable()
+    os.environ["CAPTIONING_JAVA"] = "off"  # it takes seconds to start, and more memory than a case has
     torch.set_num_threads(1)
     output = args.json.resolve() if args.json else None
     home, memory_disk = os.getcwd(), Path("/dev/shm")

@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 import yaml
-from fuzz_targets import SETTINGS, Target, as_json, contents, make_tested
+from fuzz_targets import SETTINGS, Target, contents
 from helpers import load_script, random_view
 from helpers_fuzz import ODD, TENSORS, copied, damaged_value
 from helpers_runs import save_checkpoint, tiny_config
@@ -176,42 +176,6 @@ def lines(made: Path) -> Target:
     return Target({"x": b""}, [], run, 60.0)
 
 
-LINES = {
-    "caption": ["a.png", "--model", "x.ckpt", "--max_length", "3", "--device", "cpu"],
-    "average": ["--model", "x.ckpt", "--model", "x.ckpt", "--fractions", "1", "2", "--output", "y.ckpt"],
-    "export": ["--model", "x.ckpt", "--output", "e", "--dtype", "float32", "--license", "mit", "--notes", "n.md"],
-    "study": ["study.yaml", "--only", "soft", "--seeds", "1", "--dry_run", "--runs", "r", "--measurements", "m"],
-    "completion": ["bash"],
-    "compare": ["r", "r", "--resamples", "9", "--images", "1", "--seed", "3"],
-}
-STUDY = {"name": "x", "seeds": [1, 2], "variants": {"soft": {"config": "c"}}, "fit": [], "references": ["soft"]}
-
-
-def tools(made: Path) -> Target:
-    """The tools at work, with damaged files and options."""
-    made.mkdir(parents=True, exist_ok=True)
-    random_view(20, 14).save(made / "a.png")
-    save_checkpoint(made / "x.ckpt", settings=SETTINGS)
-    make_tested(made / "r", 0.5)
-    for name, content in {"study.yaml": as_json(STUDY), "n.md": b"## Notes\n", "c.yaml": b"{}"}.items():
-        (made / name).write_bytes(content)
-    files = contents(made)
-    mains = {tool: importlib.import_module(f"captioning.cli.{tool}").main for tool in LINES}
-    words = [value if isinstance(value, str) else json.dumps(value) for value in ODD]
-
-    def run(folder: Path, draw: random.Random) -> None:
-        tool = draw.choice(list(LINES))
-        line = list(LINES[tool])
-        for _ in range(draw.choice((0, 1, 1, 2))):
-            at = draw.randrange(max(1, len(line)))
-            line[at : at + 1] = draw.choice(
-                ([draw.choice(words).replace("\0", "")], [], line[at : at + 1] * 2, [draw.choice(words)[:9]])
-            )
-        mains[tool]([word.replace("\0", "") for word in line])
-
-    return Target(files, list(files), run, 4.0, leaves_traces=True)
-
-
 def onnx(made: Path) -> Target:
     """The script that captions without PyTorch, with damaged graphs, settings, images and options."""
     made.mkdir(parents=True, exist_ok=True)
@@ -233,4 +197,4 @@ def onnx(made: Path) -> Target:
     return Target(files, damaged, run, 10.0, leaves_traces=True)
 
 
-STATES: tuple[Callable[[Path], Target], ...] = (states, environment, lines, tools, onnx)
+STATES: tuple[Callable[[Path], Target], ...] = (states, environment, lines, onnx)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -67,6 +70,18 @@ def as_json(value: Any) -> bytes:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@contextlib.contextmanager
+def inside(folder: Path) -> Iterator[None]:
+    """Work in a folder, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def use(index: CaptionIndex) -> None:
@@ -347,20 +362,21 @@ VALUES = [
 ALWAYS = ["--trainer.fast_dev_run=true", "--data.num_workers=0", "--trainer.devices=1", "--trainer.num_nodes=1"]
 
 
-def commands(made: Path) -> Target:
-    """`captioning`, with a damaged config, a damaged run, or options of any value. Training is of one step."""
-    import os
-
+def trained(made: Path) -> dict[str, bytes]:
+    """Return the files of a tiny run: its config, its data, and what training left."""
     from captioning.cli.fit import main
 
-    made.mkdir(parents=True, exist_ok=True)
-    before = os.getcwd()
-    os.chdir(made)
-    Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"))))
-    argv, sys.argv = sys.argv, ["captioning"]
-    main(["fit", "--config", "tiny.yaml"])
-    os.chdir(before)
-    files = contents(made)
+    with inside(made), mock.patch.object(sys, "argv", ["captioning"]):
+        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"))))
+        main(["fit", "--config", "tiny.yaml"])
+    return contents(made)
+
+
+def commands(made: Path) -> Target:
+    """`captioning`, with a damaged config, a damaged run, or options of any value. Training is of one step."""
+    from captioning.cli.fit import main
+
+    files = trained(made)
     command = exits_on_input_error(main)
 
     def run(folder: Path, draw: random.Random) -> None:
@@ -375,7 +391,6 @@ def commands(made: Path) -> Target:
         command([*line, *ALWAYS])
 
     damaged = ["tiny.yaml", "runs/tiny/config.yaml", "runs/tiny/checkpoints/last.ckpt", "shapes/shapes.json"]
-    sys.argv = argv
     return Target(files, damaged, run, 1.0, leaves_traces=True)
 
 

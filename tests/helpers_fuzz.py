@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import random
+import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -213,6 +215,22 @@ def _safetensors(content: bytes, draw: random.Random) -> bytes:
     return (len(header) if draw.random() < 0.9 else 2**40).to_bytes(8, "little") + header + content[8 + size :]
 
 
+def _zip(content: bytes, draw: random.Random) -> bytes:
+    """Return an archive that is sound, with a member of another name or content, or without it."""
+    with zipfile.ZipFile(io.BytesIO(content)) as file:
+        members = [(name, file.read(name)) for name in file.namelist()]
+    at = draw.randrange(len(members))
+    name, inner = members[at]
+    odd = draw.choice([value for value in ODD if isinstance(value, str)])
+    members[at : at + 1] = draw.choice(([(odd, inner)], [(name, damage(name, inner, draw))], [(name + odd, inner)], []))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as file:
+        for name, inner in members:
+            with contextlib.suppress(UnicodeError):  # such a name cannot be sent
+                file.writestr(zipfile.ZipInfo(name), inner)
+    return out.getvalue()
+
+
 _KINDS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "json": _json,
     "jsonl": _json_lines,
@@ -220,4 +238,5 @@ _KINDS: dict[str, Callable[[bytes, random.Random], bytes]] = {
     "csv": _csv,
     "ckpt": _checkpoint,
     "safetensors": _safetensors,
+    "zip": _zip,
 }

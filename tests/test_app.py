@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ from PIL import Image
 
 from captioning.captioner import load
 from captioning.cli import app
+from captioning.errors import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -29,6 +31,18 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch, capsys):
         app.main(["--model", "best.ckpt"])
     assert ended.value.code == 2
     assert capsys.readouterr().err == "error: captioning app needs gradio: pip install -e '.[app]'\n"
+
+
+@pytest.mark.parametrize("host", ["a" * 99, "a\udc80b", "1.2.3.400"])
+def test_what_is_no_address_is_refused_before_the_model_is_loaded(monkeypatch, capsys, host):
+    """gradio's thread would end with a traceback."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    numeric = functools.partial(socket.getaddrinfo, flags=socket.AI_NUMERICHOST)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *address, **_: numeric(*address))
+    with pytest.raises(SystemExit) as ended:
+        app.main(["--model", "nothing.ckpt", "--host", host])
+    assert ended.value.code == 2
+    assert f"--host {printable(host)} --port 7860: cannot be served on" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

@@ -291,6 +291,8 @@ def test_a_missing_device_is_named(capsys):
     assert left.value.code == 2 and "no CUDA device" in capsys.readouterr().err
 
 
-def test_rounds_must_be_positive():
-    with pytest.raises(SystemExit):
-        bench.main(["--rounds", "0"])
+@pytest.mark.parametrize("rounds", ["0", "1" + 30 * "0"])
+def test_rounds_are_of_a_number_that_ends(rounds, capsys):
+    with pytest.raises(SystemExit) as left:
+        bench.main(["--rounds", rounds])
+    assert left.value.code == 2 and "argument --rounds: must be a whole number in 1 .. 1000" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from captioning.captioner import load
 from captioning.cli import caption, compare
 from captioning.comparison.wandb_runs import find_run
 from captioning.data import CocoSource, FolderSource, KarpathySource
-from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data.features import FeatureCache, FeatureWriter, verify
 from captioning.data.images import MAX_PIXELS, load_image, upright
 from captioning.data.objects import check_outline
 from captioning.data.records import MAX_WORDS
@@ -303,6 +303,17 @@ def test_features_with_an_edited_header_are_refused(tmp_path, fault, case):
     header = json.loads((tmp_path / "val.json").read_text())
     (tmp_path / "val.json").write_text(json.dumps(header | case))
     says(fault, lambda: FeatureCache(tmp_path, "val", FINGERPRINT).check(torch.tensor([0])))
+
+
+@proves(Fault("features said to be of 10^12 images", "has 1,000,000,000,000 images where val.images.json names 3"))
+def test_features_are_as_many_as_their_images(tmp_path, fault):
+    """Verifying them would otherwise never end."""
+    out = FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4), shard_images=1)
+    out.write(torch.ones(3, 6, 4))
+    header = json.loads((tmp_path / "val.json").read_text())
+    (tmp_path / "val.json").write_text(json.dumps(header | {"shape": [10**12, 6, 4]}))
+    for use in (lambda: verify(tmp_path), lambda: FeatureCache(tmp_path, "val", FINGERPRINT).find(["a"])):
+        says(fault, use)
 
 
 # Results of runs

@@ -319,6 +319,18 @@ TRAINER = {
         "callbacks+",
         "BackboneFinetuning",
     ],
+    Fault("Lightning's average of weights", "trainer.callbacks: StochasticWeightAveraging: copies the run"): [
+        "callbacks+",
+        "{class_path: StochasticWeightAveraging, init_args: {swa_lrs: 0.1}}",
+    ],
+    Fault("Lightning's search for a batch size", "trainer.callbacks: BatchSizeFinder: changes what the config"): [
+        "callbacks+",
+        "BatchSizeFinder",
+    ],
+    Fault("Lightning's `Timer`", "trainer.callbacks: Timer: cannot be written into the config"): [
+        "callbacks+",
+        "Timer",
+    ],
 }
 
 

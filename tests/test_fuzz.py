@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
+import fuzz_tools
 import pytest
-from fuzz import COUNTS, TARGETS, fuzz
+from fuzz import COUNTS, TARGETS, fuzz, prepare
 from fuzz_targets import Target
 from helpers_fuzz import damage
 
@@ -70,6 +72,21 @@ def test_what_hangs_is_a_fault(tmp_path, monkeypatch, capfd):
 
     board = fuzz({"waits": Target({"x": b""}, [], waits)}, seed=1, cases=1, folder=tmp_path)
     assert board.total("faults") == 1 and "hung beyond all timers" in capfd.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")  # as in the fuzzer
+@pytest.mark.parametrize("name", [tool.__name__ for tool in fuzz_tools.TOOLS])
+def test_the_tools_work_when_nothing_is_damaged(tmp_path, monkeypatch, name):
+    """Else the fuzzer would see nothing but their first refusal."""
+    monkeypatch.setattr(fuzz_tools, "changed", lambda line, draw: line)
+    monkeypatch.setattr(fuzz_tools, "damaged_head", lambda size, draw: ("200 OK", {"Content-Length": str(size)}))
+    target, folder = TARGETS[name](tmp_path / "made"), tmp_path / "folder"
+    lines = {"tools": list(fuzz_tools.LINES), "scoring": fuzz_tools.SCORINGS}
+    lines |= {"preparation": fuzz_tools.PREPARATIONS, "extraction": fuzz_tools.EXTRACTIONS}
+    for line in lines[name]:
+        prepare(target, folder)
+        monkeypatch.chdir(folder)
+        target.run(folder, mock.Mock(choice=lambda given, line=line: line))
 
 
 QUICK = ("readers", "runs", "environment", "lines")

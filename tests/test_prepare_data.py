@@ -11,6 +11,7 @@ import sys
 import tarfile
 import threading
 import zipfile
+from unittest import mock
 
 import pytest
 import yaml
@@ -408,6 +409,62 @@ def test_a_mirror_is_an_address(script, tmp_path, capsys):
     with pytest.raises(SystemExit):
         script.main(["flickr8k", "--root", str(tmp_path), "--mirror", "myserver/coco"])
     assert "error: --mirror myserver/coco: must begin with https:// or http://" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["http://[", "https://x:99999/", "http://a b/", "http://\u732b/"])
+def test_what_is_no_address_is_refused_before_it_is_tried(script, tmp_path, capsys, address):
+    with pytest.raises(SystemExit) as ended:
+        script.main(["flickr8k", "--root", str(tmp_path), "--mirror", address])
+    assert ended.value.code == 2
+    assert f"error: --mirror {address}: is not an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("header", ["Content-Length: Infinity", "Content-Length: \xb2", "Location: http://["])
+def test_what_a_server_says_wrongly_is_no_traceback(tmp_path, monkeypatch, header):
+    monkeypatch.setattr(download, "PAUSE", 0.0)
+    monkeypatch.setenv("no_proxy", "*")
+    status = "302 Found" if "Location" in header else "200 OK"
+    answer = f"HTTP/1.1 {status}\r\n{header}\r\n\r\nabc".encode("latin-1")
+    connection = mock.Mock(makefile=lambda *_: io.BytesIO(answer))
+    monkeypatch.setattr("socket.create_connection", lambda *_, **__: connection)
+    if "Location" in header:
+        with pytest.raises(InputError, match=r"^http://x/a: Invalid IPv6 URL; run the same command again"):
+            download.download("http://x/a", tmp_path / "a")
+    else:
+        assert download.download("http://x/a", tmp_path / "a").read_bytes() == b"abc"
+
+
+def test_a_name_in_a_zip_that_is_no_utf_8_is_damage(tmp_path):
+    archive = zipped({"\u00e9.json": "{}"}).replace("\u00e9".encode(), b"\xff\xff")
+    (tmp_path / "a.zip").write_bytes(archive)
+    with pytest.raises(InputError, match="download it again"):
+        download.verify(tmp_path / "a.zip")
+    with pytest.raises(InputError, match="download it again"):
+        download.unpack(tmp_path / "a.zip", tmp_path / "root", lambda name: True)
+
+
+def test_a_name_in_a_zip_may_be_empty(tmp_path):
+    (tmp_path / "a.zip").write_bytes(zipped({"": "x", "a.json": "{}"}))
+    download.unpack(tmp_path / "a.zip", tmp_path / "root", lambda name: name == "a.json")
+    assert (tmp_path / "root/a.json").read_text() == "{}"
+
+
+def test_the_names_of_splits_do_not_control_a_terminal(flickr, server, tmp_path, capsys):
+    images = [{"split": split, "filename": "1.jpg", "imgid": 1} for split in ("train", "val", "\x1b[2J")]
+    sentences = [{"tokens": ["a"]}]
+    content = json.dumps({"images": [image | {"sentences": sentences} for image in images]})
+    (tmp_path / "dataset_flickr8k.json").write_text(content)
+    with pytest.raises(SystemExit):
+        flickr(tmp_path)
+    assert r"has no test split, only \x1b[2J, train, val" in (printed := capsys.readouterr().out)
+    assert "\x1b" not in printed
+
+
+@pytest.mark.parametrize("option", [["--seed", "-1"], ["--train", "1_000"], ["--val", "0"]])
+def test_numbers_of_shapes_are_whole(script, tmp_path, capsys, option):
+    with pytest.raises(SystemExit):
+        script.main(["shapes", "--root", str(tmp_path / "s"), *option])
+    assert f"argument {option[0]}: must be a whole number of at least" in capsys.readouterr().err
 
 
 def test_shapes_are_generated_and_checked(script, tmp_path, capsys):

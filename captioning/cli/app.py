@@ -16,6 +16,7 @@ import argparse
 import html
 import importlib.util
 import os
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
     print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
+    _check_address(arguments.host, arguments.port)
 
     from captioning.captioner import load
 
@@ -93,8 +95,28 @@ def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Bl
             css=_STYLE,
         )
     except OSError as error:  # gradio's own, without an errno
-        raise InputError(f"--host {host} --port {port}: cannot be served on; is the port in use?") from error
+        raise _refusal(host, port) from error
     return app
+
+
+def _check_address(host: str, port: int) -> None:
+    """Refuse an address that cannot be served on; gradio's thread would end with a traceback for some.
+
+    Raises:
+        InputError: The address is none, or of another machine, or in use.
+    """
+    try:
+        name = host.removeprefix("[").removesuffix("]")
+        family, kind, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gradio, beside connections that end
+            probe.bind(address)
+    except (OSError, ValueError) as error:  # a ValueError for what cannot be a name
+        raise _refusal(host, port) from error
+
+
+def _refusal(host: str, port: int) -> InputError:
+    return InputError(f"--host {host} --port {port}: cannot be served on; is the port in use?")
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:

@@ -26,7 +26,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from captioning.cli.arguments import add_json_option, script_parser, text_beside, write_result
+from captioning.cli.arguments import add_json_option, script_parser, text_beside, whole_number, write_result
 from captioning.errors import InputError, exits_on_input_error
 
 SUBJECTS = {
@@ -42,7 +42,7 @@ SUBJECTS = {
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args = _parse(argv)
+    args = parser().parse_args(argv)
     repository = Path(__file__).resolve().parents[2]
     if not (repository / "benchmarks").is_dir():
         raise InputError("captioning bench: benchmarks/ is no part of the installed package; run it in a clone")
@@ -58,6 +58,7 @@ def main(argv: list[str] | None = None) -> None:
 
     if args.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no CUDA device; use cpu")
+    rounds = args.rounds or (2 if args.quick else 7)
     names = args.only or [name for name in SUBJECTS if name != "epoch" or args.device == "cuda"]
     measures = {
         "train": training.measure,
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     agreement.check(torch.device(args.device))
     report = Report()
     with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:
-        setup = Setup(torch.device(args.device), args.quick, args.rounds, Path(folder))
+        setup = Setup(torch.device(args.device), args.quick, rounds, Path(folder))
         for name in names:
             print(f"{name}: {SUBJECTS[name]} ...", file=sys.stderr, flush=True)
             report.extend(measures[name](setup))
@@ -80,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
             console.print(table)
     if args.json is not None:
         origin = provenance(command=f"captioning bench {shlex.join(argv)}", seed=None)
-        settings = {"device": args.device, "threads": torch.get_num_threads(), "rounds": args.rounds}
+        settings = {"device": args.device, "threads": torch.get_num_threads(), "rounds": rounds}
         write_result(args.json, report.to_dict() | {"settings": settings, "provenance": origin})
 
 
@@ -89,17 +90,13 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=SUBJECTS, metavar="SUBJECT", help="measure only these")
     add_json_option(parser, "ratios and seconds")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to measure (default: cpu)")
-    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of measurement (default: 7; with --quick: 2)")
+    parser.add_argument(
+        "--rounds",
+        type=whole_number(1, 1000),
+        metavar="N",
+        help="rounds of measurement (default: 7; with --quick: 2)",
+    )
     parser.add_argument(
         "--quick", action="store_true", help="use tiny sizes, to see that it runs; the numbers mean nothing"
     )
     return parser
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    args = parser().parse_args(argv)
-    if args.rounds is None:
-        args.rounds = 2 if args.quick else 7
-    if args.rounds < 1:
-        raise InputError(f"--rounds must be at least 1, got {args.rounds}")
-    return args

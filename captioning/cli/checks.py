@@ -13,6 +13,7 @@ import torch
 from captioning.data.loading import processors
 from captioning.errors import InputError, check_range, one_line
 
+_CALLBACKS = "pytorch_lightning.callbacks"
 _COPIES = ("ddp_fork", "ddp_notebook", "ddp_spawn")  # and their _find_unused_parameters_true
 
 
@@ -62,6 +63,7 @@ def refuse_impossible(config: Any) -> None:
             f"--trainer.num_nodes {trainer.num_nodes}: nothing has started the run on other machines, for which it "
             "would wait; give 1, or start it with torchrun or SLURM"
         )
+    _refuse_unfit_callbacks(trainer.get("callbacks"))
     _refuse_other_schedules(config.model.get("scheduler"))
     checkpoint = config.checkpoint
     if checkpoint.save_top_k not in (0, 1) and "{" not in (checkpoint.filename or "{"):
@@ -87,6 +89,25 @@ def refuse_empty_paths(config: Any) -> None:
             raise InputError(f"{name}: has an empty value; give one, or null")
 
 
+_AVERAGES = "copies the run, which open files do not survive; give captioning.training.WeightAverage"
+_UNFIT = {
+    "StochasticWeightAveraging": _AVERAGES,
+    "WeightAveraging": _AVERAGES,
+    "EMAWeightAveraging": _AVERAGES,
+    "BatchSizeFinder": "changes what the config of the run says; give --data.batch_size",
+    "LearningRateFinder": "changes what the config of the run says; give --model.optimizer.lr",
+    "Timer": "cannot be written into the config of the run; give --trainer.max_time",
+}
+"""Callbacks of Lightning that cannot serve a run of this package, with the reason and what to give instead."""
+
+
+def _refuse_unfit_callbacks(callbacks: Any) -> None:
+    for callback in callbacks if isinstance(callbacks, list) else [callbacks]:
+        package, _, name = str(getattr(callback, "class_path", None)).rpartition(".")
+        if package.startswith(_CALLBACKS) and name in _UNFIT:
+            raise InputError(f"trainer.callbacks: {name}: {_UNFIT[name]}")
+
+
 def _refuse_other_schedules(scheduler: Any) -> None:
     """Refuse PyTorch's schedules whose second argument is not the number of steps of the run."""
     package, _, name = str(getattr(scheduler, "class_path", None)).rpartition(".")
@@ -98,9 +119,6 @@ def _refuse_other_schedules(scheduler: Any) -> None:
             f"model.scheduler: {name} does not follow the length of a run; give captioning.training.WarmupCosine, or "
             "CosineAnnealingLR or PolynomialLR of PyTorch"
         )
-
-
-_CALLBACKS = "pytorch_lightning.callbacks"
 
 
 def foreign_callback(error: BaseException) -> str | None:

@@ -25,8 +25,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from captioning.cli import frequencies
-from captioning.cli.arguments import script_parser
-from captioning.errors import InputError, exits_on_input_error
+from captioning.cli.arguments import script_parser, whole_number
+from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import replacing
 from captioning.progress import size_text
 
@@ -183,10 +183,16 @@ def parser() -> argparse.ArgumentParser:
         sub.add_argument("--mirror", metavar="URL", help="download from this server, which has the original paths")
     command("weights", _weights, "download the encoder of the MobileNet configurations")
     shapes = command("shapes", _shapes, "generate images of shapes with captions, in a minute")
-    shapes.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the generator (default: %(default)s)")
+    shapes.add_argument(
+        "--seed", type=whole_number(0), default=0, metavar="N", help="seed of the generator (default: %(default)s)"
+    )
     for split, name, count in (("train", "training", 6000), ("val", "validation", 500), ("test", "test", 500)):
         shapes.add_argument(
-            f"--{split}", type=int, default=count, metavar="N", help=f"{name} images (default: %(default)s)"
+            f"--{split}",
+            type=whole_number(1),
+            default=count,
+            metavar="N",
+            help=f"{name} images (default: %(default)s)",
         )
     counting = frequencies.parser()
     commands.add_parser(
@@ -205,10 +211,20 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     options = parser().parse_args(argv)
     if options.dataset == "coco" and options.karpathy and options.year == 2017:
         raise InputError("--karpathy is a split of the 2014 images; leave --year 2017 out")
-    mirror = getattr(options, "mirror", None)
-    if mirror is not None and not re.match(r"(https?|file)://", mirror):
-        raise InputError(f"--mirror {mirror}: must begin with https:// or http://")
+    if (mirror := getattr(options, "mirror", None)) is not None:
+        _check_address(mirror)
     return options
+
+
+def _check_address(mirror: str) -> None:
+    if not re.match(r"(https?|file)://", mirror):
+        raise InputError(f"--mirror {mirror}: must begin with https:// or http://")
+    try:
+        valid = re.fullmatch("[!-~]+", mirror) and urllib.parse.urlsplit(mirror).port != 0
+    except ValueError:  # a port beyond 65535, or half a pair of brackets
+        valid = False
+    if not valid:
+        raise InputError(f"--mirror {mirror}: is not an address; give such as https://example.org:8080/coco")
 
 
 # --- the data sets -----------------------------------------------------------------------------------------------
@@ -302,7 +318,7 @@ def _read(source: KarpathySource) -> dict[str, CaptionIndex]:
     try:
         indices["test"] = source.index("test")
     except InputError as error:
-        print(error, flush=True)
+        print(printable(error), flush=True)
     return indices
 
 

@@ -7,7 +7,10 @@ import gzip
 import hashlib
 import http
 import http.client
+import lzma
+import re
 import shutil
+import struct
 import tarfile
 import time
 import urllib.error
@@ -29,6 +32,11 @@ ATTEMPTS = 5  # in a row without a byte of progress
 PAUSE = 2.0  # seconds before the second attempt; doubles with each
 TIMEOUT = 60.0  # seconds without an answer
 LARGEST_IMAGE = 100_000_000  # bytes
+_DAMAGE = (
+    *(zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, struct.error),
+    *(EOFError, RuntimeError, ValueError, OverflowError),
+)
+"""What Python raises for a damaged archive, depending on the place of the damage."""
 
 
 def fetch(url: str, path: Path, *, size: int | None = None, md5: str | None = None) -> None:
@@ -104,7 +112,9 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
                     f"{url}: the server says {error.code} {error.reason}; download it by hand to {path}"
                 ) from error
             reason = f"the server says {error.code} {error.reason}"
-        except (OSError, http.client.HTTPException) as error:
+        except InputError:
+            raise
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise InputError(f"{part}: the disk is full; free some space and run the same command again") from error
             reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -137,13 +147,12 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
             span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
             if span.partition("-")[0] != str(have):
                 raise OSError(f"asked for bytes from {have}, got {span or 'others'}")
-            total = int(whole) if whole.isdigit() else size
+            total = _size(whole) or size
         else:
             if have:
                 print(f"{part.stem}: the server cannot resume a download, starting over", flush=True)
             have = 0
-            length = response.headers.get("Content-Length")
-            total = int(length) if length else size
+            total = _size(response.headers.get("Content-Length", "")) or size
         if size is not None and total != size:
             raise InputError(f"{url}: has {total} bytes, published were {size}; it is not the file it should be")
         with part.open("r+b" if have else "wb") as file, Progress(part.stem, total, have, unit="bytes") as progress:
@@ -153,6 +162,11 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
                 have += len(chunk)
                 progress.update(have)
         return total is None or have == total
+
+
+def _size(text: str) -> int | None:
+    """Return the number of bytes that a server's header names; None if it names none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> None:
@@ -178,7 +192,7 @@ def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> No
     try:
         with zipfile.ZipFile(path) as file:
             bad = file.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError) as error:
+    except (OSError, *_DAMAGE) as error:
         raise InputError(f"{path}: not a whole zip file ({error}); download it again") from error
     if bad is not None:
         raise InputError(f"{path}: {bad} in it is damaged; download it again")
@@ -213,7 +227,9 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
                         shutil.copyfileobj(source, file, CHUNK)
                 done += member.size
                 progress.update(done)
-        except (zipfile.BadZipFile, tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, RuntimeError) as error:
+        except InputError:
+            raise
+        except _DAMAGE as error:
             raise InputError(f"{path}: damaged ({error}); download it again") from error
 
 
@@ -229,7 +245,7 @@ def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
     if path.suffix == ".zip":
         file = stack.enter_context(zipfile.ZipFile(path))
         for info in file.infolist():
-            if not info.is_dir():
+            if not info.filename.endswith("/"):  # a folder; is_dir() fails for a name without a character
                 yield _Member(info.filename, info.file_size, lambda info=info: file.open(info))  # type: ignore[misc]
     else:
         tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - the stack closes it

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from captioning.data.features.layout import HEADER_BYTES, Manifest
-from captioning.errors import InputError
+from captioning.errors import InputError, printable
 from captioning.files import regular
 from captioning.progress import Progress
 
@@ -74,6 +74,6 @@ def verify(directory: Path) -> None:
                     problems.append(f"{manifest.array(shard)}: {problem}")
                     progress.say(problems[-1])
                 progress.update(shard + 1)
-        print(f"{split}: {manifest.shards} shards were read", flush=True)
+        print(f"{printable(split)}: {manifest.shards} shards were read", flush=True)
     if problems:
         raise InputError(f"{problems[0]} (damaged shards: {len(problems)}); delete them and extract again")

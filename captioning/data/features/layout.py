@@ -116,6 +116,11 @@ class Manifest:
             raise InputError(f"{self.images}: not a list of images; delete the folder and extract again")
         if self.images_crc32 not in (None, crc32_of_paths(paths)):
             raise InputError(f"{self.images}: does not match its checksum; delete the folder and extract again")
+        if len(paths) != self.shape[0]:
+            raise InputError(
+                f"{self.path}: has {self.shape[0]:,} images where {self.images.name} names {len(paths):,}; delete the "
+                "folder and extract again"
+            )
         return paths
 
 

@@ -175,7 +175,7 @@ class FeatureCache:
         Raises:
             InputError: An image is not in the cache, or the list of its images is damaged.
         """
-        row_of = {path: row for row, path in enumerate(self._manifest.image_paths()) if row < len(self)}
+        row_of = {path: row for row, path in enumerate(self._manifest.image_paths())}
         try:
             return torch.tensor([row_of[path] for path in paths], dtype=torch.int64)
         except KeyError as error:

@@ -362,12 +362,12 @@ VALUES = [
 ALWAYS = ["--trainer.fast_dev_run=true", "--data.num_workers=0", "--trainer.devices=1", "--trainer.num_nodes=1"]
 
 
-def trained(made: Path) -> dict[str, bytes]:
-    """Return the files of a tiny run: its config, its data, and what training left."""
+def trained(made: Path, **images: int) -> dict[str, bytes]:
+    """Return the files of a tiny run: its config, its data (so many images of a split), and what training left."""
     from captioning.cli.fit import main
 
     with inside(made), mock.patch.object(sys, "argv", ["captioning"]):
-        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"))))
+        Path("tiny.yaml").write_text(yaml.safe_dump(tiny_config(Path("shapes"), **images)))
         main(["fit", "--config", "tiny.yaml"])
     return contents(made)
 
@@ -399,7 +399,7 @@ LINES = {
     "evaluate": ["--captions", "results.json", "--references", "references.json", "--split", "val"],
     "export": ["--model", "x.ckpt", "--output", "e"],
     "document_frequencies": ["--references", "references.json", "--output", "f.json"],
-    "compare_runs": ["r", "r", "--resamples", "9", "--images", "1", "--seed", "3"],
+    "compare_runs": ["r", "q", "--resamples", "9", "--images", "1", "--seed", "3"],
 }
 
 
@@ -409,6 +409,7 @@ def scripts(made: Path) -> Target:
     random_view(20, 14).save(made / "a.png")
     save_checkpoint(made / "x.ckpt", settings=SETTINGS)
     make_tested(made / "r", 0.5)
+    make_tested(made / "q", 0.9)
     (made / "results.json").write_bytes(as_json([{"image_id": 1, "caption": "a dog"}]))
     (made / "references.json").write_bytes(as_json({"annotations": [{"image_id": 1, "caption": "the dog"}]}))
     files = contents(made)

@@ -226,7 +226,7 @@ def _zip(content: bytes, draw: random.Random) -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", draw.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED))) as file:
         for name, inner in members:
-            with contextlib.suppress(UnicodeError):  # such a name cannot be sent
+            with contextlib.suppress(UnicodeError, IndexError):  # zipfile writes no such name
                 file.writestr(zipfile.ZipInfo(name), inner)
     return out.getvalue()
 

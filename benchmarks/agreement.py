@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +16,18 @@ from captioning.kernels.marginal import mixture_log_probs, plain_mixture_log_pro
 
 Call = Callable[..., Tensor]
 
-B, R, L, A, H, V = 3, 2, 49, 130, 96, 501
+
+class KernelSizes(NamedTuple):
+    """B images with R rows each, L locations, hidden sizes A and H, V words."""
+
+    B: int = 3
+    R: int = 2
+    L: int = 49
+    A: int = 130
+    H: int = 96
+    V: int = 501
+
+
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
@@ -26,9 +38,9 @@ def check(device: torch.device) -> None:
         InputError: Names the kernel that differs, and by how much.
     """
     for dtype, tolerance in _TOLERANCE.items():
-        for name, (kernel, formula, inputs) in _cases(dtype, device).items():
-            ours = _result_and_gradients(kernel, [x.to(device) for x in inputs])
-            plain = _result_and_gradients(formula, [x.to(device, torch.float32) for x in inputs])
+        for name, (kernel, formula, inputs) in kernels(dtype, device, KernelSizes()).items():
+            ours = result_and_gradients(kernel, [x.to(device) for x in inputs])
+            plain = result_and_gradients(formula, [x.to(device, torch.float32) for x in inputs])
             error = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, plain, strict=True))
             if not error <= tolerance:
                 raise InputError(
@@ -37,9 +49,10 @@ def check(device: torch.device) -> None:
                 )
 
 
-def _cases(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[Call, Call, list[Tensor]]]:
+def kernels(dtype: torch.dtype, device: torch.device, sizes: KernelSizes) -> dict[str, tuple[Call, Call, list[Tensor]]]:
     """Return every kernel with its formula and inputs in a type, by name."""
     torch.manual_seed(0)
+    B, R, L, A, H, V = sizes
     P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
     gates = [torch.randn(B, 4 * H, dtype=dtype) for _ in range(3)]
     logits, targets = torch.randn(B * R, V, dtype=dtype), torch.arange(B * R, device=device)
@@ -57,7 +70,8 @@ def _cases(dtype: torch.dtype, device: torch.device) -> dict[str, tuple[Call, Ca
     }
 
 
-def _result_and_gradients(call: Call, inputs: list[Tensor]) -> list[Tensor]:
+def result_and_gradients(call: Call, inputs: list[Tensor]) -> list[Tensor]:
+    """Return what a kernel computes, and its gradients with regard to all inputs, in float32."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     result = call(*inputs)
     weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)

@@ -10,11 +10,18 @@ from torch import Tensor
 
 from benchmarks.common_port import CommonPort
 from benchmarks.work import Sizes
-from captioning.attention import AdditiveScore, HardAttention, SoftAttention, StochasticAttention
+from captioning.attention import (
+    AdditiveScore,
+    HardAttention,
+    MultiHeadAttention,
+    ScaledDotScore,
+    SoftAttention,
+    StochasticAttention,
+)
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
 from captioning.encoders import ConvEncoder
-from captioning.model import AttentionDecoder, Decoder
+from captioning.model import AttentionDecoder, Decoder, Output, TransformerDecoder
 from captioning.objective import Estimator, Likelihood
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, SPECIALS, START, Vocabulary
@@ -85,18 +92,35 @@ class Data(NamedTuple):
         return CaptionBatch(self.captions, self.lengths, image_index, numbers, numbers, annotations=self.annotations)
 
 
-def our_module(
-    sizes: Sizes, device: torch.device, *, hard: bool = False, decoder: Decoder | None = None
-) -> CaptioningModule:
-    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default with the LSTM."""
-    torch.manual_seed(2)
-    selection = HardAttention if hard else SoftAttention
-    decoder = decoder or AttentionDecoder(
-        selection(AdditiveScore(sizes.attention_dim)), embedding_dim=sizes.embedding_dim, hidden_dim=sizes.hidden_dim
+def lstm(
+    sizes: Sizes, attention: type[SoftAttention | HardAttention] = SoftAttention, output: Output | None = None
+) -> AttentionDecoder:
+    """Return the paper's decoder of the given sizes."""
+    return AttentionDecoder(
+        attention(AdditiveScore(sizes.attention_dim)),
+        embedding_dim=sizes.embedding_dim,
+        hidden_dim=sizes.hidden_dim,
+        output=output,
     )
+
+
+def transformer(sizes: Sizes) -> TransformerDecoder:
+    """Return a transformer of three layers of the LSTM's size."""
+    H = sizes.hidden_dim
+    heads = 8 if H % 8 == 0 else 1
+    attention = MultiHeadAttention(ScaledDotScore(), heads=heads)
+    return TransformerDecoder(attention, dim=H, layers=3, heads=heads, feedforward_dim=4 * H)
+
+
+def our_module(
+    sizes: Sizes, device: torch.device, *, decoder: Decoder | None = None, samples: int = 1
+) -> CaptioningModule:
+    """Return what ``captioning fit`` trains, for annotations of the given sizes; by default soft attention."""
+    torch.manual_seed(2)
+    decoder = decoder or lstm(sizes)
     source: Any = FeatureSource(sizes.locations, sizes.annotation_dim)
     optimizer = partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.01, fused=True)  # of the shipped configs for CPUs
-    module = CaptioningModule(source, decoder, optimizer=optimizer)
+    module = CaptioningModule(source, decoder, optimizer=optimizer, objective=Likelihood(samples=samples))
     module.assemble(Vocabulary([f"w{i}" for i in range(sizes.vocabulary - _FIRST_WORD)]))
     module.log = lambda *args, **kwargs: None  # type: ignore[method-assign] # there is no trainer to log to
     return module.to(device).train()

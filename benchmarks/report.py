@@ -18,19 +18,21 @@ class Row(NamedTuple):
         name: Key in the JSON file.
         description: Sizes and circumstances.
         ours: Time of this project.
-        port: Time of the common port for the same work; None if it has no counterpart.
+        other: Time of what it is compared with; None if there is nothing.
         limit: Seconds that the same work takes at the machine's measured speed; None if no work was counted.
         items: Number of items that the time covers; None if nothing is counted.
         unit: Name of these items.
+        other_name: What it is compared with: the common port, unless said.
     """
 
     name: str
     description: str
     ours: Timing
-    port: Timing | None = None
+    other: Timing | None = None
     limit: float | None = None
     items: int | None = None
     unit: str = "images"
+    other_name: str = "common_port"
 
 
 @dataclass
@@ -57,19 +59,23 @@ class Report:
         """Return plain data for JSON, numbers by row name.
 
         ``seconds`` holds medians and ``spread`` quartiles. ``vs_common_port`` is how many times as fast as the port we
-        are, ``vs_limit`` how many times the limit we take.
+        are, and so for whatever else rows are compared with; ``vs_limit`` is how many times the limit we take.
         """
         seconds = {row.name: row.ours.median for row in self.rows}
         spread = {row.name: list(row.ours.quartiles) for row in self.rows}
-        ports = {row.name: row.port for row in self.rows if row.port is not None}
+        compared = [(row, row.other) for row in self.rows if row.other is not None]
+        ratios: dict[str, dict[str, float]] = {"vs_common_port": {}}
+        for row, other in compared:
+            ratios.setdefault(f"vs_{row.other_name}", {})[row.name] = row.ours.speedup_over(other)
+        others = {f"{row.name}_{row.other_name}": other for row, other in compared}
         limits = {row.name: row.limit for row in self.rows if row.limit is not None}
         return {
-            "vs_common_port": {row.name: row.ours.speedup_over(row.port) for row in self.rows if row.port is not None},
+            **ratios,
             "vs_limit": {name: seconds[name] / limit for name, limit in limits.items()},
             "seconds": seconds
-            | {f"{name}_common_port": port.median for name, port in ports.items()}
+            | {name: other.median for name, other in others.items()}
             | {f"{name}_limit": limit for name, limit in limits.items()},
-            "spread": spread | {f"{name}_common_port": list(port.quartiles) for name, port in ports.items()},
+            "spread": spread | {name: list(other.quartiles) for name, other in others.items()},
             "per_second": {
                 row.name: {row.unit: row.items / row.ours.median} for row in self.rows if row.items is not None
             },
@@ -83,14 +89,14 @@ class Report:
         if self.rows:
             times = Table(title="time: median (quartiles); ratios compare within a round")
             times.add_column("subject", overflow="fold")
-            for column in ("ours", "per second", "common port", "times as fast", "limit", "times the limit"):
+            for column in ("ours", "per second", "compared with", "times as fast", "limit", "times the limit"):
                 times.add_column(column, justify="right")
             for row in self.rows:
                 times.add_row(
                     f"[bold]{row.name}[/bold]\n{row.description}",
                     _spread(row.ours),
                     "" if row.items is None else f"{row.items / row.ours.median:,.1f} {row.unit}",
-                    *(("", "") if row.port is None else (_spread(row.port), f"{row.ours.speedup_over(row.port):.2f}")),
+                    *(("", "") if row.other is None else (_other(row), f"{row.ours.speedup_over(row.other):.2f}")),
                     *(("", "") if row.limit is None else (_seconds(row.limit), f"{row.ours.median / row.limit:.2f}")),
                 )
             yield times
@@ -107,6 +113,11 @@ class Report:
 
 def _seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 10 else f"{1000 * value:,.1f} ms"
+
+
+def _other(row: Row) -> str:
+    assert row.other is not None
+    return f"{row.other_name.replace('_', ' ')}\n{_spread(row.other)}"
 
 
 def _spread(timing: Timing) -> str:

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.common_port import port_training_step
-from benchmarks.models import Data, natural_lengths, our_module, port_model
+from benchmarks.models import Data, lstm, natural_lengths, our_module, port_model, transformer
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup
 from benchmarks.work import Sizes, Work, interleave_with_machine
+from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
 from captioning.kernels.compilation import Mode
 from captioning.kernels.machine import has_bfloat16_products
-from captioning.model import Decoder
+from captioning.model import Decoder, MarginalOutput
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -42,17 +43,41 @@ def cases(quick: bool) -> dict[str, Sizes]:
     return {"512": vgg, "512_mixed": vgg._replace(lengths=natural_lengths(64)), "2048": resnet, "1280_mixed": small}
 
 
-class Variant(NamedTuple):
-    """One way to run a training step."""
+class Way(NamedTuple):
+    """How a training step is run."""
 
     dtype: torch.dtype
     compile: Mode | None = None
 
 
-def variants(device: torch.device) -> dict[str, Variant]:
-    """Return the ways to measure; on a CPU a compiled step is slower than the kernels in C."""
-    ways = {name: Variant(dtype) for name, dtype in PRECISIONS.items()}
-    return ways | ({"bf16_compiled": Variant(torch.bfloat16, "default")} if device.type == "cuda" else {})
+def ways_of(model: str, device: torch.device) -> dict[str, Way]:
+    """Return the ways to measure. Soft attention is compiled on a GPU; on a CPU the kernels in C are faster."""
+    ways = {name: Way(dtype) for name, dtype in PRECISIONS.items()}
+    compiled = {"bf16_compiled": Way(torch.bfloat16, "default")}
+    return ways | (compiled if device.type == "cuda" and model == "soft" else {})
+
+
+class Model(NamedTuple):
+    """A decoder of given sizes, and the samples of a caption that training decodes."""
+
+    decoder: Callable[[Sizes], Decoder]
+    samples: int = 1
+
+
+MODELS = {
+    "soft": Model(lstm),
+    "hard": Model(lambda sizes: lstm(sizes, HardAttention)),
+    "two_samples": Model(lstm, samples=2),
+    "marginal": Model(lambda sizes: lstm(sizes, output=MarginalOutput())),
+    "marginal_blocks": Model(lambda sizes: lstm(sizes, output=MarginalOutput(block=(2, 2)))),
+    "transformer": Model(transformer),
+}
+
+
+def models_of(case: str, device: torch.device) -> list[str]:
+    """Return the models to measure: all in the first case, and soft attention alone on a CPU that is slow in bf16."""
+    slow = device.type == "cpu" and not has_bfloat16_products()  # a step in bf16 takes some twenty seconds
+    return ["soft"] if slow else {"512": list(MODELS), "2048": ["soft", "hard"]}.get(case, ["soft"])
 
 
 def our_step(
@@ -60,12 +85,12 @@ def our_step(
     device: torch.device,
     *,
     precision: torch.dtype = torch.float32,
-    hard: bool = False,
     decoder: Decoder | None = None,
+    samples: int = 1,
     compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch as ``captioning fit`` does."""
-    module = our_module(sizes, device, hard=hard, decoder=decoder)
+    module = our_module(sizes, device, decoder=decoder, samples=samples)
     if compile is not None:
         assert module.captioner is not None
         module.captioner.decoder.compile_training(compile)
@@ -92,7 +117,7 @@ def port_step(sizes: Sizes, data: Data, device: torch.device) -> Callable[[], An
 
 
 def measure(setup: Setup) -> Report:
-    """Time the training step of every case, variant and kind of attention."""
+    """Time the training step of every case, model and way."""
     report = Report()
     for name, sizes in cases(setup.quick).items():
         report.extend(_measure_case(name, sizes, setup))
@@ -100,29 +125,28 @@ def measure(setup: Setup) -> Report:
 
 
 def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
-    data = Data.make(sizes, setup.device)
-    slow = setup.device.type == "cpu" and not has_bfloat16_products()  # a step in bf16 takes some twenty seconds
-    kinds = ("soft",) if name.endswith("mixed") or slow else ("soft", "hard")
-    ways = variants(setup.device)
-    subjects: dict[str, Callable[[], Any]] = {"port": port_step(sizes, data, setup.device)}
-    for kind in kinds:
-        for way, (dtype, mode) in ways.items():
-            step = our_step(sizes, setup.device, precision=dtype, hard=kind == "hard", compile=mode)
-            subjects[f"{kind} {way}"] = partial(step, data.batch())
+    data, device = Data.make(sizes, setup.device), setup.device
+    measured = [(model, way) for model in models_of(name, device) for way in ways_of(model, device).items()]
+    subjects: dict[str, Callable[[], Any]] = {"port": port_step(sizes, data, device)}
+    for model, (way, (dtype, mode)) in measured:
+        decoder, samples = MODELS[model]
+        step = our_step(sizes, device, precision=dtype, decoder=decoder(sizes), samples=samples, compile=mode)
+        subjects[f"{model} {way}"] = partial(step, data.batch())
     timings, machine = interleave_with_machine(subjects, setup)
     report = Report(machine=machine.to_dict())
-    for kind in kinds:
-        for way, (dtype, _) in ways.items():
-            work = Work.of_training(sizes, dtype, hard=kind == "hard")
-            report.rows.append(
-                Row(
-                    f"train_step_{name}{'_hard' * (kind == 'hard')}_{way}",
-                    f"{kind} attention, {way}; {sizes}; {work.products / 1e9:.1f} GFLOP",
-                    timings[f"{kind} {way}"],
-                    timings["port"] if kind == "soft" else None,
-                    machine.seconds(work, dtype),
-                    items=len(sizes.lengths),
-                    unit="captions",
-                )
+    for model, (way, (dtype, _)) in measured:
+        is_soft, counted = model == "soft", model in ("soft", "hard")
+        work = Work.of_training(sizes, dtype, hard=model == "hard")
+        report.rows.append(
+            Row(
+                f"train_step_{name}_{way}" if is_soft else f"train_step_{name}_{model}_{way}",
+                f"{model.replace('_', ' ')}, {way}; {sizes}" + f"; {work.products / 1e9:.1f} GFLOP" * counted,
+                timings[f"{model} {way}"],
+                timings["port" if is_soft else f"soft {way}"],
+                machine.seconds(work, dtype) if counted else None,
+                items=len(sizes.lengths),
+                unit="captions",
+                other_name="common_port" if is_soft else "soft_attention",
             )
+        )
     return report

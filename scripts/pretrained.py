@@ -104,7 +104,7 @@ def recipe(runs: Path) -> list[Stage]:
     return [
         Stage("features", [*extract, "--output", features]),
         fit("first", _FIRST, "--data.features", features),
-        fit("tuned", _TUNED, *second("fine_tune_mobilenet", _FIRST)),
+        fit("tuned", _TUNED, *second("fine_tune_mobilenet", _FIRST), "--checkpoint.monitor", "val/cider_d"),
         Stage("tuned_features", [*extract, "--init_from", best[_TUNED], "--output", tuned_features]),
         fit(
             "critical",

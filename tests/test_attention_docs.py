@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import captioning.attention
-from captioning.attention import Attention, Score
+from captioning.attention import Attention, Normaliser, Score
 from captioning.attention.hard import StochasticAttention
 from captioning.cli.fit import CaptioningCLI
 from captioning.data.batch import pad_captions
@@ -39,10 +39,10 @@ def my_attention(tmp_path, monkeypatch):
     del sys.modules["my_attention"]
 
 
-def test_tables_have_every_score_and_selection_and_configs_that_exist():
+def test_tables_have_every_score_normaliser_and_selection_and_configs_that_exist():
     for name, value in vars(captioning.attention).items():
-        if inspect.isclass(value) and issubclass(value, (Attention, Score)):
-            abstract = value in (Attention, Score, StochasticAttention)
+        if inspect.isclass(value) and issubclass(value, (Attention, Normaliser, Score)):
+            abstract = value in (Attention, Normaliser, Score, StochasticAttention)
             assert abstract or f"\n| `{name}` |" in DOCUMENT, name
     named = re.findall(r"`((?:shapes|coco)_\w+)`", DOCUMENT)
     assert {"shapes_local", "shapes_multihead", "shapes_bilstm"} <= set(named)
@@ -51,7 +51,7 @@ def test_tables_have_every_score_and_selection_and_configs_that_exist():
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked):
-    attention = my_attention.TopAttention(my_attention.CosineScore(), k=3)
+    attention = my_attention.TopAttention(my_attention.HadamardScore(), k=3)
     attention = Attention.from_config(attention.to_config())
     decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0)
     decoder.build(V, D)
@@ -62,7 +62,7 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
     torch.testing.assert_close(output.trace.alphas.sum(-1), torch.ones(B * R, 5))
     (output.logits.logsumexp(-1).sum() + output.trace.alphas.square().sum()).backward()
     assert all(parameter.grad.isfinite().all() for parameter in decoder.parameters())
-    assert attention.score.scale.grad != 0
+    assert attention.score.v.grad.any()
 
     query, memory = torch.randn(B * R, H), decoder.encode(torch.randn(B, L, D), mask if masked else None)
     out = attention(query, memory)
@@ -87,4 +87,4 @@ def test_example_config_puts_it_into_a_model(my_attention, tmp_path, monkeypatch
     cli = Instantiated(CaptioningModule, CaptionDataModule, run=False, args=args, save_config_callback=None)
     attention = cli.model.assemble(Vocabulary(["a", "dog"])).decoder.attention
     assert isinstance(attention, my_attention.TopAttention) and attention.k == 3
-    assert isinstance(attention.score, my_attention.CosineScore)
+    assert isinstance(attention.score, my_attention.HadamardScore)

@@ -13,11 +13,14 @@ import captioning.attention
 from captioning.attention import (
     AdditiveScore,
     Attention,
+    HardAttention,
     LocalScore,
     MultiHeadAttention,
+    Normaliser,
     ScaledDotScore,
     Score,
     SoftAttention,
+    Softmax,
     StochasticAttention,
     UniformAttention,
 )
@@ -54,6 +57,15 @@ FAMILY = {
     if "score" in inspect.signature(selection.__init__).parameters
     for name, score in SCORES.items()
 } | {"UniformAttention()": UniformAttention}
+FAMILY |= {
+    f"{cls.__name__}({name}, {kind.__name__})": lambda cls=cls, kind=kind, name=name: cls(
+        SCORES[name](), normaliser=kind()
+    )
+    for cls in (SoftAttention, HardAttention)
+    for kind in classes(Normaliser)
+    for name in ("AdditiveScore", "CosineScore", "CoverageScore")
+    if kind is not Softmax
+}
 
 STOCHASTIC = [cls for cls in classes(StochasticAttention) if cls is not StochasticAttention]
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks import agreement, epoch, loading
+from benchmarks import agreement, epoch, loading, training
 from benchmarks.common_port import CommonPort, port_beam_search, port_loss, port_training_step
 from benchmarks.decoding import decode
 from benchmarks.models import Data, natural_lengths, our_module
@@ -26,6 +26,7 @@ from captioning.objective import reductions
 from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")
+KERNELS = ("additive_score", "lstm_cell", "cross_entropy", "mixture")
 SIZES = Sizes(3, (4, 2, 3), 9, 6, 5, 7, 8, 23)
 
 
@@ -223,10 +224,15 @@ def test_a_report_holds_every_ratio_by_name():
         Row("epoch", "", Timing((0.5,)), items=30, unit="tokens"),
     ]
     report = Report(rows, fractions={"waiting": 0.01})
+    rows.append(Row("kernel", "", Timing((2.0,)), Timing((8.0,)), other_name="plain_formula"))
     content = report.to_dict()
+    assert content["vs_plain_formula"] == {"kernel": 4.0}
     assert content["vs_common_port"] == {"step": 3.0}
     assert content["vs_limit"] == {"step": 2.0}
-    assert content["seconds"] == {"step": 2.0, "step_common_port": 6.0, "step_limit": 1.0, "epoch": 0.5}
+    assert content["seconds"] == {"step": 2.0, "step_common_port": 6.0, "step_limit": 1.0, "epoch": 0.5} | {
+        "kernel": 2.0,
+        "kernel_plain_formula": 8.0,
+    }
     assert content["per_second"] == {"step": {"images": 4.0}, "epoch": {"tokens": 60.0}}
     assert len(list(report.tables())) == 2
 
@@ -242,7 +248,11 @@ def test_the_benchmark_writes_every_subject(tmp_path, monkeypatch, capsys):
     searches |= {f"{name}_one_at_a_time" for name in searches}
     kinds = ("fp32", "bf16") if has_bfloat16_products() else ()
     hard = {f"train_step_{size}_hard_{kind}" for size in sizes for kind in kinds}
+    models = {f"train_step_512_{model}_{kind}" for model in training.MODELS if model != "soft" for kind in kinds}
+    formulas = {f"kernel_{name}_{kind}" for name in KERNELS for kind in ("fp32", "bf16")}
     assert set(content["vs_common_port"]) == steps | searches
+    assert set(content["vs_soft_attention"] if kinds else ()) == hard | models
+    assert set(content["vs_plain_formula"]) == formulas
     assert set(content["vs_limit"]) == steps | searches | hard | {"load_features"}
     assert {f"epoch_{config}" for config in epoch.CONFIGS} < set(content["seconds"])
     assert all(ratio > 0 for key in ("vs_common_port", "vs_limit", "seconds") for ratio in content[key].values())

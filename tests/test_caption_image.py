@@ -72,6 +72,18 @@ def test_a_folder_gives_all_images_below_it_in_order(capsys, checkpoint, folder)
     assert [line.split("\t")[0] for line in lines] == [str(folder / name) for name in ("a.JPG", "b.png", "more/b.png")]
 
 
+def test_a_folder_that_is_not_of_images_is_given_up_with_what_to_do(capsys, checkpoint, folder, monkeypatch):
+    """Beside its three images, the folder has a text, a hidden file and a folder, one fewer than it may have."""
+    monkeypatch.setattr(caption, "_QUIET", -1.0)
+    monkeypatch.setattr(caption, "_MOST_OTHERS", 1)
+    lines, err = run(capsys, folder, "--model", checkpoint)
+    assert len(lines) == 3 and err == f"captioning caption: looking for images in {folder} ...\n"
+    for name in ("1.txt", "2.txt"):
+        (folder / "more" / name).touch()
+    lines, err = run(capsys, folder, "--model", checkpoint, code=2)
+    assert lines == [] and f"{folder}: more than 1 other files and folders beside its images" in err
+
+
 def test_paths_can_come_from_standard_input(capsys, checkpoint, folder, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(f"{folder / 'b.png'}\n\n{folder / 'more' / 'b.png'}\r\n"))
     lines, _ = run(capsys, "-", "--model", checkpoint)
@@ -261,7 +273,9 @@ def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
         (["x.png", "y.png", "--model", "x", "--overlay", "o.png"], "--overlay o.png: there may be several images"),
         (["x.png", "--model", "x", "--overlay", "o.jpg"], "--overlay o.jpg: must end in .png, .pdf, .svg"),
         (["x.png", "--model", "x", "--explorer", "e.pdf"], "--explorer e.pdf: must end in .html"),
-        (["empty", "--model", "x"], "empty: no image in this folder"),
+        (["empty", "--model", "x.png"], "empty: no image in this folder"),
+        (["empty", "--model", "none.ckpt"], "none.ckpt: the checkpoint cannot be read"),
+        (["empty", "--import", "no_such_module"], "--import no_such_module: there is no such module"),
     ],
 )
 def test_a_wrong_command_line_is_named_before_any_work(capsys, tmp_path, monkeypatch, arguments, message):

@@ -341,6 +341,15 @@ def test_a_cell_reaches_half_a_stride_around_its_centre_and_not_out_of_the_view(
     assert SHIFTED.scaled((60, 16)) == CellGrid((3, 4), (4, 3.5), (20, 4), (60, 16))
 
 
+def test_the_mean_of_grids_weighs_them_by_their_errors_and_knows_its_own():
+    one = dataclasses.replace(SHIFTED, standard_error=(1.0, 0.0))
+    other = dataclasses.replace(SHIFTED, offset=(7.0, 9.0), standard_error=(2.0, 0.5))
+    mean = CellGrid.pooled([one, other])  # y: weights 1 and 1/4; x: known by one of them
+    assert mean.offset == pytest.approx((3.0, 7.0)) and (mean.stride, mean.size) == (SHIFTED.stride, SHIFTED.size)
+    assert mean.standard_error == pytest.approx((1.25**-0.5, 0.0))
+    assert CellGrid.pooled([one]) == one
+
+
 def test_grids_that_differ_by_a_quarter_of_a_stride_are_near():
     assert SHIFTED.near(SHIFTED) and SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.5, 5.0)))
     assert not SHIFTED.near(dataclasses.replace(SHIFTED, offset=(4.6, 5.0)))

@@ -13,22 +13,19 @@ import numpy as np
 import pytest
 from helpers_runs import captioned_image, make_captions, run_of
 
-from captioning.cells import CellGrid
 from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.colors import run_colors, started_over
 from captioning.comparison.compare import compare
 from captioning.comparison.formats import with_best
-from captioning.comparison.grounding_table import grid_notices
 from captioning.comparison.page import comparison_page
 from captioning.comparison.paper import compare_with_paper
 from captioning.comparison.result import Cell, Comparison, Table
-from captioning.comparison.runs import Run, read_run
+from captioning.comparison.runs import Run
 from captioning.comparison.terminal import print_comparison
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.data.attributes import JudgedAttribute
 from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
-from captioning.evaluation.records import read_cells, write_evaluation
 from captioning.evaluation.resampling import Difference, Interval, holm
 
 
@@ -626,24 +623,3 @@ def test_the_papers_scores_stand_beside_a_single_run():
     compare_with_paper(found, runs, "flickr8k")
     assert found.tables[0].rows[3].cells[2].text == ""
     assert found.tables[0].note.startswith("Not scored on the test split: other (val). ")
-
-
-def test_grids_that_are_not_the_first_runs_are_named_with_what_their_error_says(tmp_path):
-    first = CellGrid((7, 7), (2.0, 0.5), (16, 16), (112, 112), standard_error=(0.3, 0.0))
-    near = dataclasses.replace(first, offset=(2.5, 0.5), standard_error=(0.4, 0.0))
-    far = dataclasses.replace(first, offset=(5.0, 0.5))
-    near_notice, far_notice = grid_notices({"a": first, "b": near, "same": first, "c": far, "untested": None})
-    assert near_notice == (
-        "Pointing of a and b is scored on grids whose first cells lie at (2, 0.5) and (2.5, 0.5) pixels, no more "
-        "than two standard errors apart."
-    )
-    assert "(5, 0.5) pixels, more than two" in far_notice
-    metrics = tmp_path / "test_metrics.json"
-    write_evaluation(tmp_path, "test", {"bleu4": 1.0}, [], search={}, cells=near)
-    assert read_cells(metrics) == near and read_cells(metrics).standard_error == (0.4, 0.0)
-    (tmp_path / "config.yaml").write_text("{}")
-    run = read_run(tmp_path)
-    assert run.cells == near and run.scores == {"bleu4": 1.0}
-    metrics.write_text('{"cells": {"offset": 3}}')
-    with pytest.raises(InputError, match="cells: not what `captioning test` writes"):
-        read_run(tmp_path)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention import AdditiveScore, Entmax15, GumbelAttention, HardAttention, SoftAttention, Softmax
 from captioning.attention.base import Attention
 from captioning.data.batch import pad_captions
 from captioning.encoders import ConvEncoder
@@ -79,9 +79,11 @@ def assert_same(compiled: AttentionDecoder, eager: AttentionDecoder, *batch, **t
         torch.testing.assert_close(one.grad, other.grad, msg=name, **tolerance)
 
 
-@pytest.mark.parametrize("output", [None, MarginalOutput])
-def test_a_compiled_recurrence_gives_the_same_numbers_and_compiles_once_for_captions_of_any_length(output, backend):
-    eager = make_decoder(output=output and output())
+@pytest.mark.parametrize(("output", "normaliser"), [(None, Softmax), (MarginalOutput, Softmax), (None, Entmax15)])
+def test_a_compiled_recurrence_gives_the_same_numbers_and_compiles_once_for_captions_of_any_length(
+    output, normaliser, backend
+):
+    eager = make_decoder(SoftAttention(AdditiveScore(A), normaliser=normaliser()), output and output())
     decoder = copy.deepcopy(eager)
     decoder.compile_training("default")
     for words in ([4, 2, 3], [6, 6, 5], [1, 2, 1]):

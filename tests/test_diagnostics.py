@@ -39,6 +39,17 @@ def test_statistics_equal_a_loop_over_captions_and_steps():
     assert float(statistics["beta"]) == pytest.approx(float(betas[mask].mean()), abs=1e-6)
 
 
+def test_support_size_is_the_mean_number_of_locations_with_a_weight():
+    mask = make_mask()
+    alphas = torch.zeros(N, T, L)
+    alphas[..., :2] = 0.5
+    alphas[0, 0, :4] = 0.25
+    trace = AttentionTrace(alphas * mask.unsqueeze(-1), None, None)
+    steps = int(mask.sum())
+    assert float(attention_statistics(trace, mask, sparse=True)["support_size"]) == pytest.approx(2 + 2 / steps)
+    assert "support_size" not in attention_statistics(trace, mask)
+
+
 def test_statistics_of_alphas_that_are_exactly_zero_are_finite():
     alphas = torch.nn.functional.one_hot(torch.randint(L, (N, T)), L).float()
     statistics = attention_statistics(AttentionTrace(alphas, None, None), torch.ones(N, T, dtype=torch.bool))

@@ -14,7 +14,14 @@ import torch
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from PIL import Image
 
-from captioning.attention import AdditiveScore, GumbelAttention, HardAttention, SoftAttention
+from captioning.attention import (
+    AdditiveScore,
+    Entmax15,
+    GumbelAttention,
+    HardAttention,
+    SoftAttention,
+    Sparsemax,
+)
 from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel
 from captioning.data.shapes import ShapesSource
@@ -79,6 +86,19 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
     if attention is not SoftAttention:
         expected -= 0.002 * logged["attention_entropy"]
     assert logged["loss"] == pytest.approx(expected, rel=1e-5)  # REINFORCE's value means nothing and is left out
+
+
+@pytest.mark.parametrize("selection", [SoftAttention, HardAttention])
+@pytest.mark.parametrize("normaliser", [Sparsemax, Entmax15])
+def test_sparse_alphas_are_trained_and_log_the_size_of_their_support(shapes, tmp_path, selection, normaliser):
+    attention = selection(AdditiveScore(10), normaliser=normaliser())
+    module = make_module(attention, MarginalOutput() if selection is SoftAttention else None)
+    trainer = quick_trainer(tmp_path, max_steps=3)
+    run_stage(trainer.fit, module, make_data(shapes))
+    logged = {name: float(value) for name, value in trainer.logged_metrics.items() if "train/" in name}
+    assert all(math.isfinite(value) for value in logged.values()), logged
+    assert 1 <= logged["train/support_size"] <= module.captioner.encoder.grid_size[0] ** 2
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

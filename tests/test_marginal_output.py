@@ -14,6 +14,7 @@ from captioning.attention import (
     Attention,
     ConcatScore,
     CoverageScore,
+    Entmax15,
     GeneralScore,
     GumbelAttention,
     HardAttention,
@@ -22,6 +23,7 @@ from captioning.attention import (
     NTMScore,
     ScaledDotScore,
     SoftAttention,
+    Sparsemax,
     UniformAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
@@ -150,6 +152,8 @@ def test_likelihood_is_the_sum_over_locations(options, masked):
 ATTENTIONS = {
     "no gate": lambda: (None, {"gated": False}),
     "uniform": lambda: (UniformAttention(), {}),
+    "sparsemax": lambda: (SoftAttention(AdditiveScore(A), normaliser=Sparsemax()), {}),
+    "1.5-entmax": lambda: (SoftAttention(CoverageScore(A), normaliser=Entmax15()), {}),
 } | {
     type(score).__name__: lambda score=score: (SoftAttention(score), {})
     for score in (
@@ -186,10 +190,15 @@ def test_label_smoothing_holds_against_the_mixture():
     assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
 
 
-@pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
-def test_gradient_of_the_objective_matches_finite_differences(options):
+@pytest.mark.parametrize(
+    ("options", "normaliser"),
+    [*((options, None) for options in OUTPUTS.values()), ({}, Sparsemax()), ({"block": (2, 2)}, Entmax15())],
+    ids=[*OUTPUTS, "sparsemax", "1.5-entmax over blocks"],
+)
+def test_gradient_of_the_objective_matches_finite_differences(options, normaliser):
     """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
-    captioner = make_captioner(MarginalOutput(**options)).double()
+    attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
+    captioner = make_captioner(MarginalOutput(**options), attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
     objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder.attention)
     parameters = list(captioner.decoder.parameters())

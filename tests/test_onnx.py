@@ -15,10 +15,12 @@ from PIL import Image
 
 from captioning.attention import (
     CoverageScore,
+    Entmax15,
     GeneralScore,
     HardAttention,
     MultiHeadAttention,
     SoftAttention,
+    Sparsemax,
 )
 from captioning.captioner import load
 from captioning.cli import export
@@ -33,6 +35,14 @@ SEARCH = {"beam_size": 3, "max_length": 7, "length_normalization": 0.5, "min_len
 
 def heads(score):
     return MultiHeadAttention(score, heads=2)
+
+
+def sparse(score):
+    return SoftAttention(score, normaliser=Sparsemax())
+
+
+def entmax(score):
+    return SoftAttention(score, normaliser=Entmax15())
 
 
 def hard(score):
@@ -65,6 +75,8 @@ def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
     [
         pytest.param({}, id="soft"),
         pytest.param({"output": MarginalOutput()}, id="marginal"),
+        pytest.param({"output": MarginalOutput(), "attention": sparse}, id="summed over a sparse support"),
+        pytest.param({"attention": entmax}, id="1.5-entmax", marks=pytest.mark.slow),
         pytest.param({"gated": False, "attention": heads}, id="heads", marks=pytest.mark.slow),
         pytest.param({"attention": hard}, id="hard argmax", marks=pytest.mark.slow),
     ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, DotScore, GeneralScore, ScaledDotScore, Score
+from captioning.attention import AdditiveScore, CosineScore, DotScore, GeneralScore, ScaledDotScore, Score
 from captioning.errors import InputError
 
 B, R, L, D, A, H = 2, 3, 9, 7, 6, 10
@@ -58,6 +58,17 @@ def test_scaled_dot_score_with_a_size_compares_projections_of_that_size():
     logits, a, h = logits_and_pairs(score)
     keys, queries = a @ score.annotation_projection.weight.T, h @ score.query_projection.weight.T
     torch.testing.assert_close(logits, (keys * queries).sum(-1) / A**0.5)
+
+
+def test_cosine_score_is_the_scaled_cosine_of_projections_and_does_not_depend_on_norms():
+    score = built(CosineScore(A))
+    logits, a, h = logits_and_pairs(score)
+    keys, queries = a @ score.annotation_projection.weight.T, h @ score.query_projection.weight.T
+    torch.testing.assert_close(logits, 10 * torch.cosine_similarity(keys, queries, dim=-1))
+    annotations, query = torch.randn(B, L, D, dtype=torch.double), torch.randn(B, R, H, dtype=torch.double)
+    torch.testing.assert_close(
+        score(5 * query, score.project(3 * annotations)), score(query, score.project(annotations))
+    )
 
 
 @pytest.mark.parametrize("score", [DotScore(), ScaledDotScore()], ids=lambda score: type(score).__name__)

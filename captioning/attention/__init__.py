@@ -1,4 +1,4 @@
-"""Attention = score x selection: any score with any selection, each a small class."""
+"""Attention = score x normaliser x selection, each a small class."""
 
 from captioning.attention.base import Attention, AttentionOutput, Score, Selected
 from captioning.attention.coverage import CoverageScore
@@ -8,10 +8,12 @@ from captioning.attention.layers import AnnotationAttention, AnnotationDropout, 
 from captioning.attention.local import LocalScore
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.multihead import MultiHeadAttention
+from captioning.attention.normalisers import Entmax15, Normaliser, Softmax, Sparsemax
 from captioning.attention.ntm import NTMScore
 from captioning.attention.scores import (
     AdditiveScore,
     ConcatScore,
+    CosineScore,
     DotScore,
     GeneralScore,
     LocationScore,
@@ -28,8 +30,10 @@ __all__ = [
     "Attention",
     "AttentionOutput",
     "ConcatScore",
+    "CosineScore",
     "CoverageScore",
     "DotScore",
+    "Entmax15",
     "GeneralScore",
     "GumbelAttention",
     "HardAttention",
@@ -38,10 +42,13 @@ __all__ = [
     "Memory",
     "MultiHeadAttention",
     "NTMScore",
+    "Normaliser",
     "ScaledDotScore",
     "Score",
     "Selected",
     "SoftAttention",
+    "Softmax",
+    "Sparsemax",
     "StochasticAttention",
     "UniformAttention",
     "expected_context",

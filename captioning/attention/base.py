@@ -1,4 +1,4 @@
-"""Attention is a score and a selection: logits over locations (Eq. 4), and the context formed from them (Eq. 6)."""
+"""Attention: a score gives logits (Eq. 4), a normaliser alphas (Eq. 5), and a selection the context (Eq. 6)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from captioning.attention.memory import Memory, repeat_rows
+from captioning.attention.normalisers import Normaliser, Softmax
 from captioning.component import Component
 from captioning.errors import InputError
 from captioning.trace import EXPECTATION, State
@@ -21,7 +22,7 @@ class AttentionOutput(NamedTuple):
 
     Attributes:
         context: (N, D), the paper's z-hat before the scalar beta.
-        alphas: (N, L), softmax of the scores: probabilities, exactly 0 at masked locations.
+        alphas: (N, L), the normalised logits: probabilities, exactly 0 at masked locations.
         locations: (N,) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
             expectation.
         log_prob: (N,), log-probability in nats of the location that the context was taken from, 0 where it is the
@@ -61,9 +62,12 @@ class Score(Component):
     Attributes:
         deterministic: Whether equal queries get equal logits also in training. Set it to True only in a class that
             drops no units and draws nothing.
+        needs_softmax: Whether the logits are logarithms of weights, so that only a softmax gives the alphas that the
+            score defines.
     """
 
     deterministic = False
+    needs_softmax = False
 
     @abstractmethod
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
@@ -94,7 +98,10 @@ class Score(Component):
 
 
 class Attention(Component):
-    """A score and a selection. Subclasses implement ``select``, which turns alphas into a context.
+    """A score, a normaliser and a selection. Subclasses implement ``select``, which turns alphas into a context.
+
+    Args:
+        normaliser: Turns logits into alphas; None for ``Softmax()``.
 
     Attributes:
         inference: How the context is formed in eval mode: "expected", the expectation over locations; "argmax", the
@@ -107,6 +114,10 @@ class Attention(Component):
     inference_modes: tuple[str, ...] = ("expected",)
     needs_estimator = False
     _inference = "expected"
+
+    def __init__(self, normaliser: Normaliser | None = None) -> None:
+        super().__init__()
+        self.normaliser = Softmax() if normaliser is None else normaliser
 
     @property
     def inference(self) -> str:
@@ -157,7 +168,15 @@ class Attention(Component):
         Args:
             grid_size: (height, width) of the grid of locations, for attention that knows where they lie; None where
                 they form no grid.
+
+        Raises:
+            InputError: The score needs a softmax, and the normaliser is another.
         """
+        if self.score.needs_softmax and not isinstance(self.normaliser, Softmax):
+            raise InputError(
+                f"normaliser: {type(self.score).__name__} gives logarithms of weights, which only a softmax turns back "
+                f"into weights; leave out {type(self.normaliser).__name__}, or use another score"
+            )
         self.score.build(annotation_dim, query_dim, grid_size)
 
     def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
@@ -180,8 +199,8 @@ class Attention(Component):
             state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
         queries, *carried = (x.unflatten(0, (B, -1)) for x in (query, *state))  # (B, R, ..)
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
-        log_alphas = masked_log_softmax(logits, None if memory.mask is None else memory.mask.unsqueeze(1))  # Eq. 5
-        alphas = log_alphas.exp()
+        mask = None if memory.mask is None else memory.mask.unsqueeze(1)
+        alphas, log_alphas = self.normaliser(logits, mask)  # Eq. 5
         context, locations, log_prob = self.select(alphas, log_alphas, memory)  # Eq. 6
         next_state = self.score.update(alphas, *carried)
         if locations is None:
@@ -196,20 +215,10 @@ class Attention(Component):
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        """Form contexts from alphas and log_alphas (B, R, L), which are 0 and -inf at masked locations."""
+        """Form contexts from alphas and log_alphas (B, R, L), which are 0 and -inf at masked locations.
 
-
-def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Return log-softmax over the last axis where ``mask`` is True, -inf elsewhere; at least in float32.
-
-    Args:
-        logits: (..., L).
-        mask: bool, broadcastable to ``logits``; every row needs at least one True, otherwise it becomes NaN.
-    """
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if mask is not None:
-        logits = logits.masked_fill(~mask, float("-inf"))
-    return torch.log_softmax(logits, dim=-1)
+        With a sparse normaliser also elsewhere.
+        """
 
 
 def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:

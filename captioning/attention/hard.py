@@ -11,6 +11,7 @@ from torch import Tensor
 
 from captioning.attention.base import Attention, Score, Selected
 from captioning.attention.memory import Memory, expected_context
+from captioning.attention.normalisers import Normaliser
 from captioning.errors import InputError, check_range
 from captioning.kernels.dropout import Dropout
 from captioning.trace import EXPECTATION
@@ -22,7 +23,8 @@ class StochasticAttention(Attention):
     Draws come from torch's global generator.
 
     Args:
-        score: Gives the logits, whose softmax are the alphas.
+        score: Gives the logits.
+        normaliser: Turns the logits into alphas; None for ``Softmax()``.
         sample_probability: Probability that the contexts of an image are drawn in training. Otherwise they are the
             expectation; the paper sets the location to its expected value with probability 0.5 (Sec. 4.1).
         ramp: Training batches between which that probability changes. With two, (first, last), it rises linearly from
@@ -45,13 +47,14 @@ class StochasticAttention(Attention):
         self,
         score: Score,
         *,
+        normaliser: Normaliser | None = None,
         sample_probability: float = 0.5,
         ramp: tuple[int, ...] = (),
         per_batch: bool = False,
         dropout: float = 0.0,
         inference: str = "expected",
     ) -> None:
-        super().__init__()
+        super().__init__(normaliser)
         if not 0 <= sample_probability <= 1:
             raise InputError(f"sample_probability must be in [0, 1], got {sample_probability}")
         if len(ramp) not in (0, 2, 4) or list(ramp) != sorted(ramp) or min(ramp, default=0) < 0:
@@ -122,7 +125,8 @@ class StochasticAttention(Attention):
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    A drawn context passes no gradient to the alphas; ``Selected.log_prob`` does.
+    A drawn context passes no gradient to the alphas; ``Selected.log_prob`` does. With a sparse normaliser, locations
+    outside the support are never drawn.
     """
 
     needs_estimator = True

@@ -41,6 +41,8 @@ class LocalScore(Score):
         InputError: The window is too small to always contain a location.
     """
 
+    needs_softmax = True
+
     centres: Tensor
     size: Tensor
     reach: Tensor

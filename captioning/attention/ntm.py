@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, check_grid, check_locations, masked_log_softmax
+from captioning.attention.base import Score, check_grid, check_locations
+from captioning.attention.normalisers import masked_log_softmax
 from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 from captioning.trace import State
@@ -30,6 +31,8 @@ class NTMScore(Score):
     Args:
         attention_dim: Size A of the keys.
     """
+
+    needs_softmax = True
 
     def __init__(self, attention_dim: int = 512) -> None:
         super().__init__()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioning.attention.base import Score, check_grid, check_locations
 from captioning.component import check_size
@@ -114,6 +116,35 @@ class ScaledDotScore(Score):
         if self.query_projection is not None:
             query = self.query_projection(query)
         return matmul(query.to(projected.dtype), projected)
+
+
+class CosineScore(Score):
+    """e_ti = s cos(W_a a_i, W_h h_{t-1}) (Graves et al. 2014, Eq. 5-6, by content alone), with a learned s.
+
+    Logits lie between -s and s, whatever the norms of annotations and state.
+
+    Args:
+        attention_dim: Size A of both projections.
+    """
+
+    deterministic = True
+
+    def __init__(self, attention_dim: int = 512) -> None:
+        super().__init__()
+        check_size(attention_dim=attention_dim)
+        self.attention_dim = attention_dim
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
+        self.query_projection = StepLinear(query_dim, self.attention_dim, bias=False)
+        self.scale = nn.Parameter(torch.tensor([10.0]))
+
+    def project(self, annotations: Tensor) -> Tensor:
+        return F.normalize(self.annotation_projection(annotations), dim=-1).mT  # (B, A, L)
+
+    def forward(self, query: Tensor, projected: Tensor) -> Tensor:
+        unit = F.normalize(self.query_projection(query), dim=-1)
+        return self.scale * matmul(unit.to(projected.dtype), projected)
 
 
 class LocationScore(Score):

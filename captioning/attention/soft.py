@@ -6,6 +6,7 @@ from torch import Tensor
 
 from captioning.attention.base import Attention, Score, Selected
 from captioning.attention.memory import Memory, expected_context
+from captioning.attention.normalisers import Normaliser
 from captioning.errors import check_range
 from captioning.kernels.dropout import Dropout
 
@@ -14,13 +15,14 @@ class SoftAttention(Attention):
     """z_t = sum_i alpha_ti a_i, Eq. 13.
 
     Args:
-        score: Gives the logits, whose softmax are the alphas.
+        score: Gives the logits.
+        normaliser: Turns the logits into alphas; None for ``Softmax()``.
         dropout: Probability of dropping a location's weight in training; the others are divided by 1 - dropout
             (Vaswani et al. 2017). Reported and penalised alphas are those before dropout.
     """
 
-    def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
-        super().__init__()
+    def __init__(self, score: Score, *, normaliser: Normaliser | None = None, dropout: float = 0.0) -> None:
+        super().__init__(normaliser)
         check_range(0, 0.99, dropout=dropout)
         self.score = score
         self.dropout = Dropout(dropout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,21 @@ class CellGrid:
     def from_dict(cls, pairs: dict[str, Any]) -> CellGrid:
         """Rebuild what ``dataclasses.asdict`` described; its tuples are lists in JSON."""
         return cls(**{name: (pair[0], pair[1]) for name, pair in pairs.items()})
+
+    @classmethod
+    def pooled(cls, grids: Sequence[CellGrid]) -> CellGrid:
+        """Return the mean of grids that differ in their offsets alone, weighted by 1 / standard error ** 2.
+
+        Offsets without an error outweigh all others, on each axis by itself.
+        """
+        offsets, errors = (np.array([getattr(grid, name) for grid in grids]) for name in ("offset", "standard_error"))
+        known = errors == 0  # (grids, axis)
+        weights = np.where(known.any(axis=0), known, np.divide(1, errors**2, where=~known, out=np.zeros_like(errors)))
+        (y, x), total = (weights * offsets).sum(axis=0) / weights.sum(axis=0), weights.sum(axis=0)
+        error = np.where(known.any(axis=0), 0, 1 / np.sqrt(total))
+        return dataclasses.replace(
+            grids[0], offset=(float(y), float(x)), standard_error=(float(error[0]), float(error[1]))
+        )
 
     def scaled(self, size: tuple[int, int]) -> CellGrid:
         """Return the same cells of a view that was enlarged or reduced to ``size``."""

@@ -5,9 +5,10 @@ port works as the most used PyTorch implementation does. The limit is the time t
 products and memory traffic take at this machine's full speed (docs/performance.md).
 
 subjects:
-  train     training steps
+  train     training steps: soft and hard attention, two samples, the summed likelihood, the transformer
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
+  kernels   every kernel beside its plain formula, forward and backward
   encode    MobileNetV1 alone, and whole extraction from JPEGs
   load      the loader of cached features, and the fraction of a training step that waits for it
   epoch     a simulated epoch of COCO's size; without --only, it is measured on a GPU alone
@@ -30,9 +31,10 @@ from captioning.cli.arguments import add_json_option, script_parser, text_beside
 from captioning.errors import InputError, exits_on_input_error
 
 SUBJECTS = {
-    "train": "training steps",
+    "train": "training steps: soft and hard attention, two samples, the summed likelihood, the transformer",
     "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
     "alone": "the same, one image at a time",
+    "kernels": "every kernel beside its plain formula, forward and backward",
     "encode": "MobileNetV1 alone, and whole extraction from JPEGs",
     "load": "the loader of cached features, and the fraction of a training step that waits for it",
     "epoch": "a simulated epoch of COCO's size; without --only, it is measured on a GPU alone",
@@ -51,7 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     import torch
     from rich.console import Console
 
-    from benchmarks import agreement, decoding, encoding, epoch, loading, training
+    from benchmarks import agreement, decoding, encoding, epoch, kernels, loading, training
     from benchmarks.report import Report
     from benchmarks.timing import Setup
     from captioning.provenance import provenance
@@ -64,6 +66,7 @@ def main(argv: list[str] | None = None) -> None:
         "train": training.measure,
         "decode": decoding.measure,
         "alone": decoding.measure_alone,
+        "kernels": kernels.measure,
         "encode": encoding.measure,
         "load": loading.measure,
         "epoch": epoch.measure,

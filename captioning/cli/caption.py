@@ -11,8 +11,10 @@ import argparse
 import dataclasses
 import io
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +33,7 @@ from captioning.cli.arguments import (
     whole_number,
 )
 from captioning.cli.outputs import STDOUT, OutputFile
-from captioning.cli.usage import check_tool
+from captioning.cli.usage import announce_import, check_named
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import refuse_inputs, replacing, write_text
 from captioning.progress import Progress
@@ -43,6 +45,9 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
+_MOST_OTHERS = 100_000  # folders and files that are no images, beyond the number of images: not a folder of photographs
+_QUIET = 2.0  # seconds that a folder is listed without a word
+
 _FIGURES = (".png", ".pdf", ".svg")
 
 
@@ -52,12 +57,13 @@ def main(argv: list[str] | None = None) -> None:
     single = len(arguments.images) == 1 and arguments.images[0] != "-" and not Path(arguments.images[0]).is_dir()
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="surrogateescape")  # file names need not be valid text
-    paths: Iterable[str] = _paths(arguments.images)
-    if arguments.overlay is not None or "-" not in arguments.images:
-        paths = list(paths)  # so that all are known before the first overlay is drawn
     if arguments.explorer is not None and arguments.explorer.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"--explorer {arguments.explorer}: must end in .html")
     overlay = _overlay_namer(arguments, single)
+    check_named(arguments.models, arguments.imports)
+    paths: Iterable[str] = _paths(arguments.images)  # lists folders, which may take a while: after the checks above
+    if arguments.overlay is not None or "-" not in arguments.images:
+        paths = list(paths)  # so that all are known before the first overlay is drawn
     unreadable: list[str] = []
     if isinstance(paths, list):
         unreadable = [path for path in paths if not os.path.exists(path)]
@@ -67,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"error: {printable(path)}: no such image file", file=sys.stderr)
     if unreadable and not paths:
         _end(unreadable=len(unreadable), undrawn=0, images=len(unreadable), single=single)
-    check_tool("caption", arguments.models, arguments.imports)
+    announce_import("caption")
 
     from captioning.captioner import load
     from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
@@ -272,7 +278,7 @@ def _paths(images: list[str]) -> Iterator[str]:
     """Return the files as named, the images of folders in the order of their names, and the lines of standard input.
 
     Raises:
-        InputError: A folder has no image.
+        InputError: A folder has no image, or too many other files.
     """
     folders = {name: _inside(name) for name in images if name != "-" and Path(name).is_dir()}
 
@@ -287,15 +293,32 @@ def _paths(images: list[str]) -> Iterator[str]:
 
 
 def _inside(folder: str) -> list[str]:
-    images = sorted(
-        os.path.join(place, name)
-        for place, _, names in os.walk(folder)
-        for name in names
-        if os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
-    )
+    """Return the images below a folder, in the order of their names.
+
+    Raises:
+        InputError: There is none, or they are lost among too many other files.
+    """
+    images: list[str] = []
+    others, announce_at = 0, time.monotonic() + _QUIET
+    for place, folders, names in os.walk(folder):
+        inside = [name for name in names if _is_image(name)]
+        images += [os.path.join(place, name) for name in inside]
+        others += len(folders) + len(names) - len(inside)
+        if others > _MOST_OTHERS + len(images):
+            raise InputError(
+                f"{folder}: more than {_MOST_OTHERS:,} other files and folders beside its images; name the "
+                "folders of the images, or send their paths to standard input and give -"
+            )
+        if time.monotonic() > announce_at:
+            announce_at = math.inf
+            print(f"captioning caption: looking for images in {printable(folder)} ...", file=sys.stderr, flush=True)
     if not images:
         raise InputError(f"{folder}: no image in this folder; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
-    return images
+    return sorted(images)
+
+
+def _is_image(name: str) -> bool:
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES and not name.startswith(".")
 
 
 def _overlay_namer(arguments: argparse.Namespace, single: bool) -> Callable[[Caption], Path] | None:

@@ -173,10 +173,15 @@ def _near_checkpoint(path: Path, runs: Sequence[str]) -> str:
 
 
 def check_tool(command: str, models: Sequence[str] = (), imports: Sequence[str] = (), option: str = "--model") -> None:
-    """Refuse models and modules that are not there, and say that torch is imported, which takes seconds.
+    """Do what ``check_named`` and ``announce_import`` do, for a command that has nothing slow to do between them."""
+    check_named(models, imports, option)
+    announce_import(command)
+
+
+def check_named(models: Sequence[str], imports: Sequence[str], option: str = "--model") -> None:
+    """Refuse models and modules that are not there.
 
     Args:
-        command: The subcommand.
         models: Values of ``--model``.
         imports: Values of ``--import``.
         option: The option that named the models.
@@ -190,6 +195,10 @@ def check_tool(command: str, models: Sequence[str] = (), imports: Sequence[str] 
             hint = _near_checkpoint(Path(model), ["runs"])
             raise InputError(f"{option} {model}: the checkpoint cannot be read (no such file){hint}")
     check_imports(imports, [Path()])
+
+
+def announce_import(command: str) -> None:
+    """Say that torch is imported, which takes seconds, unless it is imported already."""
     if "torch" not in sys.modules:
         print(f"captioning {command}: importing PyTorch ...", file=sys.stderr, flush=True)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from captioning.comparison import attributes_table, grounding_table
 from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
+from captioning.comparison.common_grid import on_one_grid
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
 from captioning.comparison.groups import group_by_seed
 from captioning.comparison.measures import Scored, add_score_table, common_images, titles_of
@@ -37,8 +38,9 @@ def compare(
         java: Whether to compute METEOR and SPICE, where they are available and all runs use the English tokenizer.
 
     Raises:
-        InputError: ``metric`` is not available.
+        InputError: ``metric`` is not available, or what the test of a run kept is damaged.
     """
+    runs, grid_notices = on_one_grid(runs)
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]
     runs = [named[name] for variant in variants for name in variant]
@@ -63,7 +65,7 @@ def compare(
         compare_captions(result, scored, counted, captions)
     if nouns:
         add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
-        result.notices += grounding_table.grid_notices({run.name: run.cells for run in runs})
+        result.notices += grid_notices
     if attributes:
         add_score_table(result, scored, attributes, attributes_table.TITLE, attributes_table.NOTE)
     measures = [measure for measure in [*captions, *nouns, *attributes] if not measure.baseline]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.cells import CellGrid
 from captioning.comparison.measures import Measure, Scored
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats, percentage
@@ -46,23 +45,6 @@ def grounding_measures(scored: Scored) -> list[Measure]:
                 key = title.lower().replace(",", "").replace(" ", "_")
                 measures.append(Measure((key,), (title,), counts, percentage, baseline, "nouns"))
     return measures
-
-
-def grid_notices(grids: Mapping[str, CellGrid | None]) -> list[str]:
-    """Return what to know of the grids of the compared runs, by name, where they are not the first one's."""
-    known = {name: cells for name, cells in grids.items() if cells is not None}
-    first = next(iter(known), "")
-    notices = []
-    for name, cells in known.items():
-        if cells == known[first]:
-            continue
-        places = " and ".join(f"({y:g}, {x:g})" for y, x in (known[first].offset, cells.offset))
-        measured = "more" if cells.differs(known[first]) else "no more"
-        notices.append(
-            f"Pointing of {first} and {name} is scored on grids whose first cells lie at {places} pixels, "
-            f"{measured} than two standard errors apart."
-        )
-    return notices
 
 
 def _noun_counts(

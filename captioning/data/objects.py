@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -69,6 +70,28 @@ def check_outline(outline: Any, height: Any, width: Any) -> None:
             raise InputError(f"its run lengths do not add up to its image of {height} x {width} pixels")
     else:
         raise InputError("its outline is neither polygons nor run lengths")
+
+
+def outline_of(mask: NDArray[np.bool_]) -> str:
+    """Return a mask in COCO's text of run lengths."""
+    from pycocotools import mask as run_lengths
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
+        encoded = run_lengths.encode(np.asfortranarray(mask, dtype=np.uint8))
+    return str(encoded["counts"], "ascii")
+
+
+def mask_of(outline: str, size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return the mask (height, width) that ``outline_of`` described.
+
+    Raises:
+        InputError: The outline is damaged.
+    """
+    height, width = size
+    check_outline({"size": [height, width], "counts": outline}, height, width)
+    runs = _runs(outline)
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
 def _runs(text: Any) -> list[int]:

@@ -202,6 +202,7 @@ class Evaluator:
                 posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
                 attributes=[] if self.judge is None else self.judge(row, words),
+                outlines=[item.outline for item in objects],
             )
 
     def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:

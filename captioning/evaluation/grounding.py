@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.objects import GroundedObject
-from captioning.evaluation.records import NounHit
+from captioning.data.objects import GroundedObject, mask_of, outline_of
+from captioning.errors import InputError
+from captioning.evaluation.records import CaptionedImage, NounHit
 
 # The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
@@ -27,6 +29,7 @@ class ObjectCells:
         noun, synonyms, attributes, decoys: As of each ``GroundedObject``.
         covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
             none is in view.
+        outline: The union of their masks, in COCO's text of run lengths.
         cells: The grid.
     """
 
@@ -35,6 +38,7 @@ class ObjectCells:
     attributes: frozenset[str]
     decoys: frozenset[str]
     covered: NDArray[np.float64]
+    outline: str
     cells: CellGrid
 
     def has_name(self, phrase: str) -> bool:
@@ -60,10 +64,12 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
             synonyms=_union([item.synonyms for item in items]),
             attributes=attributes,
             decoys=_union([item.decoys for item in items]),
-            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells),
+            covered=cell_coverage(mask, cells),
+            outline=outline_of(mask),
             cells=cells,
         )
         for (noun, attributes), items in alike.items()
+        for mask in [np.logical_or.reduce([item.mask for item in items])]
     ]
 
 
@@ -98,33 +104,74 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
         raise ValueError(f"alphas must be (T, {height * width}) for a grid of {height} x {width}, got {alphas.shape}")
     if len(alphas) < len(words):
         raise ValueError(f"alphas has {len(alphas)} steps for {len(words)} words")
-    centre, central = centre_attention(cells), _central_cells(cells)
+    centre = centre_attention(cells)
     hits = []
     previous = 0  # words before this one belong to an earlier noun phrase
     for start, end, candidates in _mentions(words, objects):
         adjectives = _adjectives(words, previous, start)
         previous = end
-        in_view = [item for item in candidates if item.covered.any()]
-        if not in_view:
+        shared = {
+            number: len(adjectives & objects[number].attributes)
+            for number in candidates
+            if objects[number].covered.any()
+        }
+        if not shared:
             continue
-        shared = [len(adjectives & item.attributes) for item in in_view]
-        named = [item.covered for item, count in zip(in_view, shared, strict=True) if count == max(shared)]
-        covered = np.minimum(sum(named), 1.0)  # a visible pixel belongs to one object, so fractions add up
-        touched = covered > 0
+        named = [number for number, count in shared.items() if count == max(shared.values())]
+        # A visible pixel belongs to one object, so fractions add up.
+        covered = np.minimum(sum(objects[number].covered for number in named), 1.0)
         alpha = alphas[end - 1].reshape(height, width)
+        location = int(alpha.argmax())
+        hit, chance, centre_hit = _pointing(location, covered, cells)
         hits.append(
             NounHit(
                 step=end - 1,
                 noun=" ".join(words[start:end]),
-                hit=bool(touched.flat[int(alpha.argmax())]),
-                chance=float(touched.mean()),
-                centre_hit=float(touched[central].mean()),
+                hit=hit,
+                chance=chance,
+                centre_hit=centre_hit,
                 correctness=float((alpha * covered).sum()),
                 uniform=float(covered.mean()),
                 centre=float((centre * covered).sum()),
+                location=location,
+                objects=named,
             )
         )
     return hits
+
+
+def pointing_on(image: CaptionedImage, cells: CellGrid) -> CaptionedImage:
+    """Judge pointing again, as if the locations were those of other cells of the same view.
+
+    The nouns stay those of the model's own cells, and so does attention correctness: the maps of the nouns are not
+    kept.
+
+    Raises:
+        InputError: An outline is damaged, or a noun names a location or an object that is not there.
+    """
+    covered = [cell_coverage(mask_of(outline, cells.size), cells) for outline in image.outlines]
+
+    def judged_again(noun: NounHit) -> NounHit:
+        named = [covered[number] for number in noun.objects if 0 <= number < len(covered)]
+        locations = cells.grid_size[0] * cells.grid_size[1]
+        if noun.location is None or not 0 <= noun.location < locations or not 0 < len(named) == len(noun.objects):
+            raise InputError(f"the noun at word {noun.step} has no such location or object")
+        hit, chance, centre_hit = _pointing(noun.location, np.sum(named, axis=0), cells)
+        return dataclasses.replace(noun, hit=hit, chance=chance, centre_hit=centre_hit)
+
+    return dataclasses.replace(
+        image,
+        hits=[judged_again(noun) for noun in image.hits],
+        reference_hits=[judged_again(noun) for noun in image.reference_hits],
+        posterior_hits=[judged_again(noun) for noun in image.posterior_hits],
+        reference_posterior_hits=[judged_again(noun) for noun in image.reference_posterior_hits],
+    )
+
+
+def _pointing(location: int, covered: NDArray[np.float64], cells: CellGrid) -> tuple[bool, float, float]:
+    """Return ``hit``, ``chance`` and ``centre_hit`` of a noun whose objects cover the cells (height, width)."""
+    touched = covered > 0
+    return bool(touched.flat[location]), float(touched.mean()), float(touched[_central_cells(cells)].mean())
 
 
 def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
@@ -205,6 +252,7 @@ def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
     return sets[0] if all(subset <= sets[0] for subset in sets[1:]) else sets[0].union(*sets)
 
 
+@functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
     nearest = []
@@ -214,8 +262,8 @@ def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]
     return np.ix_(*nearest)  # type: ignore[return-value]
 
 
-def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[ObjectCells]]]:
-    """Return (start, end, objects of that name) for every name in the caption; the longest phrase wins.
+def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[int]]]:
+    """Return (start, end, indices of the objects of that name) for every name in the caption; the longest phrase wins.
 
     A decoy ("hot dog") is matched like a name, so that it hides the name in it ("dog"), and is left out.
     """
@@ -227,7 +275,7 @@ def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tupl
     while start < len(words):
         for end in range(min(start + longest, len(words)), start, -1):
             phrase = " ".join(words[start:end])
-            named = [item for item in objects if item.has_name(phrase)]
+            named = [number for number, item in enumerate(objects) if item.has_name(phrase)]
             if named:
                 mentions.append((start, end, named))
             if named or any(phrase in item.decoys for item in objects):

@@ -17,6 +17,9 @@ from captioning.errors import InputError
 from captioning.evaluation.files import write_results
 from captioning.files import read_json, write_json, write_text
 
+_LONGEST_SIDE = 4096
+"""Pixels of a view; masks of larger ones would be drawn for minutes."""
+
 
 @dataclass(frozen=True)
 class NounHit:
@@ -32,6 +35,8 @@ class NounHit:
         correctness: Fraction of the attention on the object (Liu et al. 2017).
         uniform: The same for even attention: the fraction of the view that the object covers.
         centre: The same for ``grounding.centre_attention``.
+        location: The strongest location. None if it is not known: an earlier version did not keep it.
+        objects: The objects that count, as indices into the image's ``outlines``.
     """
 
     step: int
@@ -42,6 +47,8 @@ class NounHit:
     correctness: float
     uniform: float
     centre: float
+    location: int | None = None
+    objects: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +67,8 @@ class CaptionedImage:
             if the model has none.
         attributes: What the caption says of the image's colours, shapes and so on, and what it leaves out; empty if the
             data set does not know the truth.
+        outlines: The objects with their masks in the model's view, in COCO's text of run lengths. With these and the
+            locations of the hits, pointing can be judged on other cells.
     """
 
     image_id: int
@@ -73,6 +82,7 @@ class CaptionedImage:
     posterior_hits: list[NounHit] = field(default_factory=list)
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
     attributes: list[JudgedAttribute] = field(default_factory=list)
+    outlines: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -156,11 +166,20 @@ def read_cells(path: Path) -> CellGrid | None:
     Raises:
         InputError: The file is damaged.
     """
-    cells = _read_json(path, dict).get("cells")
+    content = _read_json(path, dict).get("cells")
+    if content is None:
+        return None
     try:
-        return None if cells is None else msgspec.convert(cells, CellGrid)
+        cells = msgspec.convert(content, CellGrid)
     except msgspec.ValidationError as error:
         raise InputError(f"{path}: cells: not what `captioning test` writes ({error}); run it again") from error
+    places = (*cells.offset, *cells.stride, *cells.standard_error)
+    sides = zip(cells.grid_size, cells.size, strict=True)
+    if not all(0 < count <= side <= _LONGEST_SIDE for count, side in sides) or min(cells.stride) <= 0:
+        raise InputError(f"{path}: cells: no grid of a view of at most {_LONGEST_SIDE} pixels a side")
+    if not all(abs(place) <= _LONGEST_SIDE for place in places):  # false for NaN, too
+        raise InputError(f"{path}: cells: lie more than {_LONGEST_SIDE} pixels outside the view")
+    return cells
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:

@@ -13,11 +13,13 @@ output's hidden layer or a projection of lower rank, and W (V, r). G and its gra
 which fit in the cache; exp(G) alone is kept for the backward pass.
 
 Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. With fewer components,
-A is averaged over blocks of cells and their weights are summed; with a lower rank, A and W have r columns.
+A is averaged over blocks of cells and their weights are summed; with a lower rank, A and W have r columns. Locations
+without a weight, such as those outside the support of sparse alphas, are left out.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -65,6 +67,7 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     Raises:
         ValueError: The steps of an image are not adjacent.
     """
+    A, log_w, _ = _on_support(A, log_w, image_index)
     steps = ByImage.of(image_index, len(A))
     S, log_w = steps.padded(S), steps.padded(log_w)
     A, W = _as_autocast(A, W)
@@ -83,6 +86,8 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
         S, A, W, log_w, image_index: As in ``mixture_log_probs``.
         targets: (M,) int64, the words y_t.
     """
+    all_components = log_w.shape
+    A, log_w, columns = _on_support(A, log_w, image_index)
     steps = ByImage.of(image_index, len(A))
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
@@ -94,7 +99,32 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     for b, t in mixed.unreliable.nonzero().tolist():
         joint = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
         posterior[b, t] = torch.softmax(joint[:, targets[b, t]], 0)
-    return steps.flat(posterior)
+    posterior = steps.flat(posterior)
+    return posterior if columns is None else posterior.new_zeros(all_components).scatter(1, columns, posterior)
+
+
+def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Leave out locations without a weight at any step of their image: exact, since they add 0 (Correia et al. 2020).
+
+    Args:
+        A, log_w, image_index: As in ``mixture_log_probs``.
+
+    Returns:
+        A (B, K, r) and log_w (M, K + 1) of K locations of each image, as many as the image with the most has; and the
+        columns (M, K + 1) of ``log_w`` that were kept, component 0 first, or None if all L are.
+    """
+    weighted = log_w[:, 1:] != -math.inf
+    if weighted.all():
+        return A, log_w, None
+    B, L, _ = A.shape
+    steps = torch.zeros(B, L, dtype=torch.int32, device=A.device).index_add_(0, image_index, weighted.int())
+    K = max(1, int((steps > 0).sum(dim=1).max()))
+    if K == L:
+        return A, log_w, None
+    locations = steps.argsort(dim=1, descending=True)[:, :K]
+    rows = locations + L * torch.arange(B, device=A.device).unsqueeze(1)
+    columns = torch.nn.functional.pad(locations + 1, (1, 0))[image_index]
+    return A.flatten(0, 1).index_select(0, rows.flatten()).unflatten(0, (B, K)), log_w.gather(1, columns), columns
 
 
 class Located(NamedTuple):

@@ -32,7 +32,8 @@ class MarginalOutput(Output):
     the expected context, as with soft attention, so that the recurrence does not branch.
     ``captioning.kernels.marginal`` has the computation.
 
-    By default every location is a component. No parameter depends on ``block``, so it may be changed at any time.
+    By default every location is a component, or every location of the support where alphas are sparse. No parameter
+    depends on ``block``, so it may be changed at any time.
 
     Args:
         block: (height, width) of blocks of cells that are one component each: the mean of their annotations, with the

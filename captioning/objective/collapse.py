@@ -18,16 +18,18 @@ LEAST_KL = 0.01
 """Smallest KL divergence in nats from word to word of alphas that depend on the word."""
 
 
-def attention_statistics(trace: AttentionTrace, mask: Tensor) -> dict[str, Tensor]:
+def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:
     """Return means over the steps that exist, as scalars.
 
     Args:
         trace: Trace of (N, T) steps, 0 at steps that do not exist.
         mask: (N, T) bool, True where a step exists.
+        sparse: Whether to count the locations of the support.
 
     Returns:
         "attention_entropy" in nats; "max_alpha", the largest weight of a step; "step_kl", KL(alpha_t || alpha_t-1) in
-        nats, from one word to the next; "beta" if the decoder has a gate.
+        nats, from one word to the next; "beta" if the decoder has a gate;
+        "support_size", the number of locations whose alpha is above 0, if ``sparse``.
     """
     alphas = trace.alphas.detach().float()
     steps = mask.sum()
@@ -41,6 +43,8 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor) -> dict[str, Tenso
     }
     if trace.betas is not None:
         statistics["beta"] = trace.betas.detach().float().sum() / steps
+    if sparse:
+        statistics["support_size"] = (alphas > 0).sum() / steps
     return statistics
 
 

@@ -118,7 +118,7 @@ class CaptioningModule(EvaluatedModule):
         assert self.captioner is not None
         self.captioner.begin_batch()
         loss, terms, output = self.objective(self.captioner, batch)
-        statistics = attention_statistics(output.trace, output.mask)
+        statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
         mask = batch.annotation_mask
         self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
         for name, value in (self._over_processes(terms | statistics) | self.attention.schedule()).items():

@@ -1,0 +1,40 @@
+"""Every kernel beside its plain formula: forward and backward, in the sizes of a training batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from benchmarks.agreement import KernelSizes, kernels, result_and_gradients
+from benchmarks.report import Report, Row
+from benchmarks.timing import Setup, interleave
+from benchmarks.training import PRECISIONS
+
+_BATCH = KernelSizes(B=64, R=1, L=196, A=512, H=512, V=2539)
+
+
+def measure(setup: Setup) -> Report:
+    """Time every kernel, which is Triton's on a GPU, and the formula of PyTorch's operations that it replaces."""
+    sizes = KernelSizes() if setup.quick else _BATCH
+    described = ", ".join(f"{letter}={size}" for letter, size in sizes._asdict().items())
+    report = Report()
+    for precision, dtype in PRECISIONS.items():
+        subjects: dict[str, Callable[[], Any]] = {}
+        for name, (kernel, formula, inputs) in kernels(dtype, setup.device, sizes).items():
+            inputs = [x.to(setup.device) for x in inputs]
+            subjects[name] = partial(result_and_gradients, kernel, inputs)
+            subjects[f"{name} plain"] = partial(result_and_gradients, formula, inputs)
+        timings = interleave(subjects, setup)
+        report.rows += [
+            Row(
+                f"kernel_{name.replace(' ', '_').lower()}_{precision}",
+                f"{name}, forward and backward, {precision}; {described}",
+                timings[name],
+                timings[f"{name} plain"],
+                other_name="plain_formula",
+            )
+            for name in subjects
+            if not name.endswith(" plain")
+        ]
+    return report

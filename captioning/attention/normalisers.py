@@ -1,0 +1,140 @@
+"""How logits become alphas, Eq. 5: the paper's softmax, and two relatives that give most locations exactly 0.
+
+All three are a-entmax (Peters et al. 2019), argmax_p <p, e> + H_a(p) over the probabilities p, where H_a is
+Tsallis' entropy: a = 1 is the softmax, a = 2 sparsemax (Martins & Astudillo 2016). The locations whose alpha is above 0
+are the *support*.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from captioning.component import Component
+
+
+class Normaliser(Component):
+    """A map from logits to alphas. It has no parameters.
+
+    Attributes:
+        sparse: Whether alphas may be 0 at locations that exist.
+    """
+
+    sparse = False
+
+    @abstractmethod
+    def forward(self, logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return alphas and their logarithms, (.., L), at least float32.
+
+        Alphas sum to 1. They are 0, and their logarithms -inf without a gradient, at masked locations and outside the
+        support.
+
+        Args:
+            logits: (.., L).
+            mask: bool, broadcastable to ``logits``, True where a location exists; None when all do. A row without any
+                becomes NaN.
+        """
+
+
+class Softmax(Normaliser):
+    """alpha_i = exp(e_i) / sum_k exp(e_k), Eq. 5: every location that exists gets some weight."""
+
+    def forward(self, logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_alphas = masked_log_softmax(logits, mask)
+        return log_alphas.exp(), log_alphas
+
+
+class SparseNormaliser(Normaliser):
+    """alpha_i = max((a - 1) e_i - tau, 0)^(1 / (a - 1)), with the tau for which alphas sum to 1 (Peters et al. 2019).
+
+    Attributes:
+        a: The exponent of the entropy H_a, above 1.
+    """
+
+    sparse = True
+    a: float
+
+    def forward(self, logits: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        alphas = _Entmax.apply(_masked(logits, mask), self.a, self.thresholds)
+        support = alphas > 0
+        return alphas, torch.where(support, alphas, 1.0).log().masked_fill(~support, -math.inf)
+
+    @staticmethod
+    @abstractmethod
+    def thresholds(ranked: Tensor) -> Tensor:
+        """Return the tau (.., L) of supports of the first 1, 2, .. L entries of (a - 1) e, ``ranked`` from the largest.
+
+        The true one is the last that is below its entry.
+        """
+
+
+class Sparsemax(SparseNormaliser):
+    """alpha_i = max(e_i - tau, 0): the probabilities nearest to the logits (Martins & Astudillo 2016, Eq. 2)."""
+
+    a = 2.0
+
+    @staticmethod
+    def thresholds(ranked: Tensor) -> Tensor:
+        return (ranked.cumsum(-1) - 1) / _counts(ranked)  # Algorithm 1, Martins & Astudillo 2016
+
+
+class Entmax15(SparseNormaliser):
+    """alpha_i = max(e_i / 2 - tau, 0)^2: 1.5-entmax, between softmax and sparsemax (Peters et al. 2019)."""
+
+    a = 1.5
+
+    @staticmethod
+    def thresholds(ranked: Tensor) -> Tensor:
+        # Peters et al. 2019: the smaller root of sum_{i <= k} (x_i - tau)^2 = 1
+        counts = _counts(ranked)
+        mean = ranked.cumsum(-1) / counts
+        spread = ranked.square().cumsum(-1) - counts * mean.square()
+        return mean - ((1 - spread) / counts).clamp(min=0).sqrt()
+
+
+class _Entmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor], Tensor]) -> Tensor:
+        x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not depend on the constant
+        # Alphas are at most 1: entries below -1 are outside the support, and so is -2, with which sums stay precise.
+        ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
+        tau = thresholds(ranked)
+        size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # of the support; 0 where logits are NaN
+        alphas = (x - tau.gather(-1, size - 1)).clamp(min=0) ** (1 / (a - 1))
+        ctx.a = a
+        ctx.save_for_backward(alphas)
+        return alphas
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        """The Jacobian is diag(s) - s s^T / sum(s), with s_i = alpha_i^(2 - a) in the support (Peters et al. 2019)."""
+        (alphas,) = ctx.saved_tensors
+        s = torch.where(alphas > 0, alphas ** (2 - ctx.a), 0.0)
+        return s * (gradient - (s * gradient).sum(-1, keepdim=True) / s.sum(-1, keepdim=True)), None, None
+
+
+def masked_log_softmax(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return log-softmax over the last axis where ``mask`` is True, -inf elsewhere; at least in float32.
+
+    Args:
+        logits: (..., L).
+        mask: bool, broadcastable to ``logits``; every row needs at least one True, otherwise it becomes NaN.
+    """
+    return torch.log_softmax(_masked(logits, mask), dim=-1)
+
+
+def _masked(logits: Tensor, mask: Tensor | None) -> Tensor:
+    """Return logits (.., L) at least in float32, -inf where ``mask`` is False."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits if mask is None else logits.masked_fill(~mask, -math.inf)
+
+
+def _counts(ranked: Tensor) -> Tensor:
+    return torch.arange(1, ranked.shape[-1] + 1, device=ranked.device, dtype=ranked.dtype)

@@ -18,13 +18,15 @@ Call = Callable[..., Tensor]
 
 
 class KernelSizes(NamedTuple):
-    """B images with R rows each, L locations, hidden sizes A and H, V words."""
+    """B images with R rows each, T steps of an image, L locations, hidden sizes A, H and r, V words."""
 
     B: int = 3
     R: int = 2
+    T: int = 2
     L: int = 49
     A: int = 130
     H: int = 96
+    r: int = 8
     V: int = 501
 
 
@@ -52,26 +54,27 @@ def check(device: torch.device) -> None:
 def kernels(dtype: torch.dtype, device: torch.device, sizes: KernelSizes) -> dict[str, tuple[Call, Call, list[Tensor]]]:
     """Return every kernel with its formula and inputs in a type, by name."""
     torch.manual_seed(0)
-    B, R, L, A, H, V = sizes
+    B, R, T, L, A, H, r, V = sizes
     P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
     gates = [torch.randn(B, 4 * H, dtype=dtype) for _ in range(3)]
-    logits, targets = torch.randn(B * R, V, dtype=dtype), torch.arange(B * R, device=device)
-    S, low, W = torch.randn(B, V), torch.randn(B, L, 8, dtype=dtype) / 3, torch.randn(V, 8, dtype=dtype) / 3
-    log_w, images = torch.randn(B, L + 1).log_softmax(-1), torch.arange(B, device=device)
+    logits, targets = torch.randn(B * T, V, dtype=dtype), torch.arange(B * T, device=device)
+    S, log_w = torch.randn(B * T, V), torch.randn(B * T, L + 1).log_softmax(-1)
+    low, W = torch.randn(B, L, r, dtype=dtype) / 3, torch.randn(V, r, dtype=dtype) / 3
+    images = torch.arange(B, device=device).repeat_interleave(T)
     return {
         "additive score": (additive_logits, plain_additive_logits, [P, q, v]),
         "LSTM cell": (lambda *x: lstm_cell(*x)[0], lambda *x: plain_lstm_cell(*x)[0], [*gates, torch.randn(B, H)]),
         "cross entropy": (lambda x: step_nll(x, targets), lambda x: plain_step_nll(x, targets), [logits]),
         "mixture": (
             lambda S, low, W, log_w: mixture_log_probs(S, low, W, log_w, images),
-            lambda S, low, W, log_w: plain_mixture_log_probs(S, low @ W.t(), log_w),
+            lambda S, low, W, log_w: plain_mixture_log_probs(S, (low @ W.t())[images], log_w),
             [S, low, W, log_w],
         ),
     }
 
 
 def result_and_gradients(call: Call, inputs: list[Tensor]) -> list[Tensor]:
-    """Return what a kernel computes, and its gradients with regard to all inputs, in float32."""
+    """Return what a kernel computes, and its gradients with respect to all inputs, in float32."""
     inputs = [x.detach().requires_grad_() for x in inputs]
     result = call(*inputs)
     weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)

@@ -22,7 +22,7 @@ class Row(NamedTuple):
         limit: Seconds that the same work takes at the machine's measured speed; None if no work was counted.
         items: Number of items that the time covers; None if nothing is counted.
         unit: Name of these items.
-        other_name: What it is compared with: the common port, unless said.
+        other_name: Name of what ``other`` timed.
     """
 
     name: str
@@ -58,8 +58,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON, numbers by row name.
 
-        ``seconds`` holds medians and ``spread`` quartiles. ``vs_common_port`` is how many times as fast as the port we
-        are, and so for whatever else rows are compared with; ``vs_limit`` is how many times the limit we take.
+        ``seconds`` holds medians and ``spread`` quartiles. ``vs_NAME`` is how many times as fast as NAME we are,
+        such as ``vs_common_port``; ``vs_limit`` is how many times the limit we take.
         """
         seconds = {row.name: row.ours.median for row in self.rows}
         spread = {row.name: list(row.ours.quartiles) for row in self.rows}

@@ -347,7 +347,8 @@ def test_the_mean_of_grids_weighs_them_by_their_errors_and_knows_its_own():
     mean = CellGrid.pooled([one, other])  # y: weights 1 and 1/4; x: known by one of them
     assert mean.offset == pytest.approx((3.0, 7.0)) and (mean.stride, mean.size) == (SHIFTED.stride, SHIFTED.size)
     assert mean.standard_error == pytest.approx((1.25**-0.5, 0.0))
-    assert CellGrid.pooled([one]) == one
+    exact = dataclasses.replace(SHIFTED, offset=(3.1, 0.7), standard_error=(0.3, 0.7))
+    assert CellGrid.pooled([exact] * 3) == exact  # to the last bit: equal runs are on one grid already
 
 
 def test_grids_that_differ_by_a_quarter_of_a_stride_are_near():

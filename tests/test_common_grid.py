@@ -77,8 +77,8 @@ def test_a_run_whose_cells_lie_further_away_keeps_its_grid():
     moved, (notice, _) = on_one_grid(runs)
     assert [of.cells for of in moved] == [MEAN, MEAN, FAR] and moved[2] is runs[2]
     assert notice == (
-        "Pointing is scored on the run's own grid for c (4, 6.5), whose first cell (in pixels) lies more than two "
-        "standard errors from that of a (4, 3) or b (4, 5), or whose cells have another size."
+        "c (4, 6.5): pointing is scored on the run's own grid, because its cells have another size or its first cell "
+        "(in pixels) lies more than two standard errors from that of a (4, 3) or b (4, 5)."
     )
 
 
@@ -88,13 +88,11 @@ def test_a_run_whose_test_kept_too_little_keeps_its_grid():
     moved, (notice,) = on_one_grid(runs)
     assert moved == runs
     assert notice == (
-        "Pointing is scored on the run's own grid for b, whose test kept no outlines of objects to score it on "
-        "another; run `captioning test` again."
+        "b: pointing is scored on the run's own grid, because the test kept no outlines of objects; run "
+        "`captioning test` again."
     )
     unknown = dataclasses.replace(runs[0], name="c", cells=None)
-    assert on_one_grid([unknown, runs[1]])[1][0].startswith(
-        "Pointing is scored on the run's own grid for c and b, whose"
-    )
+    assert on_one_grid([unknown, runs[1]])[1][0].startswith("c and b: pointing is scored on the run's own grid")
 
 
 def test_runs_on_equal_grids_and_runs_without_nouns_are_as_they_were():

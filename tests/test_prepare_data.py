@@ -411,7 +411,9 @@ def test_a_mirror_is_an_address(script, tmp_path, capsys):
     assert "error: --mirror myserver/coco: must begin with https:// or http://" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("address", ["http://[", "https://x:99999/", "http://a b/", "http://\u732b/"])
+@pytest.mark.parametrize(
+    "address", ["http://[", "http://", "http:///coco", "https://x:99999/", "http://a b/", "http://\u732b/"]
+)
 def test_what_is_no_address_is_refused_before_it_is_tried(script, tmp_path, capsys, address):
     with pytest.raises(SystemExit) as ended:
         script.main(["flickr8k", "--root", str(tmp_path), "--mirror", address])
@@ -428,7 +430,7 @@ def test_what_a_server_says_wrongly_is_no_traceback(tmp_path, monkeypatch, heade
     connection = mock.Mock(makefile=lambda *_: io.BytesIO(answer))
     monkeypatch.setattr("socket.create_connection", lambda *_, **__: connection)
     if "Location" in header:
-        with pytest.raises(InputError, match=r"^http://x/a: Invalid IPv6 URL; run the same command again"):
+        with pytest.raises(InputError, match=r"^http://x/a: Invalid IPv6 URL; download it by hand"):
             download.download("http://x/a", tmp_path / "a")
     else:
         assert download.download("http://x/a", tmp_path / "a").read_bytes() == b"abc"

@@ -215,10 +215,7 @@ class Attention(Component):
 
     @abstractmethod
     def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        """Form contexts from alphas and log_alphas (B, R, L), which are 0 and -inf at masked locations.
-
-        With a sparse normaliser also elsewhere.
-        """
+        """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
 
 
 def check_grid(score: Score, grid_size: tuple[int, int] | None, instead: str = "another score") -> tuple[int, int]:

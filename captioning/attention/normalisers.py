@@ -102,7 +102,7 @@ class _Entmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, a: float, thresholds: Callable[[Tensor], Tensor]) -> Tensor:
         x = (a - 1) * (logits - logits.amax(-1, keepdim=True))  # alphas do not depend on the constant
-        # Alphas are at most 1: entries below -1 are outside the support, and so is -2, with which sums stay precise.
+        # Alphas are at most 1, so entries below -1 are outside the support. At -2 they stay outside, and sums precise.
         ranked = x.clamp(min=-2).sort(dim=-1, descending=True).values
         tau = thresholds(ranked)
         size = (ranked > tau).sum(-1, keepdim=True).clamp(min=1)  # of the support; 0 where logits are NaN

@@ -52,8 +52,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     if importlib.util.find_spec("gradio") is None:
         raise InputError("captioning app needs gradio: pip install -e '.[app]'")
-    print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
     _check_address(arguments.host, arguments.port)
+    print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
 
     from captioning.captioner import load
 
@@ -103,20 +103,31 @@ def _check_address(host: str, port: int) -> None:
     """Refuse an address that cannot be served on; gradio's thread would end with a traceback for some.
 
     Raises:
-        InputError: The address is none, or of another machine, or in use.
+        InputError: ``host`` is no address of this machine, or the port is in use.
     """
     try:
         name = host.removeprefix("[").removesuffix("]")
-        family, kind, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gradio, beside connections that end
-            probe.bind(address)
+        places = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
     except (OSError, ValueError) as error:  # a ValueError for what cannot be a name
         raise _refusal(host, port) from error
+    if not any(_can_serve(family, address) for family, _, _, _, address in places):
+        raise _refusal(host, port)
+
+
+def _can_serve(family: socket.AddressFamily, address: Any) -> bool:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gradio, beside connections that end
+            probe.bind(address)
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _refusal(host: str, port: int) -> InputError:
-    return InputError(f"--host {host} --port {port}: cannot be served on; is the port in use?")
+    return InputError(
+        f"--host {host} --port {port}: cannot be served on; give an address of this machine and a free port"
+    )
 
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
-_MOST_OTHERS = 100_000  # folders and files that are no images, beyond the number of images: not a folder of photographs
+_MOST_OTHERS = 100_000  # by how many other files and folders may outnumber the images
 _QUIET = 2.0  # seconds that a folder is listed without a word
 
 _FIGURES = (".png", ".pdf", ".svg")
@@ -296,7 +296,7 @@ def _inside(folder: str) -> list[str]:
     """Return the images below a folder, in the order of their names.
 
     Raises:
-        InputError: There is none, or they are lost among too many other files.
+        InputError: The folder has no image, or too many other files.
     """
     images: list[str] = []
     others, announce_at = 0, time.monotonic() + _QUIET

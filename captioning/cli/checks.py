@@ -89,13 +89,13 @@ def refuse_empty_paths(config: Any) -> None:
             raise InputError(f"{name}: has an empty value; give one, or null")
 
 
-_AVERAGES = "copies the run, which open files do not survive; give captioning.training.WeightAverage"
+_AVERAGES = "copies the run with its open files, which fails; give captioning.training.WeightAverage"
 _UNFIT = {
     "StochasticWeightAveraging": _AVERAGES,
     "WeightAveraging": _AVERAGES,
     "EMAWeightAveraging": _AVERAGES,
-    "BatchSizeFinder": "changes what the config of the run says; give --data.batch_size",
-    "LearningRateFinder": "changes what the config of the run says; give --model.optimizer.lr",
+    "BatchSizeFinder": "would change a value that config.yaml has recorded; give --data.batch_size",
+    "LearningRateFinder": "would change a value that config.yaml has recorded; give --model.optimizer.lr",
     "Timer": "cannot be written into the config of the run; give --trainer.max_time",
 }
 """Callbacks of Lightning that cannot serve a run of this package, with the reason and what to give instead."""

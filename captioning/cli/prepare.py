@@ -212,19 +212,21 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     if options.dataset == "coco" and options.karpathy and options.year == 2017:
         raise InputError("--karpathy is a split of the 2014 images; leave --year 2017 out")
     if (mirror := getattr(options, "mirror", None)) is not None:
-        _check_address(mirror)
+        _check_mirror(mirror)
     return options
 
 
-def _check_address(mirror: str) -> None:
+def _check_mirror(mirror: str) -> None:
     if not re.match(r"(https?|file)://", mirror):
         raise InputError(f"--mirror {mirror}: must begin with https:// or http://")
     try:
-        valid = re.fullmatch("[!-~]+", mirror) and urllib.parse.urlsplit(mirror).port != 0
+        address = urllib.parse.urlsplit(mirror)
+        named = address.scheme == "file" or address.hostname
+        valid = named and address.port != 0 and re.fullmatch("[!-~]+", mirror)
     except ValueError:  # a port beyond 65535, or half a pair of brackets
         valid = False
     if not valid:
-        raise InputError(f"--mirror {mirror}: is not an address; give such as https://example.org:8080/coco")
+        raise InputError(f"--mirror {mirror}: is not an address; give one like https://example.org:8080/coco")
 
 
 # --- the data sets -----------------------------------------------------------------------------------------------

@@ -173,7 +173,7 @@ def _near_checkpoint(path: Path, runs: Sequence[str]) -> str:
 
 
 def check_tool(command: str, models: Sequence[str] = (), imports: Sequence[str] = (), option: str = "--model") -> None:
-    """Do what ``check_named`` and ``announce_import`` do, for a command that has nothing slow to do between them."""
+    """Refuse models and modules that are not there, then say that torch is imported."""
     check_named(models, imports, option)
     announce_import(command)
 

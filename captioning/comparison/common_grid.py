@@ -38,14 +38,14 @@ def on_one_grid(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     notices = []
     if apart:
         notices.append(
-            f"Pointing is scored on the run's own grid for {_placed(apart)}, whose first cell (in pixels) lies more "
-            f"than two standard errors from that of {_placed(joined, 'or')}, or whose cells have another size."
+            f"{_placed(apart)}: pointing is scored on the run's own grid, because its cells have another size or its "
+            f"first cell (in pixels) lies more than two standard errors from that of {_placed(joined, 'or')}."
         )
     common = CellGrid.pooled(list(joined.values())) if joined else None
     if names := [name for name, cells in lacking.items() if cells is None or cells != common]:
         notices.append(
-            f"Pointing is scored on the run's own grid for {_listed(names)}, whose test kept no outlines of objects to "
-            "score it on another; run `captioning test` again."
+            f"{_listed(names)}: pointing is scored on the run's own grid, because the test kept no outlines of "
+            "objects; run `captioning test` again."
         )
     if common is None or all(cells == common for cells in joined.values()):
         return list(runs), notices

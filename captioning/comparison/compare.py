@@ -38,7 +38,7 @@ def compare(
         java: Whether to compute METEOR and SPICE, where they are available and all runs use the English tokenizer.
 
     Raises:
-        InputError: ``metric`` is not available, or what the test of a run kept is damaged.
+        InputError: ``metric`` is not available, or the kept results of a test are damaged.
     """
     runs, grid_notices = on_one_grid(runs)
     named = {run.name: run for run in runs}

@@ -114,7 +114,9 @@ def download(url: str, path: Path, size: int | None = None) -> Path:
             reason = f"the server says {error.code} {error.reason}"
         except InputError:
             raise
-        except (OSError, ValueError, http.client.HTTPException) as error:
+        except ValueError as error:  # a redirect to what is no address
+            raise InputError(f"{url}: {error}; download it by hand to {path}") from error
+        except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
                 raise InputError(f"{part}: the disk is full; free some space and run the same command again") from error
             reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -147,12 +149,12 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
             span, _, whole = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("/")
             if span.partition("-")[0] != str(have):
                 raise OSError(f"asked for bytes from {have}, got {span or 'others'}")
-            total = _size(whole) or size
+            total = _size(whole, size)
         else:
             if have:
                 print(f"{part.stem}: the server cannot resume a download, starting over", flush=True)
             have = 0
-            total = _size(response.headers.get("Content-Length", "")) or size
+            total = _size(response.headers.get("Content-Length", ""), size)
         if size is not None and total != size:
             raise InputError(f"{url}: has {total} bytes, published were {size}; it is not the file it should be")
         with part.open("r+b" if have else "wb") as file, Progress(part.stem, total, have, unit="bytes") as progress:
@@ -164,9 +166,9 @@ def _receive(url: str, part: Path, size: int | None) -> bool:
         return total is None or have == total
 
 
-def _size(text: str) -> int | None:
-    """Return the number of bytes that a server's header names; None if it names none."""
-    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
+def _size(text: str, otherwise: int | None) -> int | None:
+    """Return the number of bytes that a server's header names; ``otherwise`` if it names none."""
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else otherwise
 
 
 def verify(path: Path, *, size: int | None = None, md5: str | None = None) -> None:
@@ -245,7 +247,7 @@ def _members(path: Path, stack: ExitStack) -> Iterator[_Member]:
     if path.suffix == ".zip":
         file = stack.enter_context(zipfile.ZipFile(path))
         for info in file.infolist():
-            if not info.filename.endswith("/"):  # a folder; is_dir() fails for a name without a character
+            if not info.filename.endswith("/"):  # a folder; is_dir() fails for an empty name
                 yield _Member(info.filename, info.file_size, lambda info=info: file.open(info))  # type: ignore[misc]
     else:
         tar = stack.enter_context(tarfile.open(path))  # noqa: SIM115 - the stack closes it

@@ -149,6 +149,8 @@ def pointing_on(image: CaptionedImage, cells: CellGrid) -> CaptionedImage:
     Raises:
         InputError: An outline is damaged, or a noun names a location or an object that is not there.
     """
+    if not (image.hits or image.reference_hits):
+        return image
     covered = [cell_coverage(mask_of(outline, cells.size), cells) for outline in image.outlines]
 
     def judged_again(noun: NounHit) -> NounHit:

@@ -20,6 +20,9 @@ from captioning.files import read_json, write_json, write_text
 _LONGEST_SIDE = 4096
 """Pixels of a view; masks of larger ones would be drawn for minutes."""
 
+_LEAST_ERROR = 1e-6
+"""Pixels. Weights are 1 / error ** 2, which must not overflow."""
+
 
 @dataclass(frozen=True)
 class NounHit:
@@ -176,9 +179,11 @@ def read_cells(path: Path) -> CellGrid | None:
     places = (*cells.offset, *cells.stride, *cells.standard_error)
     sides = zip(cells.grid_size, cells.size, strict=True)
     if not all(0 < count <= side <= _LONGEST_SIDE for count, side in sides) or min(cells.stride) <= 0:
-        raise InputError(f"{path}: cells: no grid of a view of at most {_LONGEST_SIDE} pixels a side")
+        raise InputError(f"{path}: cells: no grid of a view of at most {_LONGEST_SIDE} pixels a side; run it again")
     if not all(abs(place) <= _LONGEST_SIDE for place in places):  # false for NaN, too
-        raise InputError(f"{path}: cells: lie more than {_LONGEST_SIDE} pixels outside the view")
+        raise InputError(f"{path}: cells: lie more than {_LONGEST_SIDE} pixels outside the view; run it again")
+    if not all(error == 0 or error > _LEAST_ERROR for error in cells.standard_error):
+        raise InputError(f"{path}: cells: standard_error must be 0 or above {_LEAST_ERROR}; run it again")
     return cells
 
 

@@ -104,13 +104,13 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
 
 
 def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Leave out locations without a weight at any step of their image: exact, since they add 0 (Correia et al. 2020).
+    """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
     Args:
         A, log_w, image_index: As in ``mixture_log_probs``.
 
     Returns:
-        A (B, K, r) and log_w (M, K + 1) of K locations of each image, as many as the image with the most has; and the
+        A (B, K, r) and log_w (M, K + 1) of K locations of each image, K being the largest support in the batch; and the
         columns (M, K + 1) of ``log_w`` that were kept, component 0 first, or None if all L are.
     """
     weighted = log_w[:, 1:] != -math.inf

@@ -323,7 +323,10 @@ TRAINER = {
         "callbacks+",
         "{class_path: StochasticWeightAveraging, init_args: {swa_lrs: 0.1}}",
     ],
-    Fault("Lightning's search for a batch size", "trainer.callbacks: BatchSizeFinder: changes what the config"): [
+    Fault(
+        "Lightning's search for a batch size",
+        "trainer.callbacks: BatchSizeFinder: would change a value that config.yaml",
+    ): [
         "callbacks+",
         "BatchSizeFinder",
     ],

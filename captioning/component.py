@@ -10,8 +10,10 @@ import contextlib
 import importlib
 import inspect
 import sys
+import types
+import typing
 from abc import ABCMeta
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +24,7 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from captioning.errors import InputError, check_range, one_line
+from captioning.errors import InputError, check_range, one_line, shortened
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
@@ -46,18 +48,19 @@ _budgets: list[object] = []
 
 
 @contextlib.contextmanager
-def budget(parameters: int) -> Iterator[None]:
+def budget(parameters: int, *, free: int | None = None) -> Iterator[None]:
     """Within this, building a model ends when it becomes larger than the file that describes it can be.
 
     A parameter is counted when its module takes it, before it is filled: until then it takes no memory.
 
     Args:
-        parameters: Numbers in the file. The model may have as many, and ``_FREE_PARAMETERS`` more.
+        parameters: Numbers in the file.
+        free: Parameters that the model may have beyond them; None for those of published encoders.
 
     Raises:
         InputError: The model has more parameters or modules. Names the number.
     """
-    limits = {"parameters": parameters + _FREE_PARAMETERS, "modules": _MAX_MODULES}
+    limits = {"parameters": parameters + (_FREE_PARAMETERS if free is None else free), "modules": _MAX_MODULES}
     counts = dict.fromkeys(limits, 0)
     mine = object()
 
@@ -124,10 +127,26 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
         path = config["class_path"]
         kind = known_class(path, cls)
         init_args = {name: _revive(value, f"{path}: {name}") for name, value in config["init_args"].items()}
+        _check_components(kind, init_args, path)
         try:
             return kind(**init_args)
         except TypeError as error:
             raise InputError(f"{path}: {error}") from error
+
+
+def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
+    """Refuse what is no component, such as a number, for an argument that takes one.
+
+    Raises:
+        InputError: Names the argument.
+    """
+    hints = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+    for name, value in init_args.items():
+        hint = hints.get(name)
+        kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+        wanted = [each.__name__ for each in kinds if isinstance(each, type) and issubclass(each, Component)]
+        if wanted and value is not None and not isinstance(value, Component):
+            raise InputError(f"{path}: {name}: must be a {wanted[0]}, got {shortened(repr(value))}")
 
 
 def public_path(cls: type) -> str:

@@ -74,7 +74,7 @@ def tools(made: Path) -> Target:
 
     def run(folder: Path, draw: random.Random) -> None:
         tool = draw.choice(list(LINES))
-        with page_of_one_photograph("a.png"), no_measurements():
+        with page_of_one_photograph("a.png"), no_measurements(), mock.patch("captioning.cli.study.train"):
             mains[tool](changed(LINES[tool], draw))
 
     return Target(files, list(files), run, 2.5, leaves_traces=True)

@@ -112,6 +112,14 @@ def test_counts_that_no_run_reaches_are_refused(tmp_path, capsys, fault, case):
     ends(capsys, fault, lambda: read_checkpoint(path, training=True))
 
 
+def test_a_decoder_is_no_larger_than_its_file(tmp_path):
+    """A published encoder may be; the matrices of a wide LSTM would take minutes to be made orthogonal."""
+    path = save_checkpoint(tmp_path / "a.ckpt")
+    edit_checkpoint(path, inside("decoder", hidden_dim=4000))
+    with pytest.raises(InputError, match=r"parameters or more; 1,0\d\d,\d\d\d are allowed"):
+        load(path)
+
+
 def test_a_budget_counts_what_is_built_and_no_other_model(monkeypatch):
     monkeypatch.setattr("captioning.component._FREE_PARAMETERS", 10)
     with budget(100):

@@ -17,6 +17,7 @@ def test_config_names_the_class_and_every_argument_also_the_defaults():
                 "class_path": "captioning.attention.AdditiveScore",
                 "init_args": {"attention_dim": 512, "fused": True},
             },
+            "normaliser": None,
             "dropout": 0.0,
         },
     }
@@ -42,6 +43,14 @@ def test_a_file_cannot_choose_which_code_runs(path):
 def test_a_component_of_another_kind_is_refused():
     with pytest.raises(InputError, match="is not a known Attention"):
         Attention.from_config(AdditiveScore(3).to_config())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("normaliser", "Normaliser"), ("score", "Score")])
+def test_a_number_in_a_components_place_is_refused_before_it_is_used(name, kind):
+    config = SoftAttention(AdditiveScore(3)).to_config()
+    config["init_args"][name] = 2.5
+    with pytest.raises(InputError, match=rf"SoftAttention: {name}: must be a {kind}, got 2\.5"):
+        Attention.from_config(config)
 
 
 def test_arguments_that_do_not_fit_are_named():

@@ -23,11 +23,11 @@ from captioning.captioner import DecodingOptions, load
 from captioning.captioner.caption import figure_suffix
 from captioning.cli import export
 from captioning.cli.build import build
-from captioning.cli.foreign_settings import resume_settings
+from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from captioning.comparison.study import read_study
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
-from captioning.encoders import ConvEncoder
+from captioning.encoders import ConvEncoder, Encoder
 from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
@@ -417,6 +417,19 @@ def test_a_study_that_cannot_be_used_is_named(tmp_path, fault, case):
     put(tmp_path / "c.yaml", "{}")
     path = put(tmp_path / "study.yaml", yaml.safe_dump(STUDY | case))
     says(fault, read_study, path, tmp_path)
+
+
+def test_null_is_refused_where_a_components_argument_does_not_take_it():
+    """A component's class has a metaclass, which hides its arguments from ``inspect.signature``."""
+    encoder = {"class_path": "captioning.encoders.ConvEncoder", "init_args": {"channels": [6, 8], "strides": None}}
+    with pytest.raises(InputError, match=r"model\.encoder\.init_args\.strides: must not be null"):
+        build({"model.encoder": Encoder}, [{"model": {"encoder": encoder}}])
+
+
+def test_a_sent_folder_of_shapes_has_a_name():
+    settings = {"model": {}, "data": {"source": shapes_with(root="a\0b")}}
+    with pytest.raises(InputError, match=r"data\.source: root 'a\\x00b' is no name of a folder"):
+        evaluation_settings(settings, "config.yaml")
 
 
 def shapes_with(**arguments: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from helpers_runs import edit_checkpoint, tiny_config
 from helpers_training import enter_copy, trained_folder
 
 from captioning.cli.fit import main
+from captioning.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
 RUN = Path("runs/tiny")
@@ -121,6 +122,25 @@ def test_an_edited_state_is_refused_and_replaces_nothing(workdir, capsys, fault,
     line = ends(capsys, fault, main, ["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2"])
     assert "another one" in line
     assert files == {path: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"stopping_reason": 99}, "callbacks.EarlyStopping: 99 is not a valid EarlyStoppingReason"),
+        ({"best_score": 0.5}, "StopEarly.best_score is 0.5, no tensor"),
+    ],
+)
+def test_a_state_of_early_stopping_that_lightning_would_fail_on_is_refused(workdir, changes, says):
+    edit_checkpoint(LAST, callback("StopEarly", **changes))
+    with pytest.raises(InputError, match=says):
+        main(["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2"])
+
+
+def test_a_position_that_is_a_tensor_is_refused(workdir):
+    edit_checkpoint(LAST, lambda content: content.update(CaptionDataModule=torch.zeros(2)))
+    with pytest.raises(InputError, match="position in the training data is damaged"):
+        main(["fit", "--ckpt_path", str(LAST), "--trainer.max_epochs", "2"])
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "NAdam", "Adagrad", "Adafactor"])

@@ -12,6 +12,7 @@ from helpers_runs import TINY
 
 from captioning.cli import parser as parsers
 from captioning.cli.fit import CaptioningCLI, main
+from captioning.cli.parser import explain
 from captioning.cli.usage import COMMANDS, command_help
 from captioning.component import Component, public_path, subclasses
 from captioning.data import CaptionSource, FolderSource
@@ -108,6 +109,10 @@ def test_a_mistake_in_a_config_is_one_line(settings, change, message):
         settings("--data.source", "ShapesSource", config="bad.yaml")
 
 
+def test_an_empty_argument_is_named():
+    assert explain("unrecognized arguments: ", []) == '"": no such option'
+
+
 def test_without_a_config_the_line_says_what_to_give(monkeypatch):
     monkeypatch.setattr("sys.argv", ["captioning"])
     with pytest.raises(
@@ -118,7 +123,8 @@ def test_without_a_config_the_line_says_what_to_give(monkeypatch):
 
 PLACES = [f"model.{name}" for name in ("encoder", "decoder", "objective")]
 PLACES += [f"model.objective.{name}" for name in ("estimator", "reduction")]
-PLACES += [f"model.decoder.{name}" for name in ("attention", "attention.score", "output", "annotation_layer")]
+PLACES += [f"model.decoder.{name}" for name in ("attention", "output", "annotation_layer")]
+PLACES += [f"model.decoder.attention.{name}" for name in ("score", "normaliser")]
 
 
 def test_every_component_of_the_package_stands_at_some_place():

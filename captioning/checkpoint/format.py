@@ -70,6 +70,10 @@ def check_format(path: Path, content: Mapping[str, Any]) -> None:
         )
 
 
+_FREE_IN_DECODERS = 1_000_000
+"""Numbers that a decoder may have beyond those of its file: of tensors that are not saved."""
+
+
 def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
     """Return the model that a checkpoint describes, with its weights and its vocabulary.
 
@@ -82,9 +86,11 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         Exception: Of any kind, where the content is damaged.
     """
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
-    with budget(sum(tensor.numel() for tensor in weights.values())):
+    numbers = sum(tensor.numel() for tensor in weights.values())
+    with budget(numbers):
         encoder = Encoder.rebuild(content["encoder"])
         encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+    with budget(numbers, free=_FREE_IN_DECODERS):
         captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}

@@ -128,7 +128,7 @@ def refuse_null_arguments(cls: type, arguments: Mapping[str, Any], place: str) -
     Raises:
         InputError: Names the argument.
     """
-    types, parameters = argument_types(cls), inspect.signature(cls).parameters
+    types, parameters = argument_types(cls), inspect.signature(cls.__init__).parameters  # type: ignore[misc] # a metaclass hides them
     for name, value in arguments.items():
         hint, parameter = types.get(name, Any), parameters.get(name)
         has_default = parameter is not None and parameter.default is not None

@@ -218,7 +218,7 @@ class CaptioningCLI(LightningCLI):
         if fitting and config.name is None:
             config.name = sweep_name(config)
         place = RunPlace.of(config, fitting=fitting)
-        if not fitting and config.results is None and values_of(self._words, "--name"):
+        if not fitting and config.results is None and config.name is not None and values_of(self._words, "--name"):
             named = Path(config.runs) / config.name  # of another run than the checkpoint's
             config.results = str(named) if named.resolve() != place.folder.resolve() else None
         if config.ensemble and fitting:

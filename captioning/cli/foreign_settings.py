@@ -18,7 +18,7 @@ from captioning.cli.allowed_values import checked_arguments, checked_component, 
 from captioning.data.records import CaptionSource
 from captioning.data.shapes import ShapesSource
 from captioning.encoders import Encoder
-from captioning.errors import InputError
+from captioning.errors import InputError, shortened
 from captioning.model import Decoder
 from captioning.objective import Objective
 from captioning.tokenizers import Tokenizer
@@ -118,6 +118,8 @@ def _source(value: Any) -> dict[str, Any]:
     arguments.pop("allow_outside", None)
     root = arguments.get("root")
     if source["class_path"] == "captioning.data.ShapesSource" and isinstance(root, str):
+        if "\0" in root:
+            raise InputError(f"data.source: root {shortened(repr(root))} is no name of a folder")
         writes = not os.path.isfile(os.path.join(root, "shapes.json"))  # False also for what is no name
         if writes and not Path(os.path.realpath(root)).is_relative_to(os.path.realpath(".")):
             raise InputError(f"data.source: {ShapesSource.__name__} would write to {root}, outside this folder")

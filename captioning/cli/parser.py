@@ -155,7 +155,7 @@ def explain(message: str, options: Sequence[str]) -> str:
         options: Options of the command, ``--data.batch_size`` and so on.
     """
     if match := re.match(r"unrecognized arguments: (.*)", message, re.DOTALL):
-        words = match[1].split()
+        words = match[1].split() or ['""']
         option = next((word for word in words if word.startswith("-")), words[0]).partition("=")[0]
         nested = [f"--model.objective.{name}" for name in _arguments(Likelihood)]
         return f"{option}: no such option{did_you_mean(option, [*options, *nested])}"

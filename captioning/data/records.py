@@ -327,7 +327,7 @@ class CaptionSource:
         Raises:
             InputError: A file is missing; says which, and what to run.
         """
-        raise TypeError(f"{type(self).__name__} must define prepare()")
+        raise InputError(f"data.source: {type(self).__name__} must define prepare()")
 
     def index(self, split: str) -> CaptionIndex:
         """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``.
@@ -335,7 +335,7 @@ class CaptionSource:
         Raises:
             InputError: The files cannot be read, or have no such split.
         """
-        raise TypeError(f"{type(self).__name__} must define index()")
+        raise InputError(f"data.source: {type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the named objects in the split's images; None if the data set has no masks."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,6 +161,9 @@ def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     if not isinstance(search, dict):
         raise InputError(f"{path}: search is not a mapping, as `captioning test` writes it; run it again")
     numbers = {name: value for name, value in content.items() if isinstance(value, (int, float))}
+    for name, value in {**numbers, **search}.items():
+        if isinstance(value, int) and abs(value) > sys.float_info.max:
+            raise InputError(f"{path}: {name} is no number that `captioning test` writes; run it again")
     return {name.partition("/")[2] or name: value for name, value in numbers.items()}, search
 
 

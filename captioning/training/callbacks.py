@@ -104,7 +104,10 @@ class StopEarly(EarlyStopping):
         return super().state_dict() | {"nll": self._nll}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
+        try:
+            super().load_state_dict(state_dict)
+        except ValueError as error:  # Lightning's number of a reason
+            raise InputError(f"callbacks.EarlyStopping: {one_line(error)}; the checkpoint was edited") from error
         self._nll = state_dict["nll"]
 
 

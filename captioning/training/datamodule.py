@@ -394,7 +394,7 @@ class CaptionDataModule(pl.LightningDataModule):
         Raises:
             InputError: It is not such a position.
         """
-        if state_dict and not is_position(state_dict):
+        if state_dict != {} and not is_position(state_dict):
             raise InputError("the checkpoint's position in the training data is damaged; use another one")
         self._resume_from = state_dict or None
 

@@ -89,6 +89,8 @@ def compare(state: Any, own: Any, name: str, *, unset: tuple[type, ...] = ()) ->
     elif isinstance(own, (float, Tensor)):
         if not _is_number(state):
             raise _edited(name, f"is {_kind(state)}, no number")
+        if isinstance(own, Tensor) and not isinstance(state, Tensor):
+            raise _edited(name, f"is {_kind(state)}, no tensor")
     elif type(state) is not type(own):
         raise _edited(name, f"is {_kind(state)}, no {type(own).__name__}")
 

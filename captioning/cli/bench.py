@@ -5,7 +5,7 @@ port works as the most used PyTorch implementation does. The limit is the time t
 products and memory traffic take at this machine's full speed (docs/performance.md).
 
 subjects:
-  train     training steps: soft and hard attention, two samples, the summed likelihood, the transformer
+  train     training steps: soft, hard, two samples, the summed likelihood, the transformer
   decode    captions from cached features in batches: greedy, beam 3, beam 5
   alone     the same, one image at a time
   kernels   every kernel beside its plain formula, forward and backward
@@ -31,7 +31,7 @@ from captioning.cli.arguments import add_json_option, script_parser, text_beside
 from captioning.errors import InputError, exits_on_input_error
 
 SUBJECTS = {
-    "train": "training steps: soft and hard attention, two samples, the summed likelihood, the transformer",
+    "train": "training steps: soft, hard, two samples, the summed likelihood, the transformer",
     "decode": "captions from cached features in batches: greedy, beam 3, beam 5",
     "alone": "the same, one image at a time",
     "kernels": "every kernel beside its plain formula, forward and backward",

@@ -134,13 +134,21 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
             raise InputError(f"{path}: {error}") from error
 
 
+def own_argument_types(cls: type) -> dict[str, Any] | None:
+    """Return the types of a constructor's own arguments; None if only a type checker imports one of them."""
+    try:
+        return typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):
+        return None
+
+
 def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
     """Refuse what is no component, such as a number, for an argument that takes one.
 
     Raises:
         InputError: Names the argument.
     """
-    hints = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+    hints = own_argument_types(kind) or {}
     for name, value in init_args.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)

@@ -403,13 +403,18 @@ LINES = {
 }
 
 
-def scripts(made: Path) -> Target:
-    """The scripts, with damaged files and options."""
+def make_used(made: Path) -> None:
+    """Make a photograph, a checkpoint and two tested runs."""
     made.mkdir(parents=True, exist_ok=True)
     random_view(20, 14).save(made / "a.png")
     save_checkpoint(made / "x.ckpt", settings=SETTINGS)
     make_tested(made / "r", 0.5)
     make_tested(made / "q", 0.9)
+
+
+def scripts(made: Path) -> Target:
+    """The scripts, with damaged files and options."""
+    make_used(made)
     (made / "results.json").write_bytes(as_json([{"image_id": 1, "caption": "a dog"}]))
     (made / "references.json").write_bytes(as_json({"annotations": [{"image_id": 1, "caption": "the dog"}]}))
     files = contents(made)

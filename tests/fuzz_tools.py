@@ -22,10 +22,9 @@ from typing import Any
 from unittest import mock
 
 import yaml
-from fuzz_targets import SAID, SETTINGS, Target, as_json, contents, inside, make_tested, trained
+from fuzz_targets import SAID, Target, as_json, contents, inside, make_used, trained
 from helpers import SCRIPTS, random_view
 from helpers_fuzz import ODD
-from helpers_runs import save_checkpoint
 from safetensors.torch import save_file
 
 from captioning.cli import evaluate, export, extract, prepare
@@ -62,11 +61,7 @@ STUDY = {"name": "x", "seeds": [1, 2], "variants": VARIANTS, "fit": [], "referen
 
 def tools(made: Path) -> Target:
     """Tools that use a trained model or the results of runs; none serves a page or measures anything."""
-    made.mkdir(parents=True, exist_ok=True)
-    random_view(20, 14).save(made / "a.png")
-    save_checkpoint(made / "x.ckpt", settings=SETTINGS)
-    make_tested(made / "r", 0.5)
-    make_tested(made / "q", 0.9)
+    make_used(made)
     for name, content in {"study.yaml": as_json(STUDY), "n.md": b"## Notes\n"}.items():
         (made / name).write_bytes(content)
     files = contents(made)

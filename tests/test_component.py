@@ -63,3 +63,11 @@ def test_a_users_own_class_is_found_once_it_is_imported():
         pass
 
     assert isinstance(Score.from_config(Own(4).to_config()), Own)
+
+
+def test_a_class_whose_types_only_a_type_checker_imports_is_rebuilt():
+    class Typed(AdditiveScore):
+        def __init__(self, attention_dim: Nowhere) -> None:  # noqa: F821 - as behind `if TYPE_CHECKING`
+            super().__init__(attention_dim)
+
+    assert isinstance(Score.from_config(Typed(4).to_config()), Typed)

@@ -14,11 +14,11 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from captioning.component import Component, known_class, public_path, subclasses
+from captioning.component import Component, known_class, own_argument_types, public_path, subclasses
 from captioning.errors import InputError
 from captioning.settings import load_yaml
 
@@ -166,10 +166,10 @@ def argument_types(cls: type) -> dict[str, Any]:
 
 
 def _types_of_its_own(cls: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(cls.__init__)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):  # a name that only a type checker imports
+    known = own_argument_types(cls)
+    if known is None:
         return dict.fromkeys(inspect.signature(cls.__init__).parameters, _UNKNOWN)  # type: ignore[misc]
+    return known
 
 
 def _types_inside(hint: Any) -> dict[str, list[Any]]:

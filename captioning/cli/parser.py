@@ -7,14 +7,14 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import pytorch_lightning as pl
 from lightning_fabric.plugins.precision.precision import _PRECISION_INPUT
 from pytorch_lightning.cli import LightningArgumentParser
 
 from captioning.cli.usage import values_of
-from captioning.component import public_path, subclasses
+from captioning.component import own_argument_types, public_path, subclasses
 from captioning.errors import InputError, did_you_mean
 from captioning.objective import Likelihood
 from captioning.training.datamodule import CaptionDataModule
@@ -74,7 +74,8 @@ def kinds_at(place: str) -> list[type[Any]]:
     names = [name for name in place.split(".") if name != "init_args"]
     kinds = [_ROOTS[names[0]]] if names[0] in _ROOTS else []
     for name in names[1:]:
-        hints = [_hints(cls)[name] for kind in kinds for cls in subclasses(kind) if name in _hints(cls)]
+        known = [own_argument_types(cls) or {} for kind in kinds for cls in subclasses(kind)]
+        hints = [types[name] for types in known if name in types]
         kinds = list(dict.fromkeys(kind for hint in hints for kind in _classes(hint)))
     return kinds
 
@@ -90,13 +91,6 @@ def classes_at(place: str) -> dict[str, type[Any]]:
     ours = {cls: public_path(cls).split(".") for cls in usable if cls.__module__.startswith("captioning.")}
     usable = [cls for cls in usable if len(ours.get(cls, ())) <= 3]
     return {cls.__name__: cls for cls in sorted(usable, key=lambda cls: (cls not in ours, cls.__name__))}
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(cls.__init__)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):  # a name that only a type checker imports
-        return {}
 
 
 def _classes(hint: Any) -> Iterator[type[Any]]:

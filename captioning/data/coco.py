@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import msgspec
 import numpy as np
 
 from captioning.data.coco_nouns import decoys, synonyms
-from captioning.data.objects import GroundedObject, check_outline
+from captioning.data.objects import GroundedObject, check_outline, run_lengths
 from captioning.data.records import (
     CaptionIndex,
     CaptionSource,
@@ -158,21 +157,18 @@ class CocoObjects:
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known."""
-        from pycocotools import mask as run_lengths
-
         objects = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
+        with run_lengths() as coco:
             for noun, outlines in self._outlines.get(image_id, {}).items():
                 runs = []
                 for outline in outlines:
                     if isinstance(outline, dict) and isinstance(outline["counts"], str):
                         runs.append(outline)
                     elif isinstance(outline, dict):
-                        runs.append(run_lengths.frPyObjects(outline, *self._sizes[image_id]))
+                        runs.append(coco.frPyObjects(outline, *self._sizes[image_id]))
                     else:
-                        runs += run_lengths.frPyObjects(outline, *self._sizes[image_id])
-                mask = run_lengths.decode(run_lengths.merge(runs)).astype(bool)
+                        runs += coco.frPyObjects(outline, *self._sizes[image_id])
+                mask = coco.decode(coco.merge(runs)).astype(bool)
                 objects.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
         return objects
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,13 +74,20 @@ def check_outline(outline: Any, height: Any, width: Any) -> None:
         raise InputError("its outline is neither polygons nor run lengths")
 
 
-def outline_of(mask: NDArray[np.bool_]) -> str:
-    """Return a mask in COCO's text of run lengths."""
-    from pycocotools import mask as run_lengths
+@contextmanager
+def run_lengths() -> Iterator[Any]:
+    """Use pycocotools' functions on run lengths, without NumPy's warnings about its C code."""
+    from pycocotools import mask
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2, about pycocotools' C code
-        encoded = run_lengths.encode(np.asfortranarray(mask, dtype=np.uint8))
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield mask
+
+
+def outline_of(mask: NDArray[np.bool_]) -> str:
+    """Return a mask in COCO's text of run lengths."""
+    with run_lengths() as coco:
+        encoded = coco.encode(np.asfortranarray(mask, dtype=np.uint8))
     return str(encoded["counts"], "ascii")
 
 

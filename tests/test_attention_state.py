@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from captioning.attention import (
+    AdditiveScore,
     Attention,
     ConcatScore,
     CoverageScore,
@@ -14,6 +15,7 @@ from captioning.attention import (
     LocalScore,
     LocationScore,
     MultiHeadAttention,
+    NTMAttention,
     NTMScore,
     Score,
     SoftAttention,
@@ -34,6 +36,8 @@ D, H = 8, 7
 STATEFUL = {
     "coverage": lambda: SoftAttention(CoverageScore(A)),
     "NTM": lambda: SoftAttention(NTMScore(A)),
+    "NTM that writes": lambda: NTMAttention(NTMScore(A)),
+    "coverage that writes": lambda: NTMAttention(CoverageScore(A)),
     "hard NTM": lambda: HardAttention(NTMScore(A), inference="argmax"),
     "local coverage": lambda: SoftAttention(LocalScore(CoverageScore(A), window=(1.0, 1.5))),
     "heads with coverage": lambda: MultiHeadAttention(CoverageScore(A), heads=2),
@@ -119,6 +123,60 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
             sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
             before = sharp / sharp.sum()
             np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
+
+
+def test_a_written_memory_equals_a_loop_over_captions_steps_and_locations():
+    attention = built(NTMAttention(AdditiveScore(A)))
+    queries, annotations, mask = example()
+    weights = {name: value.detach().double().numpy() for name, value in attention.named_parameters()}
+    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
+
+    def head(name: str, h: np.ndarray, written: np.ndarray, exists: np.ndarray) -> np.ndarray:
+        logits = np.full(L, -np.inf)
+        for i in np.flatnonzero(exists):
+            hidden = weights[f"{name}.annotation_projection.weight"] @ written[i]
+            hidden += weights[f"{name}.annotation_projection.bias"] + weights[f"{name}.query_projection.weight"] @ h
+            logits[i] = weights[f"{name}.output.weight"][0] @ np.tanh(hidden)
+        return softmax(logits)
+
+    prepared = attention.prepare(annotations, mask)
+    outputs, state = [], None
+    for query in queries:
+        outputs.append(attention(query, prepared, state))
+        state = outputs[-1].state
+    for row in range(B * R):
+        written, exists = annotations[row // R].double().numpy().copy(), mask[row // R].numpy()
+        for t in range(T):
+            h = queries[t, row].double().numpy()
+            read = head("score", h, written, exists)
+            context = sum(read[i] * written[i] for i in range(L))
+            np.testing.assert_allclose(outputs[t].alphas[row].detach(), read, atol=1e-5)
+            np.testing.assert_allclose(outputs[t].context[row].detach(), context, atol=1e-5)
+            v = head("write_score", h, written, exists)
+            erase = sigmoid(weights["erase.weight"] @ h + weights["erase.bias"])
+            add = weights["add.weight"] @ h + weights["add.bias"]
+            for i in range(L):
+                written[i] = written[i] * (1 - v[i] * erase) + v[i] * add
+        np.testing.assert_allclose(state[-1][row].detach(), written, atol=1e-5)
+    assert not np.allclose(outputs[-1].context[:R].detach(), outputs[0].context[:R].detach(), atol=1e-2)
+
+
+def test_a_write_head_learns_and_begins_with_almost_no_writing():
+    queries, annotations, mask = example()
+    writing, reading = NTMAttention(AdditiveScore(A)), SoftAttention(AdditiveScore(A))
+    for attention in (writing, reading):
+        attention.build(D, H, GRID)
+    reading.score.load_state_dict(writing.score.state_dict())
+    memory, state = writing.prepare(annotations, mask), None
+    for query in queries:
+        out = writing(query, memory, state)
+        state = out.state
+    torch.testing.assert_close(
+        out.context, reading(queries[-1], reading.prepare(annotations, mask)).context, atol=0.05, rtol=0.05
+    )
+    out.context.square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in (writing.add.weight, writing.erase.weight))
+    assert any(parameter.grad.abs().sum() > 0 for parameter in writing.write_score.parameters())
 
 
 def test_the_mean_annotation_has_the_models_precision():

@@ -1,13 +1,17 @@
-"""The addressing of neural Turing machines: by content, or relative to the attention of the previous step."""
+"""Neural Turing machines: addressing by content or relative to the previous step's attention, and a write head."""
 
 from __future__ import annotations
+
+import copy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import Score, check_grid, check_locations
+from captioning.attention.base import AttentionOutput, Score, check_grid, check_locations
+from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
+from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 from captioning.trace import State
@@ -89,3 +93,62 @@ class NTMScore(Score):
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
         return moved
+
+
+class NTMAttention(SoftAttention):
+    """Soft attention with a write head: what the decoder has seen changes what it sees next.
+
+    The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1}.
+    Then the write head erases and adds at weights v_t of its own (Graves et al. 2014, Eq. 3-4), with e_t and u_t from
+    h_{t-1}:
+
+        M_t(i) = M_{t-1}(i) * (1 - v_ti e_t) + v_ti u_t,  e_t = sigmoid(W_e h_{t-1} + b_e),  u_t = W_u h_{t-1} + b_u
+
+    Training begins with almost no writing. Every caption has a memory of its own, which the scores project at every
+    step.
+
+    Args:
+        score: The addressing of the read head, and of the write head, which has parameters of its own. Usually
+            ``NTMScore``.
+        dropout: As in ``SoftAttention``.
+    """
+
+    def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
+        super().__init__(score, dropout=dropout)
+        self.write_score = copy.deepcopy(score)
+
+    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
+        super().build(annotation_dim, query_dim, grid_size)
+        self.write_score.build(annotation_dim, query_dim, grid_size)
+        self.erase = StepLinear(query_dim, annotation_dim)
+        self.add = StepLinear(query_dim, annotation_dim)
+        with torch.no_grad():
+            self.erase.bias.fill_(-4.0)
+            self.add.weight.zero_()
+            self.add.bias.zero_()
+
+    def init_state(self, memory: Memory) -> State:
+        """Return the states of both heads and M_0, (B, ..) each."""
+        exists = memory.exists
+        return (*self.score.init_state(exists), *self.write_score.init_state(exists), memory.annotations)
+
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
+        R = len(query) // len(memory.annotations)
+        if state is None:
+            state = tuple(repeat_rows(tensor, R) for tensor in self.init_state(memory))
+        *heads, written = state  # (N, L, D)
+        carried, write_carried = heads[: len(heads) // 2], heads[len(heads) // 2 :]
+        mask = None if memory.mask is None else repeat_rows(memory.mask, R)
+        rows = Memory(written, self.score.project(written), mask)  # of N images with one row each
+        read = super().forward(query, rows, tuple(carried))
+        weights, write_state = self._write_weights(query, rows, write_carried)
+        kept = 1 - weights.unsqueeze(-1) * torch.sigmoid(self.erase(query)).unsqueeze(1)  # (N, L, D)
+        written = (written * kept + weights.unsqueeze(-1) * self.add(query).unsqueeze(1)).to(written.dtype)
+        return read._replace(state=(*read.state, *write_state, written))
+
+    def _write_weights(self, query: Tensor, rows: Memory, carried: list[Tensor]) -> tuple[Tensor, State]:
+        """Return v_t (N, L), and the state of the write head's score."""
+        state = [tensor.unsqueeze(1) for tensor in carried]
+        logits = self.write_score(query.unsqueeze(1), self.write_score.project(rows.annotations), *state)
+        weights, _ = self.normaliser(logits, None if rows.mask is None else rows.mask.unsqueeze(1))
+        return weights.squeeze(1), tuple(tensor.squeeze(1) for tensor in self.write_score.update(weights, *state))

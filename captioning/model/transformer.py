@@ -132,8 +132,9 @@ class TransformerDecoder(Decoder):
     @staticmethod
     def _refuse_state(attention: Attention, grid_size: tuple[int, int] | None) -> None:
         height, width = grid_size or (1, 1)
-        if attention.score.init_state(torch.ones(1, height * width, dtype=torch.bool)):
-            name = type(attention.score).__name__
+        nothing = torch.zeros(1, height * width, 1)
+        if attention.init_state(Memory(nothing, nothing)):
+            name = f"{type(attention).__name__} over {type(attention.score).__name__}"
             raise InputError(
                 f"TransformerDecoder: {name} carries a state from word to word, and training computes all words at "
                 "once; use another score"

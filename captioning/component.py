@@ -143,7 +143,7 @@ def own_argument_types(cls: type) -> dict[str, Any] | None:
 
 
 def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
-    """Refuse what is no component, such as a number, for an argument that takes one.
+    """Refuse what is no component of the argument's kind, such as a number, or a score in a normaliser's place.
 
     Raises:
         InputError: Names the argument.
@@ -152,9 +152,10 @@ def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> No
     for name, value in init_args.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        wanted = [each.__name__ for each in kinds if isinstance(each, type) and issubclass(each, Component)]
-        if wanted and value is not None and not isinstance(value, Component):
-            raise InputError(f"{path}: {name}: must be a {wanted[0]}, got {shortened(repr(value))}")
+        wanted = tuple(each for each in kinds if isinstance(each, type) and issubclass(each, Component))
+        if wanted and value is not None and not isinstance(value, wanted):
+            given = type(value).__name__ if isinstance(value, Component) else shortened(repr(value))
+            raise InputError(f"{path}: {name}: must be a {wanted[0].__name__}, got {given}")
 
 
 def public_path(cls: type) -> str:

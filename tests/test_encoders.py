@@ -148,6 +148,11 @@ def test_a_pooled_vector_is_refused():
         small("flatten")
 
 
+def test_a_layer_before_all_weights_is_refused():
+    with pytest.raises(InputError, match="TorchvisionEncoder: no layer with weights comes before its output"):
+        small("x")
+
+
 def test_images_of_another_size_are_refused_with_both_shapes():
     with pytest.raises(ValueError, match=r"images must be \(B, 3, 6, 6\), got \(2, 3, 7, 6\)"):
         TinyEncoder()(torch.zeros(2, 3, 7, 6))

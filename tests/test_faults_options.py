@@ -170,6 +170,7 @@ OPTIONS = {
         "--trainer.check_val_every_n_epoch",
         "0",
     ],
+    Fault("an option of 400 digits", "a whole number beyond 1.8e308"): ["--data.augmentation.flip", "9" * 400],
     Fault("`--trainer.gradient_clip_val -1`", "--trainer.gradient_clip_val must be at least 0"): [
         "--trainer.gradient_clip_val",
         "-1",

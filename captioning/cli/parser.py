@@ -15,7 +15,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from captioning.cli.usage import values_of
 from captioning.component import own_argument_types, public_path, subclasses
-from captioning.errors import InputError, did_you_mean
+from captioning.errors import InputError, did_you_mean, shortened
 from captioning.objective import Likelihood
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -48,6 +48,9 @@ class CommandLineParser(LightningArgumentParser):
             return super().parse_args(args, *others, **options)
         except UnicodeDecodeError as error:
             raise InputError("a file of settings is not text; give a YAML file") from error
+        except OverflowError as error:
+            longest = shortened(max(args or ("an option",), key=len))
+            raise InputError(f"{longest}: a whole number beyond 1.8e308; give a smaller one") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an InputError that says what is wrong in one line."""

@@ -170,10 +170,14 @@ class Encoder(Component):
 
     def _measure(self) -> tuple[Layout, tuple[int, int], int]:
         """Return (layout, grid size, D) from one run on zeros, which is free on the meta device."""
-        tensor = next(self.network.parameters())
+        weight = next(self.network.parameters(), None)
+        if weight is None:
+            raise InputError(
+                f"{type(self).__name__}: no layer with weights comes before its output; choose a later layer"
+            )
         self.network.eval()
         with torch.no_grad():
-            maps = self._maps(torch.zeros(1, 3, *self._preprocessing.size, device=tensor.device))
+            maps = self._maps(torch.zeros(1, 3, *self._preprocessing.size, device=weight.device))
         shape = tuple(maps.shape[1:])
         if len(shape) == 3:
             # Inputs are square and so are grids: the two equal sides are the height and the width.

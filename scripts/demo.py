@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from captioning.captioner.caption import Caption
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RUNS = {"soft": "shapes_soft", "marginal": "shapes_marginal"}  # key in summary.json -> config
-TITLES = {"soft": "soft", "marginal": "hard, summed exactly"}
+RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "marginal": "shapes_marginal"}  # key in summary.json -> config
+TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exactly"}
+FIRST = list(RUNS)[:2]  # the others where the processor is quick enough
 FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs
 FEWEST_EPOCHS = 3
@@ -60,14 +61,14 @@ def main(argv: list[str] | None = None) -> None:
     summary_file = args.runs / "summary.json"
     summary = json.loads(summary_file.read_text()) if summary_file.is_file() else {}
     seconds = train(args.runs, args.overlay_config)
-    for name, config in RUNS.items():
+    for name in seconds:
         before = summary.get(name, {})
         best = RunFolder(args.runs / name).checkpoint("best")
         nothing_new = before and best.stat().st_mtime <= before["finished"]
-        summary[name] = entry_of(args.runs, name, config, before["seconds"] if nothing_new else seconds[name])
+        summary[name] = entry_of(args.runs, name, before["seconds"] if nothing_new else seconds[name])
         write_json(summary_file, summary)
-    page = compare(args.runs, list(RUNS)) if len(RUNS) > 1 else None
-    report(args.runs, summary, page)
+    summary = {name: summary[name] for name in seconds}
+    report(args.runs, summary, compare(args.runs, list(summary)))
     if args.readme:
         write_text(args.readme, with_captions(args.readme.read_text(encoding="utf-8"), summary["soft"]))
 
@@ -98,21 +99,22 @@ def draw(caption: Caption, overlay: Path) -> None:
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train and test all configurations side by side; returns the seconds of every training.
+    """Train and test the models that there is time for, side by side; returns the seconds of every training.
 
     Raises:
         InputError: One failed; the others are trained and tested then.
     """
-    commands = Commands(len(RUNS), _PROGRESS)
-    epochs = 0
-    if overlay is None and not all(RunFolder(runs / name).checkpoint("last").is_file() for name in RUNS):
+    begun = [name for name in RUNS if RunFolder(runs / name).checkpoint("last").is_file()]
+    names, epochs = [name for name in RUNS if name in (*FIRST, *begun)], 0
+    if overlay is None and not set(FIRST) <= set(begun):
         step = seconds_of_a_step()
-        epochs = affordable_epochs(step)
+        names, epochs = affordable(step)
         less = f"; {EPOCHS} would take too long on this processor, so scores are lower" if epochs < EPOCHS else ""
-        minutes = epochs * STEPS * step / 60
+        minutes = epochs * STEPS * step * len(names) / len(FIRST) / 60
         print(
             f"A training step takes {step:.2f} s here: {epochs} epochs, about {minutes:.0f} minutes{less}\n", flush=True
         )
+    commands = Commands(len(names), _PROGRESS)
 
     def fit(name: str) -> float:
         last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
@@ -126,14 +128,14 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         return seconds
 
     seconds = {}
-    for name, outcome in zip(RUNS, commands.side_by_side(fit, RUNS), strict=True):
+    for name, outcome in zip(names, commands.side_by_side(fit, names), strict=True):
         if isinstance(outcome, InputError):
             raise outcome
         seconds[name] = outcome
     return seconds
 
 
-def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, Any]:
+def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     """Caption and draw an image of the test split; returns the summary's entry of a tested run."""
     from captioning.captioner import load
     from captioning.cli.build import build
@@ -166,7 +168,7 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
         "checkpoint": str(best),
         "overlay": str(overlay_file),
         "examples": examples,
-        "config": config,
+        "config": RUNS[name],
         "max_epochs": settings["trainer"]["max_epochs"],
         "batch_size": settings["data"]["batch_size"],
         "finished": time.time(),
@@ -174,9 +176,11 @@ def entry_of(runs: Path, name: str, config: str, seconds: float) -> dict[str, An
     }
 
 
-def affordable_epochs(seconds: float) -> int:
-    """Return the epochs that are trained where a step takes so many seconds: those of the config where it is quick."""
-    return max(FEWEST_EPOCHS, min(EPOCHS, int(TRAINING_SECONDS / (STEPS * seconds))))
+def affordable(seconds: float) -> tuple[list[str], int]:
+    """Return the models that are trained where a step of two side by side takes so many seconds, and their epochs."""
+    if len(RUNS) / len(FIRST) * EPOCHS * STEPS * seconds <= TRAINING_SECONDS:
+        return list(RUNS), EPOCHS
+    return FIRST, max(FEWEST_EPOCHS, min(EPOCHS, int(TRAINING_SECONDS / (STEPS * seconds))))
 
 
 def seconds_of_a_step() -> float:
@@ -205,7 +209,7 @@ def seconds_of_a_step() -> float:
         torch.randn(images, 3, *encoder.preprocessing.size),
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(RUNS)))
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // len(FIRST)))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     captioner, batch = captioner.to(device), batch.to(device)
     precision = best_precision(device)

@@ -48,12 +48,12 @@ def test_the_summary_says_where_the_comparison_is_if_there_is_one(tmp_path, entr
 
 def test_the_report_says_what_is_right_of_what_is_said_and_what_was_expected(tmp_path, entry, capsys):
     other = entry | {"attributes": {"colour": entry["attributes"]["colour"]}}
-    load_script("demo").report(tmp_path, {"soft": entry, "marginal": other}, None)
+    load_script("demo").report(tmp_path, {"soft": entry, "hard": other}, None)
     lines = capsys.readouterr().out.splitlines()
     cells = {line[:18].strip(): [cell.strip() for cell in line[18:].split("  ") if cell] for line in lines}
     assert cells["colour"] == ["99.0 of 100 (3)"] * 2
     assert cells["pattern"] == ["87.5 of 8 (0)", "0.0 of 0 (0)"]
-    at = lines.index("hard, summed exactly: two cats")
+    at = lines.index("hard, drawn: two cats")
     assert lines[at + 1] == "  expected    a cat left of a dog   (one of five references)"
 
 
@@ -108,9 +108,9 @@ def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(
         write(text, entry | {"examples": {"b.png": entry["examples"]["a.png"]}})
 
 
-@pytest.mark.parametrize(("seconds", "epochs"), [(0.01, 6), (0.3, 6), (0.5, 4), (9.0, 3)])
-def test_a_slow_processor_trains_fewer_epochs(seconds, epochs):
-    assert load_script("demo").affordable_epochs(seconds) == epochs
+@pytest.mark.parametrize(("seconds", "models", "epochs"), [(0.01, 3, 6), (0.3, 2, 6), (0.5, 2, 4), (9.0, 2, 3)])
+def test_a_quick_processor_trains_a_third_model_and_a_slow_one_fewer_epochs(seconds, models, epochs):
+    assert load_script("demo").affordable(seconds) == (["soft", "hard", "marginal"][:models], epochs)
 
 
 def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
@@ -126,3 +126,15 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
     line = "A training step takes 0.80 s here: 3 epochs, about 7 minutes; 6 would take too long on this processor"
     assert line in capsys.readouterr().out
     assert sum(arguments[-2:] == ["--trainer.max_epochs", "3"] for arguments in commands) == 2
+
+
+def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch):
+    demo, commands = load_script("demo"), []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: pytest.fail("nothing is left to decide"))
+    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
+    for name in ("soft", "hard", "marginal"):
+        last = demo.RunFolder(tmp_path / name).checkpoint("last")
+        last.parent.mkdir(parents=True)
+        last.touch()
+    assert list(demo.train(tmp_path, None)) == ["soft", "hard", "marginal"]
+    assert sum("fit" in arguments for arguments in commands) == 3

@@ -72,6 +72,9 @@ EDITED = {
     Fault("a resumed run whose best checkpoints are a list", "its best_k_models is no dict"): callback(
         "BestCheckpoint", best_k_models=[]
     ),
+    Fault(
+        "a resumed run whose worst checkpoint is none of the best", "kth_best_model_path is none of best_k"
+    ): callback("BestCheckpoint", kth_best_model_path="nan"),
     Fault("a resumed run whose best checkpoint's score is a list", "current_score is list"): callback(
         "BestCheckpoint", current_score=[1]
     ),

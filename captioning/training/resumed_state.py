@@ -12,7 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
 
 from captioning.data.sampler import is_position
@@ -37,7 +37,10 @@ class CheckedState(Callback):
             known = type(callback).__module__.startswith(("captioning.", "pytorch_lightning."))
             if known and callback.state_key in checkpoint.get("callbacks", {}):
                 state = checkpoint["callbacks"][callback.state_key]
-                compare(state, callback.state_dict(), f"callbacks.{type(callback).__name__}", unset=_SCORES)
+                name = f"callbacks.{type(callback).__name__}"
+                compare(state, callback.state_dict(), name, unset=_SCORES)
+                if isinstance(callback, ModelCheckpoint):
+                    _check_best(callback, state, name)
         loops = checkpoint.get("loops", {}).get("fit_loop", {})
         compare(loops, trainer.fit_loop.state_dict(), "loops.fit_loop")
         positions = loops["state_dict"].get("combined_loader", [])
@@ -53,6 +56,12 @@ class CheckedState(Callback):
         schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
         for number, state in enumerate(checkpoint.get("lr_schedulers", [])[: len(schedules)]):
             compare(state, schedules[number].state_dict(), f"lr_schedulers.{number}")
+
+
+def _check_best(callback: ModelCheckpoint, state: dict[str, Any], name: str) -> None:
+    best = state["best_k_models"]
+    if len(best) >= callback.save_top_k > 0 and state["kth_best_model_path"] not in best:
+        raise _edited(f"{name}.kth_best_model_path", "is none of best_k_models")
 
 
 def compare(state: Any, own: Any, name: str, *, unset: tuple[type, ...] = ()) -> None:

@@ -27,7 +27,7 @@ from captioning.captioner import load
 # Name of the config -> options that change it.
 OPTIONS = {
     "soft": [],
-    "hard": ["--model.decoder.init_args.attention.init_args.ramp=[0,10]"],  # draws begin at once
+    "hard": [],
     "multihead": [],
     "local": [],
     "marginal": [],

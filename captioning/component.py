@@ -143,7 +143,7 @@ def own_argument_types(cls: type) -> dict[str, Any] | None:
 
 
 def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
-    """Refuse what is no component of the argument's kind, such as a number, or a score in a normaliser's place.
+    """Refuse a value that is no component of the argument's kind: a number, or a score where a normaliser belongs.
 
     Raises:
         InputError: Names the argument.
@@ -152,7 +152,8 @@ def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> No
     for name, value in init_args.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        wanted = tuple(each for each in kinds if isinstance(each, type) and issubclass(each, Component))
+        classes = [each for each in kinds if inspect.isclass(each) and typing.get_origin(each) is None]
+        wanted = tuple(each for each in classes if issubclass(each, Component))
         if wanted and value is not None and not isinstance(value, wanted):
             given = type(value).__name__ if isinstance(value, Component) else shortened(repr(value))
             raise InputError(f"{path}: {name}: must be a {wanted[0].__name__}, got {given}")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "marginal": "shapes_marginal"}  # key in summary.json -> config
 TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exactly"}
-FIRST = list(RUNS)[:2]  # the others where the processor is quick enough
+FIRST = list(RUNS)[:2]  # always trained; the others only where the processor is quick enough
 FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs
 FEWEST_EPOCHS = 3
@@ -99,16 +99,17 @@ def draw(caption: Caption, overlay: Path) -> None:
 
 
 def train(runs: Path, overlay: str | None) -> dict[str, float]:
-    """Train and test the models that there is time for, side by side; returns the seconds of every training.
+    """Train and test, side by side, as many models as there is time for; returns the seconds of every training.
 
     Raises:
         InputError: One failed; the others are trained and tested then.
     """
-    begun = [name for name in RUNS if RunFolder(runs / name).checkpoint("last").is_file()]
-    names, epochs = [name for name in RUNS if name in (*FIRST, *begun)], 0
-    if overlay is None and not set(FIRST) <= set(begun):
+    plan = runs / "plan.json"  # of the first start: one that goes on trains the same
+    names, epochs = json.loads(plan.read_text()) if plan.is_file() else (FIRST, 0)
+    if overlay is None and not plan.is_file():
         step = seconds_of_a_step()
         names, epochs = affordable(step)
+        write_json(plan, [names, epochs])
         less = f"; {EPOCHS} would take too long on this processor, so scores are lower" if epochs < EPOCHS else ""
         minutes = epochs * STEPS * step * len(names) / len(FIRST) / 60
         print(
@@ -177,7 +178,7 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
 
 
 def affordable(seconds: float) -> tuple[list[str], int]:
-    """Return the models that are trained where a step of two side by side takes so many seconds, and their epochs."""
+    """Return the models to train and their epochs, for a step that takes ``seconds`` while two models train."""
     if len(RUNS) / len(FIRST) * EPOCHS * STEPS * seconds <= TRAINING_SECONDS:
         return list(RUNS), EPOCHS
     return FIRST, max(FEWEST_EPOCHS, min(EPOCHS, int(TRAINING_SECONDS / (STEPS * seconds))))
@@ -277,7 +278,7 @@ def score_table(summary: dict[str, Any]) -> list[str]:
     return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 
 
-def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
+def report(runs: Path, summary: dict[str, Any], page: Path) -> None:
     """Print the scores, where everything is, and what to type next."""
     print("\nTest split, free-running decoding; BLEU with brevity penalty, all in percent:")
     print(*score_table(summary), sep="\n")
@@ -290,8 +291,7 @@ def report(runs: Path, summary: dict[str, Any], page: Path | None) -> None:
         print(f"  checkpoint  {entry['checkpoint']}")
         print(f"  run folder  {runs / name}   (config, metrics, samples, captions of the test split)")
     print(f"\nsummary       {runs / 'summary.json'}")
-    if page is not None:
-        print(f"comparison    {page}   (open it in a browser)")
+    print(f"comparison    {page}   (open it in a browser)")
     checkpoint = next(iter(summary.values()))["checkpoint"]
     print("\nNext:")
     print(f"  captioning caption YOUR_IMAGE.png --model {checkpoint} --overlay overlay.png")

@@ -222,6 +222,16 @@ def test_a_drawn_gate_has_an_f_beta_for_drawn_contexts():
         torch.testing.assert_close(torch.sigmoid(logit[row]), beta)
 
 
+@pytest.mark.parametrize("mode", ["expected", "argmax", "sample"])
+def test_contexts_of_one_location_use_the_drawn_gate(mode):
+    decoder = make_decoder(HardAttention(AdditiveScore(A), inference=mode), drawn_gate=True)
+    memory = decoder.encode(torch.randn(B, L, D))
+    state = decoder.init_state(memory)
+    _, _, looked = decoder.step(torch.full((B,), START), state, memory)
+    logits = decoder.gate.f_beta(state[0])
+    torch.testing.assert_close(looked.betas, torch.sigmoid(logits[:, int(mode != "expected")]))
+
+
 @pytest.mark.parametrize("options", [{}, {"gated": False}])
 def test_a_drawn_gate_needs_a_gate_and_draws(options):
     attention = HardAttention if options else SoftAttention

@@ -62,7 +62,7 @@ def demo(trained, monkeypatch) -> Path:
 
 def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, capsys):
     summary = json.loads((demo / "summary.json").read_text())
-    assert set(summary) == {"soft", "marginal"} and (demo / "comparison.html").is_file()
+    assert set(summary) == {"soft", "hard"} and (demo / "comparison.html").is_file()
     entry = summary["soft"]
     for key in ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy"):
         assert 0 <= entry[key] <= 100

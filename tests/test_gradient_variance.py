@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.gradient_variance import ESTIMATORS, TEMPERATURES, measure
-from captioning.attention import AdditiveScore, SoftAttention, UniformAttention
+from captioning.attention import AdditiveScore, SoftAttention, Sparsemax, UniformAttention
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
@@ -40,6 +40,14 @@ def test_baselines_shrink_the_variance_and_cost_is_counted():
     two, eight = (values[f"leave one out, {draws} draws, to go"] for draws in (2, 8))
     assert eight["score_variance"] < two["score_variance"]
     assert [row["rows"] for row in (values["none"], values["self-critical, caption"], eight)] == [1, 2, 8]
+
+
+def test_the_locations_of_a_sparse_checkpoint_are_drawn_from_its_support():
+    captioner = make_captioner(SoftAttention(AdditiveScore(4), normaliser=Sparsemax()))
+    supports = []
+    captioner.decoder.attention.normaliser.register_forward_hook(lambda _, __, out: supports.append(out[0] > 0))
+    values = measure(captioner, make_batch(), [], draws=2)
+    assert supports and not any("Gumbel" in name for name in values)
 
 
 def test_attention_without_a_score_is_refused():

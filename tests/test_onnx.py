@@ -19,6 +19,7 @@ from captioning.attention import (
     GeneralScore,
     HardAttention,
     MultiHeadAttention,
+    NTMAttention,
     SoftAttention,
     Sparsemax,
 )
@@ -159,9 +160,13 @@ def test_options_out_of_range_and_other_words_are_one_line(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("score", [CoverageScore(5), GeneralScore()], ids=lambda score: type(score).__name__)
-def test_scores_with_and_without_a_state_are_exported(tmp_path, photos, score):
-    checkpoint, folder = exported(tmp_path, attention=lambda _: SoftAttention(score))
+@pytest.mark.parametrize(
+    "attention",
+    [SoftAttention(CoverageScore(5)), SoftAttention(GeneralScore()), NTMAttention(CoverageScore(5))],
+    ids=lambda attention: f"{type(attention).__name__}-{type(attention.score).__name__}",
+)
+def test_attention_with_and_without_a_state_is_exported(tmp_path, photos, attention):
+    checkpoint, folder = exported(tmp_path, attention=lambda _: attention)
     assert load_script("caption_onnx").OnnxCaptioner(folder)(photos[0]) == load(checkpoint)(photos[0]).text
 
 

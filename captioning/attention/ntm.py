@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import AttentionOutput, Score, check_grid, check_locations
+from captioning.attention.base import AttentionOutput, Score, check_grid, check_locations, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import masked_log_softmax
 from captioning.attention.soft import SoftAttention
@@ -99,18 +99,17 @@ class NTMAttention(SoftAttention):
     """Soft attention with a write head: what the decoder has seen changes what it sees next.
 
     The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1}.
-    Then the write head erases and adds at weights v_t of its own (Graves et al. 2014, Eq. 3-4), with e_t and u_t from
+    Then the write head erases and adds at weights v_t of its own (Graves et al. 2014, Eq. 3-4), with r_t and u_t from
     h_{t-1}:
 
-        M_t(i) = M_{t-1}(i) * (1 - v_ti e_t) + v_ti u_t,  e_t = sigmoid(W_e h_{t-1} + b_e),  u_t = W_u h_{t-1} + b_u
+        M_t(i) = M_{t-1}(i) * (1 - v_ti r_t) + v_ti u_t,  r_t = sigmoid(W_r h_{t-1} + b_r),  u_t = W_u h_{t-1} + b_u
 
-    Training begins with almost no writing. Every caption has a memory of its own, which the scores project at every
-    step.
+    Training begins with almost no writing. Every caption has a memory of its own, (L, D), which both scores project at
+    every step. The memory is kept in float32 at least: bfloat16 would round small writes away.
 
     Args:
-        score: The addressing of the read head, and of the write head, which has parameters of its own. Usually
-            ``NTMScore``.
-        dropout: As in ``SoftAttention``.
+        score: The score of the read head, usually ``NTMScore``. The write head has a copy with parameters of its own.
+        dropout: Of the weights of the read head, as in ``SoftAttention``.
     """
 
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
@@ -127,23 +126,29 @@ class NTMAttention(SoftAttention):
             self.add.weight.zero_()
             self.add.bias.zero_()
 
+    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
+        check_mask(annotations, mask)
+        return Memory(annotations, annotations, mask)
+
     def init_state(self, memory: Memory) -> State:
         """Return the states of both heads and M_0, (B, ..) each."""
-        exists = memory.exists
-        return (*self.score.init_state(exists), *self.write_score.init_state(exists), memory.annotations)
+        exists, annotations = memory.exists, memory.annotations
+        first = annotations.to(torch.promote_types(annotations.dtype, torch.float32))
+        return (*self.score.init_state(exists), *self.write_score.init_state(exists), first)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
-        R = len(query) // len(memory.annotations)
+        R = query.shape[0] // memory.annotations.shape[0]
         if state is None:
             state = tuple(repeat_rows(tensor, R) for tensor in self.init_state(memory))
         *heads, written = state  # (N, L, D)
         carried, write_carried = heads[: len(heads) // 2], heads[len(heads) // 2 :]
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)
-        rows = Memory(written, self.score.project(written), mask)  # of N images with one row each
+        annotations = written.to(memory.annotations.dtype)
+        rows = Memory(annotations, self.score.project(annotations), mask)  # of N images with one row each
         read = super().forward(query, rows, tuple(carried))
         weights, write_state = self._write_weights(query, rows, write_carried)
         kept = 1 - weights.unsqueeze(-1) * torch.sigmoid(self.erase(query)).unsqueeze(1)  # (N, L, D)
-        written = (written * kept + weights.unsqueeze(-1) * self.add(query).unsqueeze(1)).to(written.dtype)
+        written = written * kept + weights.unsqueeze(-1) * self.add(query).unsqueeze(1)
         return read._replace(state=(*read.state, *write_state, written))
 
     def _write_weights(self, query: Tensor, rows: Memory, carried: list[Tensor]) -> tuple[Tensor, State]:

@@ -47,7 +47,7 @@ def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], optio
         arguments += ["--config", json.dumps(_parts(config, kinds), default=str)]
     try:
         settings = parser.parse_args([*arguments, *options])
-    except (ArgumentError, yaml.YAMLError) as error:
+    except (ArgumentError, OverflowError, yaml.YAMLError) as error:
         given = f" (given: {' '.join(options)})" if options else ""
         raise InputError(" ".join(str(error).split()) + given) from error
     for place in kinds:

@@ -33,7 +33,7 @@ def refuse_impossible(config: Any) -> None:
     ):
         value = trainer.get(name)
         if isinstance(value, (int, float)):
-            check_range(low, **{f"--trainer.{name}": value})  # first, so that 0 is told "at least 1" alone
+            check_range(low, **{f"--trainer.{name}": value})  # first: the message for 0 then names no upper bound
             check_range(low, high, **{f"--trainer.{name}": value})
     if str(trainer.get("strategy")).startswith(_COPIES):
         raise InputError(

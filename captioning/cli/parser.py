@@ -7,6 +7,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import pytorch_lightning as pl
@@ -15,7 +16,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from captioning.cli.usage import values_of
 from captioning.component import own_argument_types, public_path, subclasses
-from captioning.errors import InputError, did_you_mean, shortened
+from captioning.errors import InputError, did_you_mean
 from captioning.objective import Likelihood
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
@@ -49,8 +50,10 @@ class CommandLineParser(LightningArgumentParser):
         except UnicodeDecodeError as error:
             raise InputError("a file of settings is not text; give a YAML file") from error
         except OverflowError as error:
-            longest = shortened(max(args or ("an option",), key=len))
-            raise InputError(f"{longest}: a whole number beyond 1.8e308; give a smaller one") from error
+            words = ["", *(args or ())]
+            options = [option for option, word in pairwise(words) if len(word) > 308 and not word.startswith("-")]
+            place = (*options, "a file of settings or an option")[0]
+            raise InputError(f"{place}: has a whole number beyond 1.8e308; give a smaller one") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise an InputError that says what is wrong in one line."""

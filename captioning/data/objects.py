@@ -76,7 +76,7 @@ def check_outline(outline: Any, height: Any, width: Any) -> None:
 
 @contextmanager
 def run_lengths() -> Iterator[Any]:
-    """Use pycocotools' functions on run lengths, without NumPy's warnings about its C code."""
+    """Yield pycocotools' functions on run lengths, and silence NumPy 2's warnings about their C code."""
     from pycocotools import mask
 
     with warnings.catch_warnings():

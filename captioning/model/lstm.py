@@ -42,8 +42,9 @@ class AttentionDecoder(Decoder):
         hidden_dim: Size H of the LSTM (the paper's n).
         init_layers: Layers of each of the two MLPs that give h_0 and c_0.
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
-        drawn_gate: Whether drawn contexts have an f_beta of their own. Differs from the paper, whose one gate closes
-            for expected contexts, too, while the drawn ones are still noise.
+        drawn_gate: Whether drawn contexts, and those of the inference modes "argmax" and "sample", have an f_beta of
+            their own. Differs from the paper, which has one gate. While drawn contexts are still noise, training closes
+            that gate for expected contexts, too.
         dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
             the hidden layers of the initial MLPs. The paper names dropout; the places are those of the authors' code.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
@@ -54,7 +55,7 @@ class AttentionDecoder(Decoder):
         output: Layers that predict words from state and context. Defaults to the paper's deep output.
 
     Raises:
-        InputError: A size or probability is out of range, or the output does not work with the attention.
+        InputError: A size or probability is out of range, or an option does not work with the attention.
     """
 
     def __init__(
@@ -196,12 +197,20 @@ class InitialMLP(nn.Module):
 class ScalarGate(nn.Module):
     """beta_t = sigmoid(f_beta(h_{t-1})), one number per step (Sec. 4.2.1)."""
 
+    outputs = 1
+
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.f_beta = StepLinear(hidden_dim, 1)
+        self.f_beta = StepLinear(hidden_dim, self.outputs)
 
     def forward(self, h: Tensor, context: Tensor, locations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return beta_t z_t (N, D) and the logit of beta_t (N,) of h_{t-1} (N, H), z_t (N, D), locations (N,)."""
+        """Return beta_t z_t (N, D) and the logit of beta_t (N,).
+
+        Args:
+            h: (N, H), h_{t-1}.
+            context: (N, D), z_t.
+            locations: (N,), as in ``AttentionOutput``.
+        """
         beta_logit = self._logit(h, locations)
         return torch.sigmoid(beta_logit).unsqueeze(-1) * context, beta_logit
 
@@ -212,9 +221,7 @@ class ScalarGate(nn.Module):
 class DrawnGate(ScalarGate):
     """The scalar gate with one f_beta for expected contexts, and another one for drawn contexts."""
 
-    def __init__(self, hidden_dim: int) -> None:
-        super().__init__(hidden_dim)
-        self.f_beta = StepLinear(hidden_dim, 2)
+    outputs = 2
 
     def _logit(self, h: Tensor, locations: Tensor) -> Tensor:
         expected, drawn = self.f_beta(h).unbind(-1)

@@ -80,7 +80,10 @@ class CollapseWatch:
         if beta < 0.05:
             return (
                 f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
-                + self._advice("train with `gated: false`", draws="draw less or later (`sample_probability`, `ramp`)")
+                + self._advice(
+                    "train with `gated: false`",
+                    draws="set `drawn_gate: true`, or draw less or later (`sample_probability`, `ramp`)",
+                )
             )
         if kl > LEAST_KL or not math.isfinite(kl):
             return None

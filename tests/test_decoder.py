@@ -6,12 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention, UniformAttention
+from captioning.attention import AdditiveScore, Attention, SoftAttention, UniformAttention
 from captioning.data.batch import pad_captions
-from captioning.errors import InputError
 from captioning.model import AttentionDecoder
-from captioning.model.lstm import DrawnGate
-from captioning.trace import EXPECTATION
 from captioning.vocabulary import START
 
 B, T, L, D, A, E, H, V = 2, 5, 9, 7, 6, 8, 10, 13
@@ -209,31 +206,3 @@ def test_config_round_trip_rebuilds_the_same_decoder():
     again.build(V, D)
     again.load_state_dict(decoder.state_dict())
     assert again.to_config() == decoder.to_config()
-
-
-def test_a_drawn_gate_has_an_f_beta_for_drawn_contexts():
-    torch.manual_seed(1)
-    gate = DrawnGate(4)
-    h, context = torch.randn(2, 4), torch.randn(2, 3)
-    gated, logit = gate(h, context, torch.tensor([EXPECTATION, 0]))
-    for row in (0, 1):  # the first is an expectation
-        beta = torch.sigmoid(gate.f_beta.weight[row] @ h[row] + gate.f_beta.bias[row])
-        torch.testing.assert_close(gated[row], beta * context[row])
-        torch.testing.assert_close(torch.sigmoid(logit[row]), beta)
-
-
-@pytest.mark.parametrize("mode", ["expected", "argmax", "sample"])
-def test_contexts_of_one_location_use_the_drawn_gate(mode):
-    decoder = make_decoder(HardAttention(AdditiveScore(A), inference=mode), drawn_gate=True)
-    memory = decoder.encode(torch.randn(B, L, D))
-    state = decoder.init_state(memory)
-    _, _, looked = decoder.step(torch.full((B,), START), state, memory)
-    logits = decoder.gate.f_beta(state[0])
-    torch.testing.assert_close(looked.betas, torch.sigmoid(logits[:, int(mode != "expected")]))
-
-
-@pytest.mark.parametrize("options", [{}, {"gated": False}])
-def test_a_drawn_gate_needs_a_gate_and_draws(options):
-    attention = HardAttention if options else SoftAttention
-    with pytest.raises(InputError, match="drawn_gate: needs a gate, and attention that draws"):
-        AttentionDecoder(attention(AdditiveScore(3)), drawn_gate=True, **options)

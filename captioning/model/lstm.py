@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
-from captioning.errors import InputError, check_range
+from captioning.errors import check_range
 from captioning.kernels.compilation import Mode
 from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
@@ -27,7 +27,7 @@ from captioning.kernels.recurrence import Recurrence
 from captioning.kernels.unroll import StepLinear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.model.output import DeepOutput, Output, Recurred
-from captioning.trace import EXPECTATION, AttentionTrace, State
+from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
 
 
@@ -42,9 +42,6 @@ class AttentionDecoder(Decoder):
         hidden_dim: Size H of the LSTM (the paper's n).
         init_layers: Layers of each of the two MLPs that give h_0 and c_0.
         gated: Whether the context is multiplied by the scalar beta_t (Sec. 4.2.1).
-        drawn_gate: Whether drawn contexts, and those of the inference modes "argmax" and "sample", have an f_beta of
-            their own. Differs from the paper, which has one gate. While drawn contexts are still noise, training closes
-            that gate for expected contexts, too.
         dropout: Probability of dropping a unit of h_t on its way to the output, of the output's hidden layer, and of
             the hidden layers of the initial MLPs. The paper names dropout; the places are those of the authors' code.
         standardize_annotations: Whether to subtract the mean and divide by the standard deviation of each annotation
@@ -55,7 +52,7 @@ class AttentionDecoder(Decoder):
         output: Layers that predict words from state and context. Defaults to the paper's deep output.
 
     Raises:
-        InputError: A size or probability is out of range, or an option does not work with the attention.
+        InputError: A size or probability is out of range, or the output does not work with the attention.
     """
 
     def __init__(
@@ -66,7 +63,6 @@ class AttentionDecoder(Decoder):
         hidden_dim: int = 512,
         init_layers: int = 1,
         gated: bool = True,
-        drawn_gate: bool = False,
         dropout: float = 0.5,
         standardize_annotations: bool = False,
         annotation_layer: AnnotationLayer | None = None,
@@ -79,10 +75,7 @@ class AttentionDecoder(Decoder):
         self.embedding_dim = embedding_dim
         self.hidden_dim = hidden_dim
         self.init_layers = init_layers
-        if drawn_gate and not (gated and "sample" in attention.inference_modes):
-            raise InputError("drawn_gate: needs a gate, and attention that draws; leave it out")
         self.gated = gated
-        self.drawn_gate = drawn_gate
         self.dropout = dropout
         self.output = DeepOutput() if output is None else output
         self.output.check(attention)
@@ -98,7 +91,7 @@ class AttentionDecoder(Decoder):
         self.word_to_gates = Linear(E, 4 * H)
         self.hidden_to_gates = StepLinear(H, 4 * H, bias=False)
         self.context_to_gates = StepLinear(D, 4 * H, bias=False)
-        self.gate = (DrawnGate(H) if self.drawn_gate else ScalarGate(H)) if self.gated else NoGate()
+        self.gate = ScalarGate(H) if self.gated else NoGate()
         self.output.build(E, H, D, vocabulary_size, grid_size, dropout=self.dropout)
         self._initialise()
 
@@ -129,7 +122,7 @@ class AttentionDecoder(Decoder):
         """
         h, c, *carried = state
         looked = self.attention(h, memory, tuple(carried))  # Eq. 4-6
-        context, beta_logit = self.gate(h, looked.context, looked.locations)  # Sec. 4.2.1
+        context, beta_logit = self.gate(h, looked.context)  # Sec. 4.2.1
         # i, f, o = sigmoid(..), g = tanh(..) of the sum of three linear maps, Eq. 1
         # c = f * c + i * g, Eq. 2;  h = o * tanh(c), Eq. 3
         h, c = lstm_cell(word_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)
@@ -197,39 +190,18 @@ class InitialMLP(nn.Module):
 class ScalarGate(nn.Module):
     """beta_t = sigmoid(f_beta(h_{t-1})), one number per step (Sec. 4.2.1)."""
 
-    outputs = 1
-
     def __init__(self, hidden_dim: int) -> None:
         super().__init__()
-        self.f_beta = StepLinear(hidden_dim, self.outputs)
+        self.f_beta = StepLinear(hidden_dim, 1)
 
-    def forward(self, h: Tensor, context: Tensor, locations: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return beta_t z_t (N, D) and the logit of beta_t (N,).
-
-        Args:
-            h: (N, H), h_{t-1}.
-            context: (N, D), z_t.
-            locations: (N,), as in ``AttentionOutput``.
-        """
-        beta_logit = self._logit(h, locations)
+    def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return beta_t z_t (N, D) and the logit of beta_t (N,), for h_{t-1} (N, H) and z_t (N, D)."""
+        beta_logit = self.f_beta(h).squeeze(-1)
         return torch.sigmoid(beta_logit).unsqueeze(-1) * context, beta_logit
-
-    def _logit(self, h: Tensor, locations: Tensor) -> Tensor:
-        return self.f_beta(h).squeeze(-1)
-
-
-class DrawnGate(ScalarGate):
-    """The scalar gate with one f_beta for expected contexts, and another one for drawn contexts."""
-
-    outputs = 2
-
-    def _logit(self, h: Tensor, locations: Tensor) -> Tensor:
-        expected, drawn = self.f_beta(h).unbind(-1)
-        return torch.where(locations == EXPECTATION, expected, drawn)
 
 
 class NoGate(nn.Module):
     """The context as it is: beta_t = 1."""
 
-    def forward(self, h: Tensor, context: Tensor, locations: Tensor) -> tuple[Tensor, Tensor | None]:
+    def forward(self, h: Tensor, context: Tensor) -> tuple[Tensor, Tensor | None]:
         return context, None

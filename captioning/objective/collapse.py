@@ -82,7 +82,8 @@ class CollapseWatch:
                 f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
                 + self._advice(
                     "train with `gated: false`",
-                    draws="set `drawn_gate: true`, or draw less or later (`sample_probability`, `ramp`)",
+                    draws="draw less or later (`sample_probability`, `ramp`)",
+                    estimated="lower `reward_weight`",
                 )
             )
         if kl > LEAST_KL or not math.isfinite(kl):

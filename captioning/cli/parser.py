@@ -51,8 +51,8 @@ class CommandLineParser(LightningArgumentParser):
             raise InputError("a file of settings is not text; give a YAML file") from error
         except OverflowError as error:
             words = ["", *(args or ())]
-            options = [option for option, word in pairwise(words) if len(word) > 308 and not word.startswith("-")]
-            place = (*options, "a file of settings or an option")[0]
+            long = [option for option, word in pairwise(words) if len(word) > 308 and not word.startswith("-")]
+            place = (*long, "a file of settings or an option")[0]
             raise InputError(f"{place}: has a whole number beyond 1.8e308; give a smaller one") from error
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

@@ -105,8 +105,10 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         InputError: One failed; the others are trained and tested then.
     """
     plan = runs / "plan.json"  # of the first start: one that goes on trains the same
-    names, epochs = json.loads(plan.read_text()) if plan.is_file() else (FIRST, 0)
-    if overlay is None and not plan.is_file():
+    names, epochs = FIRST, 0
+    if overlay is None and plan.is_file():
+        names, epochs = json.loads(plan.read_text())
+    elif overlay is None:
         step = seconds_of_a_step()
         names, epochs = affordable(step)
         write_json(plan, [names, epochs])

@@ -152,7 +152,7 @@ def test_a_written_memory_equals_a_loop_over_captions_steps_and_locations():
             context = sum(read[i] * written[i] for i in range(L))
             np.testing.assert_allclose(outputs[t].alphas[row].detach(), read, atol=1e-5)
             np.testing.assert_allclose(outputs[t].context[row].detach(), context, atol=1e-5)
-            v = head("write_score", h, written, exists)
+            v = head("write_head.score", h, written, exists)
             erase = sigmoid(weights["erase.weight"] @ h + weights["erase.bias"])
             add = weights["add.weight"] @ h + weights["add.bias"]
             for i in range(L):
@@ -169,12 +169,12 @@ def test_both_heads_carry_their_own_state():
     attention = built(NTMAttention(CoverageScore(A)))
     queries, annotations, mask = example()
     memory, state, read, written = attention.prepare(annotations, mask), None, 0, 0
-    heads, weights_of = [], attention._write_weights
-    attention._write_weights = lambda *arguments: heads.append(weights_of(*arguments)) or heads[-1]
+    heads = []
+    attention.write_head.register_forward_hook(lambda _, __, out: heads.append(out.alphas))
     for query in queries:
         out = attention(query, memory, state)
         state = out.state
-        read, written = read + out.alphas, written + heads[-1][0]
+        read, written = read + out.alphas, written + heads[-1]
         torch.testing.assert_close(state[0], read)
         torch.testing.assert_close(state[1], written)
     assert (read - written).abs().max() > 0.1
@@ -187,7 +187,8 @@ def test_small_writes_are_kept_in_mixed_precision():
     memory = attention.prepare(annotations.bfloat16(), mask)
     with torch.autocast("cpu", torch.bfloat16):
         out = attention(queries[0], memory)
-    assert out.state[-1].dtype == torch.float32 and out.context.dtype == torch.bfloat16
+    assert attention.init_state(memory)[-1].dtype == out.state[-1].dtype == torch.float32
+    assert out.context.dtype == torch.bfloat16
     assert not torch.equal(out.state[-1].unflatten(0, (B, R))[:, 0], annotations.bfloat16().float())
 
 
@@ -206,7 +207,7 @@ def test_a_write_head_learns_and_begins_with_almost_no_writing():
     )
     out.context.square().sum().backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in (writing.add.weight, writing.erase.weight))
-    assert all(parameter.grad.abs().sum() > 0 for parameter in writing.write_score.parameters())
+    assert all(parameter.grad.abs().sum() > 0 for parameter in writing.write_head.parameters())
 
 
 def test_the_mean_annotation_has_the_models_precision():

@@ -149,7 +149,7 @@ def test_soft_against_hard(workplace, monkeypatch, capsys):
     names = ("soft_1", "soft_2", "hard_1", "hard_2")
     groups = [json.loads((folder / name / "wandb_run.json").read_text())["group"] for name in names]
     assert groups[0] == groups[1] != groups[2] == groups[3]
-    assert groups[0].startswith("shapes_soft-") and groups[2].startswith("shapes_hard-")  # sized by further options
+    assert groups[0].startswith("shapes_soft ") and groups[2].startswith("shapes_hard ")  # sized by further options
     with pytest.raises(SystemExit):
         run(["captioning", "compare", "runs/soft_hard/soft_1"], [])
     assert "give two or more runs" in capsys.readouterr().err

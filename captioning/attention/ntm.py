@@ -114,11 +114,11 @@ class NTMAttention(SoftAttention):
 
     def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
         super().__init__(score, dropout=dropout)
-        self.write_score = copy.deepcopy(score)
+        self.write_head = SoftAttention(copy.deepcopy(score))
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         super().build(annotation_dim, query_dim, grid_size)
-        self.write_score.build(annotation_dim, query_dim, grid_size)
+        self.write_head.build(annotation_dim, query_dim, grid_size)
         self.erase = StepLinear(query_dim, annotation_dim)
         self.add = StepLinear(query_dim, annotation_dim)
         with torch.no_grad():
@@ -134,26 +134,21 @@ class NTMAttention(SoftAttention):
         """Return the states of both heads and M_0, (B, ..) each."""
         exists, annotations = memory.exists, memory.annotations
         first = annotations.to(torch.promote_types(annotations.dtype, torch.float32))
-        return (*self.score.init_state(exists), *self.write_score.init_state(exists), first)
+        return (*self.score.init_state(exists), *self.write_head.score.init_state(exists), first)
 
     def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
         R = query.shape[0] // memory.annotations.shape[0]
         if state is None:
             state = tuple(repeat_rows(tensor, R) for tensor in self.init_state(memory))
         *heads, written = state  # (N, L, D)
-        carried, write_carried = heads[: len(heads) // 2], heads[len(heads) // 2 :]
+        carried, write_carried = tuple(heads[: len(heads) // 2]), tuple(heads[len(heads) // 2 :])
         mask = None if memory.mask is None else repeat_rows(memory.mask, R)
         annotations = written.to(memory.annotations.dtype)
-        rows = Memory(annotations, self.score.project(annotations), mask)  # of N images with one row each
-        read = super().forward(query, rows, tuple(carried))
-        weights, write_state = self._write_weights(query, rows, write_carried)
-        kept = 1 - weights.unsqueeze(-1) * torch.sigmoid(self.erase(query)).unsqueeze(1)  # (N, L, D)
-        written = written * kept + weights.unsqueeze(-1) * self.add(query).unsqueeze(1)
-        return read._replace(state=(*read.state, *write_state, written))
-
-    def _write_weights(self, query: Tensor, rows: Memory, carried: list[Tensor]) -> tuple[Tensor, State]:
-        """Return v_t (N, L), and the state of the write head's score."""
-        state = [tensor.unsqueeze(1) for tensor in carried]
-        logits = self.write_score(query.unsqueeze(1), self.write_score.project(rows.annotations), *state)
-        weights, _ = self.normaliser(logits, None if rows.mask is None else rows.mask.unsqueeze(1))
-        return weights.squeeze(1), tuple(tensor.squeeze(1) for tensor in self.write_score.update(weights, *state))
+        projected, to_write = (score.project(annotations) for score in (self.score, self.write_head.score))
+        # Every row is an image of its own here.
+        read = super().forward(query, Memory(annotations, projected, mask), carried)
+        write = self.write_head(query, Memory(annotations, to_write, mask), write_carried)
+        v = write.alphas.unsqueeze(-1)  # (N, L, 1)
+        kept = 1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1)  # (N, L, D)
+        written = written * kept + v * self.add(query).unsqueeze(1)
+        return read._replace(state=(*read.state, *write.state, written))

@@ -114,6 +114,14 @@ def test_speed_is_the_median_of_what_was_logged():
     assert Run("a", "a").captions_per_second is None
 
 
+def test_a_logged_number_over_equal_parts_of_the_training():
+    curves = {"train/beta": [(-7, 9.0), (0, 0.2), (49, 0.4), (50, 0.5), (99, 0.7)], "val/bleu4": [(149, 1.0)]}
+    run = Run("a", "a", curves=curves)
+    assert run.over_training("train/beta", 3) == [pytest.approx(0.3), pytest.approx(0.6), None]
+    assert run.over_training("train/reward", 2) == [None, None]
+    assert Run("a", "a").over_training("train/beta", 1) == [None]
+
+
 def test_only_finite_numbers_are_numbers():
     assert [number(value) for value in ("2.5", 3, "", None, "nan", float("inf"), True, {}, "x")] == [2.5, 3] + [
         None

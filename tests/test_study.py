@@ -614,6 +614,40 @@ def test_the_scores_of_a_run_say_how_fast_it_was_trained(ran):
     assert measured_scores()["soft_1"]["training"] == {"captions_per_second": 301, "seconds_per_step": 0.2126}
 
 
+def test_the_scores_of_a_run_have_the_statistics_of_its_training(ran):
+    main("--only", "soft", "--seeds", "1", "--dry_run")
+    folder = Path("runs/tiny_soft_1/metrics/version_0")
+    folder.mkdir(parents=True)
+    rows = "".join(f"{step},{step / 3},-{step}\n" for step in range(9, 100, 10))
+    (folder / "metrics.csv").write_text("step,train/beta,train/baseline\n" + rows + "99,,\n")
+    main("--only", "soft", "--seeds", "1")
+    training = measured_scores()["soft_1"]["training"]
+    assert training == {
+        "beta": [3, 6.333, 9.667, 13, 16.33, 19.67, 23, 26.33, 29.67, 33],
+        "baseline": [-9, -19, -29, -39, -49, -59, -69, -79, -89, -99],
+    }
+
+
+def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys):
+    main("--report", "results.md")
+    assert "While training" not in Path("results.md").read_text()
+    content = json.loads(MEASURED.read_text())
+    for seed, beta in ((1, 0.2), (2, 0.4)):
+        entry = content["scores"][f"soft_{seed}"].setdefault("training", {})
+        entry |= {
+            "beta": [beta, *[0] * 3, 0.5, *[0] * 4, beta / 2],
+            "baseline": [*[None] * 4, -20.0, *[None] * 4, -8.0],
+        }
+    MEASURED.write_text(json.dumps(content))
+    main("--report", "results.md")
+    titles, _, *rows = table(Path("results.md").read_text(), "While training").items()
+    assert titles == (
+        "While training",
+        ["entropy of alpha (nats)", "beta", "reward", "baseline", "deviation of the advantage"],
+    )
+    assert rows == [("soft \\| attention", ["-", "0.30, 0.50, 0.15", "-", "-20.00, -8.00", "-"])]
+
+
 def test_a_damaged_measurement_is_named(measured, capsys):
     content = json.loads(MEASURED.read_text())
     for damaged, message in (

@@ -21,17 +21,18 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.cli.outputs import OutputFile
-from captioning.comparison.measurements import add_scores, read_scores, score_name
+from captioning.comparison.measurements import TENTHS, TRAINING_STATISTICS, add_scores, read_scores, score_name
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from captioning.comparison.runs import Run
     from captioning.comparison.study import Study
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -158,15 +159,13 @@ class Job:
                 yield Command(f"score {evaluation}", self._evaluate(evaluation, [*options, *results]), evaluation)
 
     def record(self, evaluation: str) -> None:
-        """Copy the scores that were written last into the study's file, with the speed of the training."""
+        """Copy the scores that were written last into the study's file, with the training's speed and statistics."""
         from captioning.comparison.runs import read_run
 
         scores = read_json(self._written_scores(evaluation))
         run = read_run(self.folder.path)
-        if not evaluation and (speed := run.captions_per_second) is not None:
-            scores["training"] = {"captions_per_second": round(speed, 1)}
-            if isinstance(batch := (run.settings.get("data") or {}).get("batch_size"), int):
-                scores["training"]["seconds_per_step"] = round(batch / speed, 4)
+        if not evaluation and (training := _training(run)):
+            scores["training"] = training
         add_scores(self.file, score_name(self.variant, self.seed, evaluation), scores)
 
     def _written_scores(self, evaluation: str) -> Path:
@@ -191,6 +190,20 @@ class Job:
     def _evaluate(self, evaluation: str, options: list[str]) -> list[str]:
         command = ["-m", "captioning", "evaluate", "--model", str(self.folder.checkpoint("best"))]
         return [*command, *self.study.evaluate, *options, "--json", str(self._written_scores(evaluation))]
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """Return the speed of a training and the means of its statistics in each tenth, as far as they were logged."""
+    training: dict[str, Any] = {}
+    if (speed := run.captions_per_second) is not None:
+        training["captions_per_second"] = round(speed, 1)
+        if isinstance(batch := (run.settings.get("data") or {}).get("batch_size"), int):
+            training["seconds_per_step"] = round(batch / speed, 4)
+    for name in TRAINING_STATISTICS:
+        means = run.over_training(f"train/{name}", TENTHS)
+        if any(mean is not None for mean in means):
+            training[name] = [None if mean is None else float(f"{mean:.4g}") for mean in means]
+    return training
 
 
 def list_state(study: Study, jobs: list[Job]) -> None:

@@ -3,7 +3,8 @@
     {"common": what all scores share, "scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
 
 Every entry of ``scores`` is what ``captioning evaluate --json`` writes, without what is in ``common``. Its name
-is VARIANT_SEED or VARIANT_SEED_EVALUATION, and it takes one line.
+is VARIANT_SEED or VARIANT_SEED_EVALUATION, and it takes one line. "training" is added to it: the speed,
+and the means of ``TRAINING_STATISTICS`` in each tenth of the training.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
+
+TRAINING_STATISTICS = {  # logged as train/.. -> what a study's table calls it
+    "attention_entropy": "entropy of alpha (nats)",
+    "beta": "beta",
+    "reward": "reward",
+    "baseline": "baseline",
+    "advantage_std": "deviation of the advantage",
+}
+TENTHS = 10
 
 Scores = dict[str, Any]
 """What was measured of one run: "values" in percent, their "unit", and where they come from."""

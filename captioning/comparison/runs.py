@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import re
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,6 +75,15 @@ class Run:
         """The median of the logged speeds of training, per process."""
         values = sorted(value for _, value in self.curves.get("train/captions_per_second", []))
         return values[len(values) // 2] if values else None
+
+    def over_training(self, key: str, parts: int) -> list[float | None]:
+        """Return the means of a logged number in equal parts of the training; None where none was logged."""
+        last = max((step for curve in self.curves.values() for step, _ in curve), default=0) + 1
+        values: list[list[float]] = [[] for _ in range(parts)]
+        for step, value in self.curves.get(key, []):
+            if step >= 0:
+                values[step * parts // last].append(value)
+        return [statistics.fmean(part) if part else None for part in values]
 
 
 def is_run_folder(folder: Path) -> bool:

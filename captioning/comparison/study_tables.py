@@ -12,7 +12,14 @@ import numpy as np
 from captioning.comparison.formats import change_text
 from captioning.comparison.groups import Pairing
 from captioning.comparison.markdown import markdown
-from captioning.comparison.measurements import Scores, read_comparison, read_scores, score_name, write_comparison
+from captioning.comparison.measurements import (
+    TRAINING_STATISTICS,
+    Scores,
+    read_comparison,
+    read_scores,
+    score_name,
+    write_comparison,
+)
 from captioning.comparison.measures import Measure
 from captioning.comparison.result import Cell, Group, Row, Table
 from captioning.comparison.runs import Run, is_run_folder, read_run
@@ -33,6 +40,7 @@ _COLUMNS = {  # score -> title and decimals; a column is left out if no variant 
     "pointing_accuracy": ("pointing", 1),
 }
 _SPEED = "captions_per_second"
+_SHOWN_TENTHS = (0, 4, 9)
 _ROUNDING = 0.01  # scores that differ by less are the same
 
 
@@ -199,6 +207,7 @@ def _tables(
     measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
     images = dict.fromkeys(f"{entry['split']}, {entry['images']:,} images" for entry in measured)
     yield markdown(Table("", rows, _note(groups, tests), titles), titles, "; ".join(images))
+    yield from _over_training(study, groups, scores)
     titles = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
     rows = []
     for group in groups:
@@ -208,6 +217,24 @@ def _tables(
     if rows:
         titles = ["as above", *titles]
         yield markdown(Table("", rows, "", titles), titles, "BLEU-4 by evaluation")
+
+
+def _over_training(study: Study, groups: Sequence[Group], scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Yield the table of the statistics of training, if hard attention was trained by REINFORCE."""
+    rows = []
+    for group in groups:
+        training = [entry.get("training", {}) for entry in _by_seed(study, scores, group.name).values()]
+        cells = []
+        for name in TRAINING_STATISTICS:
+            curves = [run[name] for run in training if name in run]
+            shown = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
+            cells.append(Cell(", ".join(f"{statistics.fmean(values):.2f}" for values in shown if values)))
+        if any(cell.text for cell in cells):
+            rows.append(Row(study.label(group.name), cells))
+    titles = list(TRAINING_STATISTICS.values())
+    if any(row.cells[titles.index("baseline")].text for row in rows):
+        note = "Means over seeds in the first, fifth and last tenth of the training. Rewards are log-probabilities."
+        yield markdown(Table("", rows, note, titles), titles, "While training")
 
 
 def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:

@@ -51,6 +51,8 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError("nested too deeply") from error
     except (ValueError, OverflowError) as error:  # such as 30 February
         raise yaml.YAMLError(one_line(error)) from error
+    except (TypeError, LookupError, AttributeError) as error:  # PyYAML does not check a value before it reads it
+        raise yaml.YAMLError("a value does not fit its tag") from error
 
 
 def _refuse_deep(text: str) -> None:

@@ -34,6 +34,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ from fuzz_targets import FILES, Target
 from fuzz_tools import TOOLS
 from helpers_fuzz import damage
 
+from captioning.data import ShapesSource
 from captioning.errors import InputError
 from captioning.files import write_json
 from captioning.progress import Progress
@@ -51,6 +53,7 @@ TARGETS = {function.__name__: function for function in (*FILES, *STATES, *TOOLS)
 SECONDS_EACH = 10
 WAITED = 6  # times as long may be waited, on a machine that may have other work
 MEMORY = 4 << 30  # bytes beyond what the process has when it begins
+FEW_IMAGES = 200  # are generated in an input's time
 COUNTS = ("inputs", "refused", "faults", "milliseconds")
 _PLACES = 1000  # of the order in which targets take turns
 
@@ -183,7 +186,14 @@ def bounded() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (pages + MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, too_long)
-    with warnings.catch_warnings(), silence():
+    generate = ShapesSource._generate
+
+    def generate_few(source: ShapesSource, part: Path) -> None:
+        if sum(source.images.values()) > FEW_IMAGES:  # the default, where a damaged config leaves the number out
+            raise InputError(f"more than {FEW_IMAGES} images")
+        generate(source, part)
+
+    with warnings.catch_warnings(), silence(), mock.patch.object(ShapesSource, "_generate", generate_few):
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         yield

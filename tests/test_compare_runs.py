@@ -112,6 +112,7 @@ def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tm
     compare_command.main([*map(str, tested_pair), "--resamples", "9"])
     out = capsys.readouterr().out
     assert "No attention of soft: its checkpoint is missing." in out
+    assert "No attention of hard: its checkpoint cannot be loaded." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
     assert "explorer-data" not in (tested_pair[0].parent / "comparison.html").read_text()
 

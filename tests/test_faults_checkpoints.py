@@ -115,6 +115,9 @@ LOADED = {
     Fault("a checkpoint whose images are 8.0 pixels wide", "resize and crop are whole pixels, got 8.0"): edited(
         lambda content: content["captioning"]["preprocessing"].update(resize=8.0)
     ),
+    Fault("a checkpoint whose images are 10^400 pixels wide", "preprocessing: resize must be in 1 .. 10000"): edited(
+        lambda content: content["captioning"]["preprocessing"].update(resize=10**400)
+    ),
 }
 
 

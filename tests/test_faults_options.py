@@ -296,6 +296,9 @@ CONFIGS = {
     Fault("a config that is a list", "--config bad.yaml: not a configuration"): b"- a",
     Fault("YAML aliases of 30 billion values", "aliases stand for more than 100,000 values"): BOMB.encode(),
     Fault("a YAML alias of itself", "aliases stand for more than 100,000 values"): b"a: &a [*a]",
+    Fault(
+        "a YAML tag whose value is none of its kind", "--config bad.yaml: not a YAML file (a value does not fit its tag"
+    ): (b"a: !!timestamp x"),
     Fault("YAML nested 100,000 deep", "not a YAML file (nested too deeply)"): b"[" * 100_000,
 }
 

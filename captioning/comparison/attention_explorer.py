@@ -65,7 +65,11 @@ def explore(
     tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
     if not comparison.disagreements:
         return "", []
-    notices = [f"No attention of {run.name}: its checkpoint is missing." for run in tested if run.name not in models]
+    notices = [
+        f"No attention of {run.name}: its checkpoint {'is missing' if run.checkpoint is None else 'cannot be loaded'}."
+        for run in tested
+        if run.name not in models
+    ]
     files, reason = _image_files(tested, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from captioning.errors import InputError, check_range
 
 Bool = NDArray[np.bool_]
 
+_LARGEST_SIDE = math.isqrt(MAX_PIXELS)
 _LARGEST = 1e6  # mean and deviation, which are of values in 0 .. 1
 
 _FILTERS = {
@@ -61,10 +63,8 @@ class Preprocessing:
             object.__setattr__(self, name, tuple(float(value) for value in values))  # JSON and YAML give lists
         if not all(type(side) is int for side in (self.resize, 0 if self.crop is None else self.crop)):
             raise InputError(f"preprocessing: resize and crop are whole pixels, got {self.resize!r}, {self.crop!r}")
-        if self.resize < 1 or (self.crop is not None and not 1 <= self.crop <= self.resize):
-            raise InputError(
-                f"preprocessing: crop must fit into resize, got crop={self.crop}, resize={self.resize} pixels"
-            )
+        check_range(1, _LARGEST_SIDE, **{"preprocessing: resize": self.resize})
+        check_range(1, self.resize, **{"preprocessing: crop, which must fit into resize,": self.crop})
         if len(self.mean) != 3 or len(self.std) != 3:
             raise InputError(f"preprocessing: mean and std need three values, got {self.mean}, {self.std}")
         if self.interpolation not in _FILTERS:

@@ -8,6 +8,7 @@ folder to start over.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
@@ -38,7 +39,7 @@ FEWEST_EPOCHS = 3
 TRAINING_SECONDS = 400.0
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
 IMAGES_OF_A_STEP = 32  # each with five captions: the configs' batch
-STEPS = 6000 // IMAGES_OF_A_STEP  # of an epoch
+STEPS = math.ceil(6000 / IMAGES_OF_A_STEP)  # of an epoch
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -126,6 +127,9 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), FEWER_VALIDATIONS]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += ["--trainer.max_epochs", str(epochs)] if epochs else []
+            if name == "hard" and epochs:  # as in its config, the last third of the training draws
+                ramp = [round(part * epochs * STEPS) for part in (2 / 3, 3 / 4)]
+                options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
         seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
         commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])
         return seconds

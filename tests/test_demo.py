@@ -11,6 +11,7 @@ import torch
 from helpers import load_script
 
 from captioning.errors import InputError
+from captioning.settings import read_config
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -121,12 +122,24 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.8)
     monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
     demo.train(tmp_path, None)
-    line = "A training step takes 0.80 s here: 3 epochs, about 7 minutes; 6 would take too long on this processor"
+    line = "A training step takes 0.80 s here: 3 epochs, about 8 minutes; 6 would take too long on this processor"
     assert line in capsys.readouterr().out
-    assert sum(arguments[-2:] == ["--trainer.max_epochs", "3"] for arguments in commands) == 2
+    fits = [arguments for arguments in commands if "fit" in arguments]
+    assert [arguments[arguments.index("--trainer.max_epochs") + 1] for arguments in fits] == ["3", "3"]
+    ramps = {arguments[-1] for arguments in fits if "ramp" in arguments[-1]}
+    assert ramps == {"--model.decoder.init_args.attention.init_args.ramp=[376, 423]"}
 
 
-@pytest.mark.parametrize(("seconds", "models", "minutes"), [(0.1, 3, 3), (0.8, 2, 7)])
+def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
+    demo, commands = load_script("demo"), []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.1)
+    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
+    demo.train(tmp_path, None)
+    attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
+    assert any(arguments[-1].endswith(f"ramp={attention['init_args']['ramp']}") for arguments in commands)
+
+
+@pytest.mark.parametrize(("seconds", "models", "minutes"), [(0.1, 3, 3), (0.8, 2, 8)])
 def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, seconds, models, minutes):
     demo, commands = load_script("demo"), []
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda: seconds)

@@ -33,7 +33,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "marginal": "shapes_marginal"}  # key in summary.json -> config
 TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exactly"}
 FIRST = list(RUNS)[:2]  # always trained; the others only where the processor is quick enough
-FEWER_VALIDATIONS = "--trainer.check_val_every_n_epoch=3"  # a validation takes a twelfth of an epoch
+VALIDATE_EVERY = 3  # epochs, as far as this divides them; a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs
 FEWEST_EPOCHS = 3
 TRAINING_SECONDS = 400.0
@@ -124,7 +124,9 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
         options = ["--ckpt_path", str(last)]  # go on as it began
         if not last.is_file():
-            options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml"), FEWER_VALIDATIONS]
+            every = epochs if epochs % VALIDATE_EVERY else VALIDATE_EVERY  # the last epoch is validated: it has drawn
+            options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
+            options += [f"--trainer.check_val_every_n_epoch={every}"]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += ["--trainer.max_epochs", str(epochs)] if epochs else []
             if name == "hard" and epochs:  # as in its config, the last third of the training draws

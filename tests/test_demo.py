@@ -139,6 +139,17 @@ def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp
     assert any(arguments[-1].endswith(f"ramp={attention['init_args']['ramp']}") for arguments in commands)
 
 
+@pytest.mark.parametrize("epochs", [3, 4, 5, 6])
+def test_the_demo_validates_its_last_epoch(tmp_path, monkeypatch, epochs):
+    demo, commands = load_script("demo"), []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.1)
+    monkeypatch.setattr(demo, "affordable", lambda step: (["soft", "hard"], epochs))
+    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
+    demo.train(tmp_path, None)
+    every = [word.partition("n_epoch=")[2] for arguments in commands for word in arguments if "n_epoch=" in word]
+    assert len(every) == 2 and all(epochs % int(number) == 0 for number in every)
+
+
 @pytest.mark.parametrize(("seconds", "models", "minutes"), [(0.1, 3, 3), (0.8, 2, 8)])
 def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, seconds, models, minutes):
     demo, commands = load_script("demo"), []

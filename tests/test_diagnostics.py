@@ -88,7 +88,9 @@ def test_every_cause_is_named_with_its_remedy(logits, beta, cause):
     assert any(option in message for option in ("`ramp`", "`reward_weight`"))
     deterministic = watch(logits, beta)
     assert deterministic is not None and cause in deterministic
-    assert not any(option in deterministic for option in ("`ramp`", "weight`", "`sample_probability`"))
+    assert not any(option in deterministic for option in ("`ramp`", "weight`", "`sample_probability`", "`--init_from`"))
+    if "uniform" in cause or "gate" in cause:
+        assert "or start from a run with soft attention (`--init_from`)" in message
 
 
 def test_attention_that_moves_from_word_to_word_gets_no_warning():

@@ -299,6 +299,18 @@ def test_a_ramp_moves_by_one_per_batch_also_with_accumulated_gradients_and_after
     assert probabilities == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.25])
 
 
+@pytest.mark.parametrize(("first", "said"), [(5, False), (6, True)])
+def test_a_ramp_that_the_training_does_not_reach_is_said(shapes, tmp_path, caplog, first, said):
+    caplog.set_level("INFO")
+    options = {"max_epochs": -1, "max_steps": 3, "accumulate_grad_batches": 2, "limit_val_batches": 0}
+    module = make_module(HardAttention(AdditiveScore(10), ramp=(first, 10)))
+    run_stage(make_trainer(tmp_path, **options).fit, module, make_data(shapes))
+    message = (
+        "no context will be drawn: the ramp of HardAttention begins at batch 6, and the training has 6; set --model."
+    )
+    assert (message in caplog.text) == said
+
+
 def test_gradients_are_clipped_with_a_fused_optimizer_and_scaled_float16_too(tmp_path):
     """What Lightning refuses: its scaler leaves the unscaling to a fused step, so that clipping would see it scaled."""
     module = make_module()

@@ -27,7 +27,7 @@ except ImportError:  # Windows
 TRAINING_STATISTICS = {  # logged as train/.. -> what a study's table calls it
     "attention_entropy": "entropy of alpha (nats)",
     "beta": "beta",
-    "reward": "reward",
+    "reward": "return",
     "baseline": "baseline",
     "advantage_std": "deviation of the advantage",
 }

@@ -228,12 +228,16 @@ def _over_training(study: Study, groups: Sequence[Group], scores: Mapping[str, S
         for name in TRAINING_STATISTICS:
             curves = [run[name] for run in training if name in run]
             shown = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
-            cells.append(Cell(", ".join(f"{statistics.fmean(values):.2f}" for values in shown if values)))
+            texts = [f"{statistics.fmean(values):.2f}" if values else "-" for values in shown]
+            cells.append(Cell(", ".join(texts) if any(shown) else ""))
         if any(cell.text for cell in cells):
             rows.append(Row(study.label(group.name), cells))
     titles = list(TRAINING_STATISTICS.values())
     if any(row.cells[titles.index("baseline")].text for row in rows):
-        note = "Means over seeds in the first, fifth and last tenth of the training. Rewards are log-probabilities."
+        note = (
+            "Means over seeds in the first, fifth and last tenth of the training, a dash where nothing was drawn. The "
+            "return is that of the whole caption with a moving average, and of the words from the draw on otherwise."
+        )
         yield markdown(Table("", rows, note, titles), titles, "While training")
 
 

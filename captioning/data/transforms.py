@@ -64,7 +64,7 @@ class Preprocessing:
         if not all(type(side) is int for side in (self.resize, 0 if self.crop is None else self.crop)):
             raise InputError(f"preprocessing: resize and crop are whole pixels, got {self.resize!r}, {self.crop!r}")
         check_range(1, _LARGEST_SIDE, **{"preprocessing: resize": self.resize})
-        check_range(1, self.resize, **{"preprocessing: crop, which must fit into resize,": self.crop})
+        check_range(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
         if len(self.mean) != 3 or len(self.std) != 3:
             raise InputError(f"preprocessing: mean and std need three values, got {self.mean}, {self.std}")
         if self.interpolation not in _FILTERS:

@@ -82,7 +82,7 @@ class CollapseWatch:
                 f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
                 + self._advice(
                     "train with `gated: false`",
-                    draws="draw less or later (`sample_probability`, `ramp`), start from a run with soft attention "
+                    draws="draw less or later (`sample_probability`, `ramp`) or start from a run with soft attention "
                     "(`--init_from`)",
                     estimated="lower `reward_weight`",
                 )
@@ -93,7 +93,7 @@ class CollapseWatch:
         if entropy > 0.95 * limit:
             return f"{problem}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
                 "lower `attention_penalty`",
-                draws="lower `entropy_weight`, draw later (`ramp`), start from a run with soft attention "
+                draws="lower `entropy_weight`, draw later (`ramp`) or start from a run with soft attention "
                 "(`--init_from`)",
                 estimated="raise `reward_weight`",
             )

@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from pytorch_lightning.cli import OptimizerCallable
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import UniformAttention
+from captioning.attention import StochasticAttention, UniformAttention
 from captioning.checkpoint.calibration import Calibration, ViewDistribution
 from captioning.checkpoint.format import calibration_of, describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
@@ -104,6 +104,14 @@ class CaptioningModule(EvaluatedModule):
     # Training
 
     def on_fit_start(self) -> None:
+        if isinstance(self.attention, StochasticAttention) and self.attention.ramp:
+            batches = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
+            if self.attention.ramp[0] >= batches:
+                rank_zero_info(
+                    f"no context will be drawn: the ramp of {type(self.attention).__name__} begins at batch "
+                    f"{self.attention.ramp[0]}, and the training has {batches:.0f}; set "
+                    "--model.decoder.init_args.attention.init_args.ramp"
+                )
         if isinstance(self.objective, SelfCriticalTraining):
             assert self.vocabulary is not None
             self.objective.check(self.attention)

@@ -121,8 +121,8 @@ def test_a_preprocessing_survives_json_and_pickle():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"crop": 21}, "crop=21, resize=20"),
-        ({"resize": 0, "crop": None}, "resize=0"),
+        ({"crop": 21}, "crop .at most resize. must be in 1 .. 20, got 21"),
+        ({"resize": 0, "crop": None}, "resize must be in 1 .. 10000, got 0"),
         ({"std": (1, 0, 1)}, "std must be in"),
         ({"mean": (1, 0)}, "three values"),
         ({"interpolation": "cubic"}, "'cubic' is none of"),

@@ -16,6 +16,7 @@ MEMORY = 0.99
 """Fraction of the old means that is kept at each batch: they average over about 100 batches."""
 LEAST_KL = 0.01
 """Smallest KL divergence in nats from word to word of alphas that depend on the word."""
+_SOFT_FIRST = "start from a run with soft attention (`--init_from`)"
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:
@@ -82,8 +83,7 @@ class CollapseWatch:
                 f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
                 + self._advice(
                     "train with `gated: false`",
-                    draws="draw less or later (`sample_probability`, `ramp`) or start from a run with soft attention "
-                    "(`--init_from`)",
+                    draws=f"draw less or later (`sample_probability`, `ramp`) or {_SOFT_FIRST}",
                     estimated="lower `reward_weight`",
                 )
             )
@@ -93,8 +93,7 @@ class CollapseWatch:
         if entropy > 0.95 * limit:
             return f"{problem}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
                 "lower `attention_penalty`",
-                draws="lower `entropy_weight`, draw later (`ramp`) or start from a run with soft attention "
-                "(`--init_from`)",
+                draws=f"lower `entropy_weight`, draw later (`ramp`) or {_SOFT_FIRST}",
                 estimated="raise `reward_weight`",
             )
         if largest > 0.9:

@@ -118,6 +118,7 @@ def test_a_logged_number_over_equal_parts_of_the_training():
     curves = {"train/beta": [(-7, 9.0), (0, 0.2), (49, 0.4), (50, 0.5), (99, 0.7)], "val/bleu4": [(149, 1.0)]}
     run = Run("a", "a", curves=curves)
     assert run.over_training("train/beta", 3) == [pytest.approx(0.3), pytest.approx(0.6), None]
+    assert run.over_training("val/bleu4", 3) == [None, None, 1.0]
     assert run.over_training("train/reward", 2) == [None, None]
     assert Run("a", "a").over_training("train/beta", 1) == [None]
 

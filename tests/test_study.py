@@ -634,10 +634,12 @@ def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys
     content = json.loads(MEASURED.read_text())
     for seed, beta in ((1, 0.2), (2, 0.4)):
         entry = content["scores"][f"soft_{seed}"].setdefault("training", {})
-        entry |= {
-            "beta": [beta, *[0] * 3, 0.5, *[0] * 4, beta / 2],
-            "baseline": [*[None] * 4, -20.0, *[None] * 4, -8.0],
-        }
+        entry["beta"] = [beta, *[0] * 3, 0.5, *[0] * 4, beta / 2]
+    MEASURED.write_text(json.dumps(content))
+    main("--report", "results.md")
+    assert "While training" not in Path("results.md").read_text()  # nothing was drawn
+    for seed in (1, 2):
+        content["scores"][f"soft_{seed}"]["training"]["baseline"] = [*[None] * 4, -20.0, *[None] * 4, -8.0]
     MEASURED.write_text(json.dumps(content))
     main("--report", "results.md")
     titles, _, *rows = table(Path("results.md").read_text(), "While training").items()

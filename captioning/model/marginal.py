@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from captioning.attention import Attention, Memory, MultiHeadAttention, NTMAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
-from captioning.kernels.marginal import Located, _at, locate, mixture_log_probs, mixture_posterior, mixture_step
+from captioning.kernels.marginal import Located, locate, mixture_log_probs, mixture_posterior, mixture_step
+from captioning.kernels.unroll import collected, matmul
 from captioning.model.output import Output, Recurred, Words
 
 
@@ -19,6 +20,11 @@ class LocatedMemory(Memory):
     """A memory with each location's contribution to the logits, computed once per image of a search."""
 
     located: Located = field(kw_only=True)
+    factors: Tensor | None = field(kw_only=True, default=None)
+
+    def collected(self) -> LocatedMemory:
+        factors = None if self.factors is None else collected(self.factors)
+        return replace(super().collected(), factors=factors)
 
     def select(self, images: Tensor) -> LocatedMemory:
         return replace(super().select(images), located=self.located.select(images))
@@ -111,10 +117,11 @@ class MarginalOutput(Output):
 
     def located(self, memory: Memory) -> LocatedMemory:
         """Return ``memory`` with the factors of ``posterior``, with gradients and without dropout."""
-        A, W = (x.float() if x.dtype.itemsize < 4 else x for x in self._factors(memory, nn.Identity()))
-        with torch.autocast(A.device.type, enabled=False):
-            G = A @ W.t()
-            return LocatedMemory(**vars(memory), located=Located(A, W, (G - G.detach().amax(-1, keepdim=True)).exp()))
+        A, W = self._factors(memory, nn.Identity())
+        G = W @ A.mT  # (B, V, C)
+        G = G.float() if G.dtype.itemsize < 4 else G
+        factors = (G - G.detach().amax(1, keepdim=True)).exp()
+        return LocatedMemory(**vars(memory), located=Located(A, W, factors.mT), factors=factors)
 
     def posterior(
         self, words: Tensor, logits: Tensor, alphas: Tensor, beta_logit: Tensor | None, memory: LocatedMemory
@@ -128,7 +135,8 @@ class MarginalOutput(Output):
             beta_logit: (N,), None if the decoder has no gate.
             memory: As returned by ``located`` or by ``prepare_search``.
         """
-        exp_G, blocks = memory.located.exp_G, self._blocks(memory)
+        blocks = self._blocks(memory)
+        exp_G = memory.located.exp_G.mT if memory.factors is None else memory.factors  # (B, V, C)
         wide = torch.promote_types(exp_G.dtype, torch.float32)
         B, R = len(exp_G), len(words) // len(exp_G)
         weights = _summed(alphas.to(wide), blocks).unflatten(0, (B, R))  # (B, R, C)
@@ -140,7 +148,9 @@ class MarginalOutput(Output):
             S = logits.to(wide).unflatten(0, (B, R))
             exp_S = (S - S.detach().amax(-1, keepdim=True)).exp()
             tiny = torch.finfo(wide).tiny
-            of_look = look * _at(exp_G, words.view(B, R)).to(wide) / (exp_S @ exp_G.mT.to(wide)).clamp(min=tiny)
+            said = torch.nn.functional.one_hot(words.view(B, R), S.shape[-1])
+            sums, at_words = matmul(torch.cat([exp_S, said.to(wide)], 1), exp_G.to(wide)).chunk(2, 1)  # (B, R, C)
+            of_look = look * at_words / sums.clamp(min=tiny)
             of_away = away / exp_S.sum(-1, keepdim=True)
             posterior = of_look / (of_look.sum(-1, keepdim=True) + of_away).clamp(min=tiny)
         posterior = posterior.flatten(0, 1)

@@ -38,8 +38,10 @@ EPOCHS = 6  # of the configs
 FEWEST_EPOCHS = 3
 TRAINING_SECONDS = 400.0
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
-IMAGES_OF_A_STEP = 32  # each with five captions: the configs' batch
-STEPS = math.ceil(6000 / IMAGES_OF_A_STEP)  # of an epoch
+IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
+IMAGES_OF_A_STEP = 32  # of the configs' batch
+STEPS = math.ceil(IMAGES / IMAGES_OF_A_STEP)  # of an epoch
+IMAGES_OF_A_STEP_IN_FEW_EPOCHS = 16  # more steps learn more than large batches do
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -129,8 +131,12 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
             options += [f"--trainer.check_val_every_n_epoch={every}"]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += ["--trainer.max_epochs", str(epochs)] if epochs else []
+            steps = epochs * STEPS
+            if 0 < epochs < EPOCHS:
+                options += [f"--data.batch_size={IMAGES_OF_A_STEP_IN_FEW_EPOCHS * CAPTIONS}"]
+                steps = epochs * math.ceil(IMAGES / IMAGES_OF_A_STEP_IN_FEW_EPOCHS)
             if name == "hard" and epochs:  # as in its config, the last third of the training draws
-                ramp = [round(part * epochs * STEPS) for part in (2 / 3, 3 / 4)]
+                ramp = [round(part * steps) for part in (2 / 3, 3 / 4)]
                 options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
         seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
         commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])

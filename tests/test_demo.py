@@ -127,7 +127,8 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
     fits = [arguments for arguments in commands if "fit" in arguments]
     assert [arguments[arguments.index("--trainer.max_epochs") + 1] for arguments in fits] == ["3", "3"]
     ramps = {arguments[-1] for arguments in fits if "ramp" in arguments[-1]}
-    assert ramps == {"--model.decoder.init_args.attention.init_args.ramp=[376, 423]"}
+    assert ramps == {"--model.decoder.init_args.attention.init_args.ramp=[750, 844]"}
+    assert all("--data.batch_size=80" in arguments for arguments in fits)
 
 
 def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
@@ -137,6 +138,7 @@ def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp
     demo.train(tmp_path, None)
     attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
     assert any(arguments[-1].endswith(f"ramp={attention['init_args']['ramp']}") for arguments in commands)
+    assert not any("--data.batch_size" in word for arguments in commands for word in arguments)
 
 
 @pytest.mark.parametrize("epochs", [3, 4, 5, 6])

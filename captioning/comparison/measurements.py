@@ -26,6 +26,7 @@ except ImportError:  # Windows
 
 TRAINING_STATISTICS = {  # logged as train/.. -> what a study's table calls it
     "attention_entropy": "entropy of alpha (nats)",
+    "support_size": "locations in the support",
     "beta": "beta",
     "reward": "return",
     "baseline": "baseline",

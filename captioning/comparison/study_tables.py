@@ -234,8 +234,11 @@ def _over_training(study: Study, groups: Sequence[Group], scores: Mapping[str, S
             rows.append(Row(study.label(group.name), cells))
     titles = list(TRAINING_STATISTICS.values())
     if any(row.cells[titles.index("baseline")].text for row in rows):
+        logged = [column for column in range(len(titles)) if any(row.cells[column].text for row in rows)]
+        titles = [titles[column] for column in logged]
+        rows = [Row(row.name, [row.cells[column] for column in logged]) for row in rows]
         note = (
-            "Means over seeds in the first, fifth and last tenth of the training, a dash where nothing was drawn. The "
+            "Means over seeds in the first, fifth and last tenth of the training, a dash where nothing was logged. The "
             "return is that of the whole caption with a moving average, and of the words from the draw on otherwise."
         )
         yield markdown(Table("", rows, note, titles), titles, "While training")

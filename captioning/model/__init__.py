@@ -6,7 +6,6 @@ from captioning.model.ensemble import Ensemble
 from captioning.model.lstm import AttentionDecoder
 from captioning.model.marginal import MarginalOutput
 from captioning.model.output import DeepOutput, Output
-from captioning.model.posterior import PosteriorDecoder
 from captioning.model.transformer import TransformerDecoder
 
 __all__ = [
@@ -19,6 +18,5 @@ __all__ = [
     "Ensemble",
     "MarginalOutput",
     "Output",
-    "PosteriorDecoder",
     "TransformerDecoder",
 ]

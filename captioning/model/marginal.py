@@ -11,7 +11,6 @@ from captioning.attention import Attention, Memory, MultiHeadAttention, NTMAtten
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.marginal import Located, locate, mixture_log_probs, mixture_posterior, mixture_step
-from captioning.kernels.unroll import collected, matmul
 from captioning.model.output import Output, Recurred, Words
 
 
@@ -20,11 +19,6 @@ class LocatedMemory(Memory):
     """A memory with each location's contribution to the logits, computed once per image of a search."""
 
     located: Located = field(kw_only=True)
-    factors: Tensor | None = field(kw_only=True, default=None)
-
-    def collected(self) -> LocatedMemory:
-        factors = None if self.factors is None else collected(self.factors)
-        return replace(super().collected(), factors=factors)
 
     def select(self, images: Tensor) -> LocatedMemory:
         return replace(super().select(images), located=self.located.select(images))
@@ -115,47 +109,6 @@ class MarginalOutput(Output):
         S = precise_linear(self.L_o, self._hidden(word, recurred))
         return mixture_step(S, located, self._log_weights(recurred, memory))
 
-    def located(self, memory: Memory) -> LocatedMemory:
-        """Return ``memory`` with the factors of ``posterior``, with gradients and without dropout."""
-        A, W = self._factors(memory, nn.Identity())
-        G = W @ A.mT  # (B, V, C)
-        G = G.float() if G.dtype.itemsize < 4 else G
-        factors = (G - G.detach().amax(1, keepdim=True)).exp()
-        return LocatedMemory(**vars(memory), located=Located(A, W, factors.mT), factors=factors)
-
-    def posterior(
-        self, words: Tensor, logits: Tensor, alphas: Tensor, beta_logit: Tensor | None, memory: LocatedMemory
-    ) -> Tensor:
-        """Return p(z = i | y) of one step (N, L), with gradients; the rest is the probability of no look.
-
-        Args:
-            words: (N,) int64, y; N = B * R, the rows of an image adjacent.
-            logits: (N, V), those of a step that does not look.
-            alphas: (N, L).
-            beta_logit: (N,), None if the decoder has no gate.
-            memory: As returned by ``located`` or by ``prepare_search``.
-        """
-        blocks = self._blocks(memory)
-        exp_G = memory.located.exp_G.mT if memory.factors is None else memory.factors  # (B, V, C)
-        wide = torch.promote_types(exp_G.dtype, torch.float32)
-        B, R = len(exp_G), len(words) // len(exp_G)
-        weights = _summed(alphas.to(wide), blocks).unflatten(0, (B, R))  # (B, R, C)
-        look, away = weights, torch.zeros_like(weights[..., :1])
-        if beta_logit is not None:
-            beta_logit = beta_logit.to(wide).view(B, R, 1)
-            look, away = weights * beta_logit.sigmoid(), (-beta_logit).sigmoid()
-        with torch.autocast(exp_G.device.type, enabled=False):
-            S = logits.to(wide).unflatten(0, (B, R))
-            exp_S = (S - S.detach().amax(-1, keepdim=True)).exp()
-            tiny = torch.finfo(wide).tiny
-            said = torch.nn.functional.one_hot(words.view(B, R), S.shape[-1])
-            sums, at_words = matmul(torch.cat([exp_S, said.to(wide)], 1), exp_G.to(wide)).chunk(2, 1)  # (B, R, C)
-            of_look = look * at_words / sums.clamp(min=tiny)
-            of_away = away / exp_S.sum(-1, keepdim=True)
-            posterior = of_look / (of_look.sum(-1, keepdim=True) + of_away).clamp(min=tiny)
-        posterior = posterior.flatten(0, 1)
-        return posterior if blocks is None else _spread(posterior, alphas, blocks)
-
     def _hidden(self, word: Tensor, recurred: Recurred) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
         return self.dropout(word + self.L_h(self.dropout(recurred.h)))
@@ -170,13 +123,12 @@ class MarginalOutput(Output):
         beta_logit = recurred.beta_logit.to(log_w.dtype).unsqueeze(1)
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
-    def _factors(self, memory: Memory, dropout: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+    def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return A (B, C, r) and W (V, r): the components add A W^T to the logits of a step that does not look."""
-        dropout = dropout or self.dropout
         annotations, blocks = memory.annotations, self._blocks(memory)
         if blocks is not None:
             annotations = _block_means(annotations, memory.mask, blocks)
-        A, W = dropout(self.L_z(annotations)), self.L_o.weight
+        A, W = self.dropout(self.L_z(annotations)), self.L_o.weight
         return (A, W) if self.projection is None else (self.projection(A), self.projection(W))
 
     def _blocks(self, memory: Memory) -> Tensor | None:

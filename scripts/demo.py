@@ -39,9 +39,8 @@ FEWEST_EPOCHS = 3
 TRAINING_SECONDS = 400.0
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
-IMAGES_OF_A_STEP = 32  # of the configs' batch
+IMAGES_OF_A_STEP = 32  # of the configs' batch; half of it in fewer epochs, because more steps learn more
 STEPS = math.ceil(IMAGES / IMAGES_OF_A_STEP)  # of an epoch
-IMAGES_OF_A_STEP_IN_FEW_EPOCHS = 16  # more steps learn more than large batches do
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -131,12 +130,10 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
             options += [f"--trainer.check_val_every_n_epoch={every}"]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += ["--trainer.max_epochs", str(epochs)] if epochs else []
-            steps = epochs * STEPS
-            if 0 < epochs < EPOCHS:
-                options += [f"--data.batch_size={IMAGES_OF_A_STEP_IN_FEW_EPOCHS * CAPTIONS}"]
-                steps = epochs * math.ceil(IMAGES / IMAGES_OF_A_STEP_IN_FEW_EPOCHS)
+            images = IMAGES_OF_A_STEP // 2 if 0 < epochs < EPOCHS else IMAGES_OF_A_STEP
+            options += [f"--data.batch_size={images * CAPTIONS}"] if images < IMAGES_OF_A_STEP else []
             if name == "hard" and epochs:  # as in its config, the last third of the training draws
-                ramp = [round(part * steps) for part in (2 / 3, 3 / 4)]
+                ramp = [round(part * epochs * math.ceil(IMAGES / images)) for part in (2 / 3, 3 / 4)]
                 options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
         seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
         commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])
@@ -212,13 +209,13 @@ def seconds_of_a_step() -> float:
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
     captioner = Captioner(encoder, decoder, vocabulary_size=100).train()
-    images, rows, length = IMAGES_OF_A_STEP, 5 * IMAGES_OF_A_STEP, 14
+    images, rows, length = IMAGES_OF_A_STEP, CAPTIONS * IMAGES_OF_A_STEP, 14
     numbers = torch.arange(images)
     words = torch.randint(4, 100, (rows, length + 1))
     batch = CaptionBatch(
         words,
         torch.full((rows,), length),
-        numbers.repeat_interleave(5),
+        numbers.repeat_interleave(CAPTIONS),
         numbers,
         numbers,
         torch.randn(images, 3, *encoder.preprocessing.size),

@@ -635,6 +635,7 @@ def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys
     for seed, beta in ((1, 0.2), (2, 0.4)):
         entry = content["scores"][f"soft_{seed}"].setdefault("training", {})
         entry["beta"] = [beta, *[0] * 3, 0.5, *[0] * 4, beta / 2]
+        entry["support_size"] = [9.0, *[0] * 3, 5.0, *[0] * 4, 3.0]
     MEASURED.write_text(json.dumps(content))
     main("--report", "results.md")
     assert "While training" not in Path("results.md").read_text()  # nothing was drawn
@@ -643,8 +644,8 @@ def test_a_study_of_drawn_locations_tabulates_how_training_went(measured, capsys
     MEASURED.write_text(json.dumps(content))
     main("--report", "results.md")
     titles, _, *rows = table(Path("results.md").read_text(), "While training").items()
-    assert titles == ("While training", ["beta", "baseline"])  # nothing else was logged
-    assert rows == [("soft \\| attention", ["0.30, 0.50, 0.15", "-, -20.00, -8.00"])]
+    assert titles == ("While training", ["locations in the support", "beta", "baseline"])  # nothing else was logged
+    assert rows == [("soft \\| attention", ["9.00, 5.00, 3.00", "0.30, 0.50, 0.15", "-, -20.00, -8.00"])]
 
 
 def test_a_damaged_measurement_is_named(measured, capsys):

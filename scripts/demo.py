@@ -39,8 +39,7 @@ FEWEST_EPOCHS = 3
 TRAINING_SECONDS = 400.0
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
-IMAGES_OF_A_STEP = 32  # of the configs' batch; half of it in fewer epochs, because more steps learn more
-STEPS = math.ceil(IMAGES / IMAGES_OF_A_STEP)  # of an epoch
+BATCH = 32  # images of a step in the configs
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -107,17 +106,17 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
         InputError: One failed; the others are trained and tested then.
     """
     plan = runs / "plan.json"  # of the first start: one that goes on trains the same
-    names, epochs = FIRST, 0
+    names, epochs, images = FIRST, 0, BATCH
     if overlay is None and plan.is_file():
-        names, epochs = json.loads(plan.read_text())
+        names, epochs, images = json.loads(plan.read_text())
     elif overlay is None:
-        step = seconds_of_a_step()
-        names, epochs = affordable(step)
-        write_json(plan, [names, epochs])
+        names, epochs, images, seconds_of_epoch = affordable()
+        write_json(plan, [names, epochs, images])
         less = f"; {EPOCHS} would take too long on this processor, so scores are lower" if epochs < EPOCHS else ""
-        minutes = epochs * STEPS * step * len(names) / len(FIRST) / 60
         print(
-            f"A training step takes {step:.2f} s here: {epochs} epochs, about {minutes:.0f} minutes{less}\n", flush=True
+            f"An epoch of {len(names)} models takes {seconds_of_epoch:.0f} s here: {epochs} epochs, "
+            f"about {epochs * seconds_of_epoch / 60:.0f} minutes{less}\n",
+            flush=True,
         )
     commands = Commands(len(names), _PROGRESS)
 
@@ -130,8 +129,7 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
             options += [f"--trainer.check_val_every_n_epoch={every}"]
             options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
             options += ["--trainer.max_epochs", str(epochs)] if epochs else []
-            images = IMAGES_OF_A_STEP // 2 if 0 < epochs < EPOCHS else IMAGES_OF_A_STEP
-            options += [f"--data.batch_size={images * CAPTIONS}"] if images < IMAGES_OF_A_STEP else []
+            options += [f"--data.batch_size={images * CAPTIONS}"] if images < BATCH else []
             if name == "hard" and epochs:  # as in its config, the last third of the training draws
                 ramp = [round(part * epochs * math.ceil(IMAGES / images)) for part in (2 / 3, 3 / 4)]
                 options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
@@ -188,15 +186,27 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def affordable(seconds: float) -> tuple[list[str], int]:
-    """Return the models to train and their epochs, for a step that takes ``seconds`` while two models train."""
-    if len(RUNS) / len(FIRST) * EPOCHS * STEPS * seconds <= TRAINING_SECONDS:
-        return list(RUNS), EPOCHS
-    return FIRST, max(FEWEST_EPOCHS, min(EPOCHS, int(TRAINING_SECONDS / (STEPS * seconds))))
+def affordable() -> tuple[list[str], int, int, float]:
+    """Return the models to train, their epochs, the images of a batch, and the seconds of an epoch of all the models.
+
+    A slow processor trains fewer epochs, of half batches, because more steps learn more.
+    """
+    epoch = seconds_of_an_epoch(BATCH)
+    third = epoch * len(RUNS) / len(FIRST)
+    if EPOCHS * third <= TRAINING_SECONDS:
+        return list(RUNS), EPOCHS, BATCH, third
+    if EPOCHS * epoch <= TRAINING_SECONDS:
+        return FIRST, EPOCHS, BATCH, epoch
+    epoch = seconds_of_an_epoch(BATCH // 2)
+    return FIRST, max(FEWEST_EPOCHS, min(EPOCHS - 1, int(TRAINING_SECONDS / epoch))), BATCH // 2, epoch
 
 
-def seconds_of_a_step() -> float:
-    """Return the time of a training step of the soft model beside another training, estimated from random images."""
+def seconds_of_an_epoch(images: int) -> float:
+    """Return the time of an epoch of the first two models beside each other, estimated from the soft model's step.
+
+    Args:
+        images: Number of images of a batch. The estimate takes random ones.
+    """
     import torch
 
     from captioning.cli.build import build
@@ -209,7 +219,7 @@ def seconds_of_a_step() -> float:
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
     captioner = Captioner(encoder, decoder, vocabulary_size=100).train()
-    images, rows, length = IMAGES_OF_A_STEP, CAPTIONS * IMAGES_OF_A_STEP, 14
+    rows, length = CAPTIONS * images, 14
     numbers = torch.arange(images)
     words = torch.randint(4, 100, (rows, length + 1))
     batch = CaptionBatch(
@@ -235,7 +245,7 @@ def seconds_of_a_step() -> float:
         loss.item()  # waits for a GPU
         seconds.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
-    return BESIDE * min(seconds)
+    return BESIDE * min(seconds) * math.ceil(IMAGES / images)
 
 
 def compare(runs: Path, names: list[str]) -> Path:

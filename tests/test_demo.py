@@ -107,22 +107,35 @@ def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(
         write(text, entry | {"examples": {"b.png": entry["examples"]["a.png"]}})
 
 
-@pytest.mark.parametrize(("seconds", "models", "epochs"), [(0.01, 3, 6), (0.3, 2, 6), (0.5, 2, 4), (9.0, 2, 3)])
-def test_a_quick_processor_trains_a_third_model_and_a_slow_one_fewer_epochs(seconds, models, epochs):
-    assert load_script("demo").affordable(seconds) == (["soft", "hard", "marginal"][:models], epochs)
+@pytest.mark.parametrize(
+    ("full", "half", "models", "epochs", "images", "seconds"),
+    [
+        (40, 0, 3, 6, 32, 60),
+        (60, 0, 2, 6, 32, 60),
+        (70, 90, 2, 4, 16, 90),
+        (70, 50, 2, 5, 16, 50),
+        (900, 999, 2, 3, 16, 999),
+    ],
+)
+def test_a_quick_processor_trains_a_third_model_and_a_slow_one_fewer_epochs_of_half_batches(
+    monkeypatch, full, half, models, epochs, images, seconds
+):
+    demo = load_script("demo")
+    monkeypatch.setattr(demo, "seconds_of_an_epoch", {32: full, 16: half}.get)
+    assert demo.affordable() == (["soft", "hard", "marginal"][:models], epochs, images, seconds)
 
 
-def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
+def test_an_epoch_of_the_demo_is_measured_with_its_share_of_the_cores():
     threads = torch.get_num_threads()
-    assert 0 < load_script("demo").seconds_of_a_step() < 60 and torch.get_num_threads() == threads
+    assert 0 < load_script("demo").seconds_of_an_epoch(2) < 6000 and torch.get_num_threads() == threads
 
 
 def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkeypatch, capsys):
     demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.8)
+    monkeypatch.setattr(demo, "seconds_of_an_epoch", {32: 150, 16: 160}.get)
     monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
     demo.train(tmp_path, None)
-    line = "A training step takes 0.80 s here: 3 epochs, about 8 minutes; 6 would take too long on this processor"
+    line = "An epoch of 2 models takes 160 s here: 3 epochs, about 8 minutes; 6 would take too long on this processor"
     assert line in capsys.readouterr().out
     fits = [arguments for arguments in commands if "fit" in arguments]
     assert [arguments[arguments.index("--trainer.max_epochs") + 1] for arguments in fits] == ["3", "3"]
@@ -133,7 +146,7 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
 
 def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
     demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.1)
+    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: 20)
     monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
     demo.train(tmp_path, None)
     attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
@@ -144,22 +157,21 @@ def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp
 @pytest.mark.parametrize("epochs", [3, 4, 5, 6])
 def test_the_demo_validates_its_last_epoch(tmp_path, monkeypatch, epochs):
     demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 0.1)
-    monkeypatch.setattr(demo, "affordable", lambda step: (["soft", "hard"], epochs))
+    monkeypatch.setattr(demo, "affordable", lambda: (["soft", "hard"], epochs, 16, 60))
     monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
     demo.train(tmp_path, None)
     every = [word.partition("n_epoch=")[2] for arguments in commands for word in arguments if "n_epoch=" in word]
     assert len(every) == 2 and all(epochs % int(number) == 0 for number in every)
 
 
-@pytest.mark.parametrize(("seconds", "models", "minutes"), [(0.1, 3, 3), (0.8, 2, 8)])
+@pytest.mark.parametrize(("seconds", "models", "minutes"), [(20, 3, 3), (160, 2, 8)])
 def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, seconds, models, minutes):
     demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: seconds)
+    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: seconds)
     monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
     names = list(demo.train(tmp_path, None))
     assert len(names) == models and f"about {minutes} minutes" in capsys.readouterr().out
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda: 1 / seconds)  # the machine has more to do now
+    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: 3200 / seconds)  # the machine has more to do now
     before = commands.copy()
     commands.clear()
     assert list(demo.train(tmp_path, None)) == names and sorted(commands) == sorted(before)

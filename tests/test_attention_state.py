@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from captioning.attention import (
-    AdditiveScore,
     Attention,
     ConcatScore,
     CoverageScore,
@@ -15,7 +14,6 @@ from captioning.attention import (
     LocalScore,
     LocationScore,
     MultiHeadAttention,
-    NTMAttention,
     NTMScore,
     Score,
     SoftAttention,
@@ -36,8 +34,6 @@ D, H = 8, 7
 STATEFUL = {
     "coverage": lambda: SoftAttention(CoverageScore(A)),
     "NTM": lambda: SoftAttention(NTMScore(A)),
-    "NTM that writes": lambda: NTMAttention(NTMScore(A)),
-    "coverage that writes": lambda: NTMAttention(CoverageScore(A)),
     "hard NTM": lambda: HardAttention(NTMScore(A), inference="argmax"),
     "local coverage": lambda: SoftAttention(LocalScore(CoverageScore(A), window=(1.0, 1.5))),
     "heads with coverage": lambda: MultiHeadAttention(CoverageScore(A), heads=2),
@@ -123,91 +119,6 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
             sharp = np.where(exists, moved.ravel() ** (1 + softplus(exponent)), 0.0)
             before = sharp / sharp.sum()
             np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
-
-
-def test_a_written_memory_equals_a_loop_over_captions_steps_and_locations():
-    attention = built(NTMAttention(AdditiveScore(A)))
-    queries, annotations, mask = example()
-    weights = {name: value.detach().double().numpy() for name, value in attention.named_parameters()}
-    sigmoid = lambda x: 1 / (1 + np.exp(-x))  # noqa: E731
-
-    def head(name: str, h: np.ndarray, written: np.ndarray, exists: np.ndarray) -> np.ndarray:
-        logits = np.full(L, -np.inf)
-        for i in np.flatnonzero(exists):
-            hidden = weights[f"{name}.annotation_projection.weight"] @ written[i]
-            hidden += weights[f"{name}.annotation_projection.bias"] + weights[f"{name}.query_projection.weight"] @ h
-            logits[i] = weights[f"{name}.output.weight"][0] @ np.tanh(hidden)
-        return softmax(logits)
-
-    prepared = attention.prepare(annotations, mask)
-    outputs, state = [], None
-    for query in queries:
-        outputs.append(attention(query, prepared, state))
-        state = outputs[-1].state
-    for row in range(B * R):
-        written, exists = annotations[row // R].double().numpy().copy(), mask[row // R].numpy()
-        for t in range(T):
-            h = queries[t, row].double().numpy()
-            read = head("score", h, written, exists)
-            context = sum(read[i] * written[i] for i in range(L))
-            np.testing.assert_allclose(outputs[t].alphas[row].detach(), read, atol=1e-5)
-            np.testing.assert_allclose(outputs[t].context[row].detach(), context, atol=1e-5)
-            v = head("write_head.score", h, written, exists)
-            erase = sigmoid(weights["erase.weight"] @ h + weights["erase.bias"])
-            add = weights["add.weight"] @ h + weights["add.bias"]
-            for i in range(L):
-                written[i] = written[i] * (1 - v[i] * erase) + v[i] * add
-        np.testing.assert_allclose(state[-1][row].detach(), written, atol=1e-5)
-    reading = SoftAttention(AdditiveScore(A))
-    reading.build(D, H, GRID)
-    reading.score.load_state_dict(attention.score.state_dict())
-    unwritten = reading(queries[-1], reading.prepare(annotations, mask)).context
-    assert (outputs[-1].context - unwritten).abs().max() > 0.1  # writing matters
-
-
-def test_both_heads_carry_their_own_state():
-    attention = built(NTMAttention(CoverageScore(A)))
-    queries, annotations, mask = example()
-    memory, state, read, written = attention.prepare(annotations, mask), None, 0, 0
-    heads = []
-    attention.write_head.register_forward_hook(lambda _, __, out: heads.append(out.alphas))
-    for query in queries:
-        out = attention(query, memory, state)
-        state = out.state
-        read, written = read + out.alphas, written + heads[-1]
-        torch.testing.assert_close(state[0], read)
-        torch.testing.assert_close(state[1], written)
-    assert (read - written).abs().max() > 0.1
-
-
-def test_small_writes_are_kept_in_mixed_precision():
-    queries, annotations, mask = example()
-    attention = NTMAttention(AdditiveScore(A))
-    attention.build(D, H, GRID)
-    memory = attention.prepare(annotations.bfloat16(), mask)
-    with torch.autocast("cpu", torch.bfloat16):
-        out = attention(queries[0], memory)
-    assert attention.init_state(memory)[-1].dtype == out.state[-1].dtype == torch.float32
-    assert out.context.dtype == torch.bfloat16
-    assert not torch.equal(out.state[-1].unflatten(0, (B, R))[:, 0], annotations.bfloat16().float())
-
-
-def test_a_write_head_learns_and_begins_with_almost_no_writing():
-    queries, annotations, mask = example()
-    writing, reading = NTMAttention(AdditiveScore(A)), SoftAttention(AdditiveScore(A))
-    for attention in (writing, reading):
-        attention.build(D, H, GRID)
-    reading.score.load_state_dict(writing.score.state_dict())
-    memory, state = writing.prepare(annotations, mask), None
-    for query in queries:
-        out = writing(query, memory, state)
-        state = out.state
-    torch.testing.assert_close(
-        out.context, reading(queries[-1], reading.prepare(annotations, mask)).context, atol=0.02, rtol=0.02
-    )
-    out.context.square().sum().backward()
-    assert all(parameter.grad.abs().sum() > 0 for parameter in (writing.add.weight, writing.erase.weight))
-    assert all(parameter.grad.abs().sum() > 0 for parameter in writing.write_head.parameters())
 
 
 def test_the_mean_annotation_has_the_models_precision():

@@ -19,7 +19,6 @@ from captioning.attention import (
     GeneralScore,
     HardAttention,
     MultiHeadAttention,
-    NTMAttention,
     SoftAttention,
     Sparsemax,
 )
@@ -162,7 +161,7 @@ def test_options_out_of_range_and_other_words_are_one_line(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attention",
-    [SoftAttention(CoverageScore(5)), SoftAttention(GeneralScore()), NTMAttention(CoverageScore(5))],
+    [SoftAttention(CoverageScore(5)), SoftAttention(GeneralScore())],
     ids=lambda attention: f"{type(attention).__name__}-{type(attention.score).__name__}",
 )
 def test_attention_with_and_without_a_state_is_exported(tmp_path, photos, attention):

@@ -1,17 +1,13 @@
-"""Neural Turing machines: addressing by content or relative to the previous step's attention, and a write head."""
+"""The addressing of neural Turing machines: by content, or relative to the previous step's attention."""
 
 from __future__ import annotations
-
-import copy
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.attention.base import AttentionOutput, Score, check_grid, check_locations, check_mask
-from captioning.attention.memory import Memory, repeat_rows
+from captioning.attention.base import Score, check_grid, check_locations
 from captioning.attention.normalisers import masked_log_softmax
-from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
 from captioning.kernels.unroll import StepLinear, matmul
 from captioning.trace import State
@@ -93,62 +89,3 @@ class NTMScore(Score):
             window = padded[..., 2 - down : 2 - down + height, 2 - right : 2 - right + width]
             moved = moved + probability.unsqueeze(-1) * window.flatten(-2)
         return moved
-
-
-class NTMAttention(SoftAttention):
-    """Soft attention with a write head: what the decoder has seen changes what it sees next.
-
-    The annotations of an image are the first memory M_0 of each of its captions. A step reads its context from M_{t-1}.
-    Then the write head erases and adds at weights v_t of its own (Graves et al. 2014, Eq. 3-4), with r_t and u_t from
-    h_{t-1}:
-
-        M_t(i) = M_{t-1}(i) * (1 - v_ti r_t) + v_ti u_t,  r_t = sigmoid(W_r h_{t-1} + b_r),  u_t = W_u h_{t-1} + b_u
-
-    Training begins with almost no writing. Every caption has a memory of its own, (L, D), which both scores project at
-    every step. The memory is kept in float32 at least: bfloat16 would round small writes away.
-
-    Args:
-        score: The score of the read head, usually ``NTMScore``. The write head has a copy with parameters of its own.
-        dropout: Of the weights of the read head, as in ``SoftAttention``.
-    """
-
-    def __init__(self, score: Score, *, dropout: float = 0.0) -> None:
-        super().__init__(score, dropout=dropout)
-        self.write_head = SoftAttention(copy.deepcopy(score))
-
-    def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        super().build(annotation_dim, query_dim, grid_size)
-        self.write_head.build(annotation_dim, query_dim, grid_size)
-        self.erase = StepLinear(query_dim, annotation_dim)
-        self.add = StepLinear(query_dim, annotation_dim)
-        with torch.no_grad():
-            self.erase.bias.fill_(-4.0)
-            self.add.weight.zero_()
-            self.add.bias.zero_()
-
-    def prepare(self, annotations: Tensor, mask: Tensor | None = None) -> Memory:
-        check_mask(annotations, mask)
-        return Memory(annotations, annotations, mask)
-
-    def init_state(self, memory: Memory) -> State:
-        """Return the states of both heads and M_0, (B, ..) each."""
-        exists, annotations = memory.exists, memory.annotations
-        first = annotations.to(torch.promote_types(annotations.dtype, torch.float32))
-        return (*self.score.init_state(exists), *self.write_head.score.init_state(exists), first)
-
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
-        R = query.shape[0] // memory.annotations.shape[0]
-        if state is None:
-            state = tuple(repeat_rows(tensor, R) for tensor in self.init_state(memory))
-        *heads, written = state  # (N, L, D)
-        carried, write_carried = tuple(heads[: len(heads) // 2]), tuple(heads[len(heads) // 2 :])
-        mask = None if memory.mask is None else repeat_rows(memory.mask, R)
-        annotations = written.to(memory.annotations.dtype)
-        projected, to_write = (score.project(annotations) for score in (self.score, self.write_head.score))
-        # Every row is an image of its own here.
-        read = super().forward(query, Memory(annotations, projected, mask), carried)
-        write = self.write_head(query, Memory(annotations, to_write, mask), write_carried)
-        v = write.alphas.unsqueeze(-1)  # (N, L, 1)
-        kept = 1 - v * torch.sigmoid(self.erase(query)).unsqueeze(1)  # (N, L, D)
-        written = written * kept + v * self.add(query).unsqueeze(1)
-        return read._replace(state=(*read.state, *write.state, written))

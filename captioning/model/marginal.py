@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attention, Memory, MultiHeadAttention, NTMAttention, SoftAttention
+from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.marginal import Located, locate, mixture_log_probs, mixture_posterior, mixture_step
@@ -62,8 +62,6 @@ class MarginalOutput(Output):
             raise InputError(
                 f"output: {name} looks at several locations at once; a mixture component needs a single one"
             )
-        if isinstance(attention, NTMAttention):
-            raise InputError(f"output: {name} writes over the annotations, which are the mixture's components")
         if not isinstance(attention, SoftAttention):
             raise InputError(f"output: {name} chooses locations itself; a sum over all of them takes SoftAttention")
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,7 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: its kernels then run on a CPU
 
 torch.set_num_threads(1)  # two test processes on two cores, not two times two threads
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts tests in the background ignores it
 
 LOOPBACK = ("127.", "::1", "localhost")
 

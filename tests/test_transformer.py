@@ -390,6 +390,13 @@ def test_config_round_trip_rebuilds_the_same_decoder():
 # Refused options
 
 
+class CountingAttention(SoftAttention):
+    """Carries a state of its own, beside its score's."""
+
+    def init_state(self, memory):
+        return (memory.annotations.new_zeros(len(memory.annotations), 1),)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -397,6 +404,10 @@ def test_config_round_trip_rebuilds_the_same_decoder():
         (lambda: make_decoder(GumbelAttention(AdditiveScore(3))), "GumbelAttention draws locations"),
         (lambda: make_decoder(SoftAttention(CoverageScore(3))), "CoverageScore carries a state from word to word"),
         (lambda: make_decoder(MultiHeadAttention(NTMScore(3), heads=2)), "NTMScore carries a state.*another score"),
+        (
+            lambda: make_decoder(CountingAttention(AdditiveScore(3))),
+            "CountingAttention carries a state.*another attention",
+        ),
         (lambda: make_decoder(dim=10), "dim 10 must be even and a multiple of its 4 heads"),
         (lambda: make_decoder(dim=9, heads=3), "dim 9 must be even"),
         (lambda: make_decoder(layers=0), "layers"),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory, Score
+from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
@@ -114,7 +114,7 @@ class TransformerDecoder(Decoder):
         self.annotation_projection = nn.Linear(D, d)
         for attention in self.attentions():
             attention.build(d, d, grid_size)
-            self._refuse_state(attention.score, grid_size)
+            self._refuse_state(attention, grid_size)
         self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
         self.dropout = Dropout(p)
         self.layers = nn.ModuleList(
@@ -130,12 +130,15 @@ class TransformerDecoder(Decoder):
         nn.init.zeros_(self.to_words.bias)
 
     @staticmethod
-    def _refuse_state(score: Score, grid_size: tuple[int, int] | None) -> None:
+    def _refuse_state(attention: Attention, grid_size: tuple[int, int] | None) -> None:
         height, width = grid_size or (1, 1)
-        if score.init_state(torch.ones(1, height * width, dtype=torch.bool)):
+        nothing = torch.zeros(1, height * width, 1)
+        if attention.init_state(Memory(nothing, nothing)):
+            of_score = attention.score.init_state(torch.ones(1, height * width, dtype=torch.bool))
+            part = attention.score if of_score else attention
             raise InputError(
-                f"TransformerDecoder: {type(score).__name__} carries a state from word to word, and training computes "
-                "all words at once; use another score"
+                f"TransformerDecoder: {type(part).__name__} carries a state from word to word, and training computes "
+                f"all words at once; use another {'score' if of_score else 'attention'}"
             )
 
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:

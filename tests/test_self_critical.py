@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -164,6 +165,31 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("case", ["soft", "hard, argmax", "marginal", "transformer"])
+def test_likelihood_adds_the_nll_of_the_references_per_caption(case, monkeypatch):
+    """Against the log softmax of the decoder's logits, one caption at a time; <unk> is a word of the references."""
+    captioner, batch = make_captioner(case), make_batch(images=2)
+    references = [[4, UNK], [4], [3, 4, 4]]
+    ids, lengths = pad_captions(references)
+    batch = replace(batch, captions=ids, lengths=lengths, image_index=torch.tensor([0, 1, 1]))
+    drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
+    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
+    reward_alone = gradient(captioner, begun(SelfCriticalTraining(samples=2))(captioner, batch)[0])
+    objective = begun(SelfCriticalTraining(samples=2, likelihood=0.3))
+    loss, logged, _ = objective(captioner, batch)
+    captioner.eval()
+    nll = torch.zeros((), dtype=torch.double)
+    for image, words in zip([0, 1, 1], references, strict=True):
+        memory = captioner.encode(annotations=batch.annotations[image : image + 1])
+        log_p = captioner.decoder(*pad_captions([words]), memory).logits.log_softmax(-1)
+        nll = nll - log_p[range(len(words) + 1), [*words, END]].sum() / 3
+    assert float(logged["reference_nll"]) == pytest.approx(nll.item())
+    assert float(logged["loss"]) == pytest.approx(0.3 * nll.item() - float(logged["reward"]))
+    expected = reward_alone + 0.3 * gradient(captioner, nll)
+    torch.testing.assert_close(gradient(captioner, loss), expected)
+    assert not torch.allclose(expected, reward_alone, rtol=0.01)
+
+
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "marginal"])
 def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
     captioner, batch = make_captioner(case), make_batch()
@@ -259,7 +285,7 @@ def gradient_of(images: slice) -> tuple[Tensor, dict[str, Tensor]]:
     one_each["image_index"] = torch.arange(len(one_each["rows"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoding, "sample", lambda *_, **__: drawn)
-        objective = begun(SelfCriticalTraining(samples=2))
+        objective = begun(SelfCriticalTraining(samples=2, likelihood=0.2))
         loss, terms, _ = objective(captioner, CaptionBatch(**one_each))
     return gradient(captioner, loss), terms
 
@@ -358,6 +384,7 @@ def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, ca
         ({"cider_d": 0.0}, "not all 0, got cider_d 0.0, bleu4 0.0"),
         ({"bleu4": -1.0}, "at least 0 and not all 0, got cider_d 1.0, bleu4 -1.0"),
         ({"cider_d": float("nan")}, "got cider_d nan"),
+        ({"likelihood": -0.1}, "objective.likelihood must be at least 0, got -0.1"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -6,7 +6,8 @@ search may take. The gradient (REINFORCE) is the mean over drawn captions of
 
     (r(w) - b) * d log p(w | a)
 
-with any b that does not depend on w. Words are drawn here; ``estimators`` are about drawn locations.
+with any b that does not depend on w. Words are drawn here; ``estimators`` are about drawn locations. The likelihood of
+the references may be added, as Wu et al. (2016, Eq. 9) do for translation.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class SelfCriticalTraining(Objective):
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still drawn without, so
             that the gradient is only approximately that of the expected reward. On a few thousand images dropout keeps
             the model from overfitting the rewards of the training images.
+        likelihood: Weight of -log p(y | a) of the batch's own captions y in nats, a mean over captions, with dropout if
+            ``dropout`` is set. At 0 they are not read.
         frequencies: File of CIDEr-D's document frequencies; by default those of the training references. The end of a
             caption counts as a word, "<end>".
 
@@ -63,6 +66,7 @@ class SelfCriticalTraining(Objective):
         cider_d: float = 1.0,
         bleu4: float = 0.0,
         dropout: bool = False,
+        likelihood: float = 0.0,
         frequencies: str | None = None,
     ) -> None:
         super().__init__()
@@ -74,11 +78,14 @@ class SelfCriticalTraining(Objective):
         if not (min(cider_d, bleu4) >= 0 and 0 < cider_d + bleu4 < float("inf")):
             weights = f"cider_d {cider_d}, bleu4 {bleu4}"
             raise InputError(f"objective: the weights of a reward are at least 0 and not all 0, got {weights}")
+        if not 0 <= likelihood < float("inf"):
+            raise InputError(f"objective.likelihood must be at least 0, got {likelihood}")
         self.samples = samples
         self.baseline = baseline
         self.cider_d = cider_d
         self.bleu4 = bleu4
         self.dropout = dropout
+        self.likelihood = likelihood
         self.frequencies = frequencies
         self._reward: Reward | None = None
         self._search = BeamOptions()
@@ -99,11 +106,12 @@ class SelfCriticalTraining(Objective):
         self._search = search
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
-        """Return the objective of the batch's images; its captions are not used.
+        """Return the objective of the batch's images, and of its captions if ``likelihood`` is not 0.
 
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
-        difference, words per caption, and as "loss" minus the reward. The gradient of the loss alone has a meaning; its
-        mean over processes is that of all their captions.
+        difference, words per caption, with ``likelihood`` -log p(y | a) as "reference_nll", and as "loss" its
+        weighted value minus the reward. Of the loss, the gradient alone has a meaning; its mean over processes is that
+        of all their captions.
         """
         training = captioner.training
         captioner.eval()
@@ -112,13 +120,16 @@ class SelfCriticalTraining(Objective):
             captions, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())
             with _dropout(captioner.decoder) if self.dropout else nullcontext():
                 surrogate, output = self.surrogate(captioner, batch, memory, captions, rewards - baseline)
+                nll = self.reference_nll(captioner, batch, memory) if self.likelihood else surrogate.new_zeros(0)
         finally:
             captioner.train(training)
         words = torch.tensor([float(len(caption.ids)) for caption in captions], device=rewards.device)
         advantages = rewards - baseline
         sums = torch.stack([values.sum() for values in (rewards, baseline, advantages, advantages**2, words)])
-        totals = summed(torch.cat([sums, sums.new_tensor([len(captions)])]))
-        mean_reward, mean_baseline, advantage, square, length = totals[:-1] / totals[-1]
+        counts = sums.new_tensor([len(captions), max(len(nll), 1)])
+        totals = summed(torch.cat([sums, nll.detach().sum()[None], counts]))
+        drawn, references = totals[-2:]
+        mean_reward, mean_baseline, advantage, square, length = totals[:-3] / drawn
         logged = {
             "loss": -mean_reward,
             "reward": mean_reward,
@@ -126,7 +137,11 @@ class SelfCriticalTraining(Objective):
             "advantage_std": (square - advantage**2).clamp(min=0).sqrt(),
             "caption_length": length,
         }
-        return Loss(-surrogate.sum() * process_count() / totals[-1], logged, output)
+        if self.likelihood:
+            logged["reference_nll"] = totals[-3] / references
+            logged["loss"] = self.likelihood * logged["reference_nll"] - mean_reward
+        loss = self.likelihood * nll.sum() / references - surrogate.sum() / drawn
+        return Loss(loss * process_count(), logged, output)
 
     @torch.no_grad()
     def draw(
@@ -176,6 +191,11 @@ class SelfCriticalTraining(Objective):
         logits = _of_allowed_words(output, self._search.min_length)
         log_probs = step_log_probs(logits, output.targets, output.mask).sum(dim=1)
         return advantages * log_probs, output
+
+    def reference_nll(self, captioner: Captioner, batch: CaptionBatch, memory: Memory) -> Tensor:
+        """Return -log p(y | a) in nats of the batch's own captions (N,), a sum over words."""
+        output = captioner.teacher_force(batch, memory)
+        return -step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
 
 
 @contextmanager

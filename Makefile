@@ -25,7 +25,7 @@ pretrained: $(STAMP)  ## make the pretrained captioner again from Flickr8k (some
 	@$(BIN)/python scripts/pretrained.py $(PRETRAINED)
 
 # STUDY="--jobs 2" trains two runs at once, STUDIES=flickr8k_deeper runs one study. An interrupted study resumes.
-STUDIES ?= flickr8k flickr8k_hard flickr8k_decoders flickr8k_deeper
+STUDIES ?= flickr8k flickr8k_hard flickr8k_decoders flickr8k_deeper flickr8k_second_stage
 
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
 	@for study in $(STUDIES); do \

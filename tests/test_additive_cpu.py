@@ -7,7 +7,7 @@ import torch
 
 from captioning.kernels import additive_cpu, machine, native
 from captioning.kernels.additive import additive_logits, plain_additive_logits
-from captioning.kernels.unroll import collected
+from captioning.kernels.unroll import collected, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
 # that of 13/6 had 2.9e-7 at most, a little more.
@@ -119,3 +119,43 @@ def test_collected_gradient_of_projections_is_the_sum_over_steps(processor, dtyp
     sum((plain_additive_logits(plain, q, v) * g).sum() for q, g in steps).backward()
     tolerance = 2e-5 if dtype == torch.float32 else 0.03
     torch.testing.assert_close(P.grad.float(), plain.grad, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("A", [7, 16])
+def test_steps_of_the_first_images_get_the_formulas_gradients(processor, A, dtype):
+    P, v, counts = torch.randn(4, 3, 9, A), torch.randn(A), (3, 3, 2, 1)
+    steps = [(torch.randn(n, 2, A, requires_grad=True), torch.randn(n, 2, 9)) for n in counts]
+    P = P[0].to(dtype).requires_grad_()
+    projections = collected(P)
+    sum((additive_logits(leading(projections, len(q)), q, v) * g).sum() for q, g in steps).backward()
+    plain, queries = P.detach().double().requires_grad_(), [q.detach().double().requires_grad_() for q, _ in steps]
+    total = 0.0
+    for q, (_, g) in zip(queries, steps, strict=True):
+        total = total + (plain_additive_logits(plain[: len(q)], q, v.double()) * g.double()).sum()
+    total.backward()
+    tolerance = 2e-5 if dtype == torch.float32 else 0.03
+    torch.testing.assert_close(P.grad.double(), plain.grad, atol=tolerance, rtol=tolerance)
+    for (q, _), exact in zip(steps, queries, strict=True):
+        torch.testing.assert_close(q.grad.double(), exact.grad, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("infer", [False, True])
+def test_exponentials_are_computed_once_and_again_when_projections_change(infer, monkeypatch):
+    computed = []
+    call = native.call
+    monkeypatch.setattr(native, "call", lambda name, *rest: (computed.append(name), call(name, *rest)))
+    with torch.inference_mode(infer):
+        P, q, v = torch.randn(3, 5, 32), torch.randn(3, 2, 32), torch.randn(32)
+        for rows in (3, 3, 2):
+            torch.testing.assert_close(
+                additive_logits(P if infer else P[:rows], q if infer else q[:rows], v),
+                plain_additive_logits(P if infer else P[:rows], q if infer else q[:rows], v),
+            )
+        assert computed.count("additive_exponentials") == 1
+        if not infer:
+            P += 1
+            torch.testing.assert_close(additive_logits(P, q, v), plain_additive_logits(P, q, v))
+            assert computed.count("additive_exponentials") == 2
+        del P
+        assert not additive_cpu._exponentials

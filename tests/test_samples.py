@@ -115,7 +115,7 @@ def test_samples_share_a_recurrence_that_is_deterministic(attention, recurrences
     decoder = lstm(attention())
     seen = rows_attended(decoder, monkeypatch)
     forced(decoder, SAMPLES, 1)
-    assert set(seen) == {B * recurrences}
+    assert max(seen) == B * recurrences  # before images leave whose captions have ended
 
 
 def test_a_score_is_not_deterministic_unless_it_says_so():

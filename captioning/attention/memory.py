@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from captioning.kernels.unroll import collected, matmul
+from captioning.kernels.unroll import collected, leading, matmul
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -52,13 +53,17 @@ class Memory:
     def select(self, images: Tensor) -> Self:
         """Return the memory of the given images, (B',) indices."""
         B = len(self.annotations)
+        return self._map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
-        def selected(field: Any) -> Any:
-            if not isinstance(field, Tensor):
-                return field
-            return field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1)
+    def first(self, images: int) -> Self:
+        """Return the memory of the first images; their gradients are collected with those of all."""
+        B = len(self.annotations)
+        return self._map(lambda field: leading(field, len(field) // B * images))
 
-        return type(self)(**{name: selected(field) for name, field in vars(self).items()})
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """Return a copy with ``function`` applied to every tensor."""
+        fields = vars(self).items()
+        return type(self)(**{name: function(field) if isinstance(field, Tensor) else field for name, field in fields})
 
 
 def expected_context(weights: Tensor, annotations: Tensor) -> Tensor:

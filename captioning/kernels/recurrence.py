@@ -1,6 +1,6 @@
-"""All steps of a recurrence behind one call: collected gradients, compiled steps, autocast.
+"""All steps of a recurrence behind one call: collected gradients, different lengths, compiled steps, autocast.
 
-The result is that of ``for x in inputs: state, out = step(module, x, state, memory)``.
+The result is that of ``for x in inputs: state, out = step(module, x, state, memory)`` at the steps that exist.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.kernels.compilation import Mode, ShapeBuckets, begin_training_step, compiled
-from captioning.kernels.unroll import unrolled
+from captioning.kernels.unroll import padded, unrolled
 from captioning.trace import State
 
 
@@ -26,6 +26,12 @@ class ImageMemory(Protocol):
     def select(self, images: Tensor) -> Any:
         """Return the memory of the given images, (B',) indices."""
 
+    def first(self, images: int) -> Any:
+        """Return the memory of the first images; their gradients are collected with those of all."""
+
+
+FEW_ENOUGH = 0.9
+"""Fraction of a batch's steps that must remain at most, so that leaving is worth a copy of the memory."""
 
 Out = TypeVar("Out", bound=tuple)
 Step = Callable[[Any, Tensor, State, Any], tuple[State, Out]]
@@ -45,9 +51,18 @@ class Recurrence:
         self._buckets = ShapeBuckets()
 
     def __call__(
-        self, step: Step[Out], module: nn.Module, inputs: Tensor, state: State, memory: ImageMemory, images: int
+        self,
+        step: Step[Out],
+        module: nn.Module,
+        inputs: Tensor,
+        state: State,
+        memory: ImageMemory,
+        images: int,
+        lengths: Tensor,
     ) -> Out:
         """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
+
+        On a CPU an image leaves the batch when all of its rows have ended. Its outputs are 0 from then on.
 
         Args:
             step: A plain function, so that one compilation serves every instance of the module's class.
@@ -56,23 +71,54 @@ class Recurrence:
             state: The state before the first step, tensors of N rows.
             memory: The memory of the images.
             images: Number of images.
+            lengths: (N,) int64, the steps of each row, T at most.
         """
-        N = len(inputs)
+        N, R = len(inputs), len(inputs) // images
+        rows = None
         if self.mode is None or not (module.training and torch.is_grad_enabled()):
+            steps: Sequence[Tensor] = inputs.unbind(1)
+            if inputs.is_cpu and (leaving := _Leaving(lengths, images, len(steps))).saves:
+                rows, memory = leaving.rows, memory.select(leaving.order)
+                state = tuple(tensor[rows] for tensor in state)
+                steps = [x[:count] for x, count in zip(inputs[rows].unbind(1), leaving.remaining, strict=True)]
             with unrolled(module):
-                outputs = _run(functools.partial(step, module), inputs.unbind(1), state, memory.collected())
+                outputs = _run(functools.partial(step, module), steps, state, memory.collected(), R)
         else:
-            R = N // images
-            if (padded := self._buckets.images(images, R)) > images:
-                chosen = torch.arange(padded, device=inputs.device) % images
-                rows = torch.arange(padded * R, device=inputs.device) % N
-                inputs, state, memory = inputs[rows], tuple(tensor[rows] for tensor in state), memory.select(chosen)
+            if (padded_images := self._buckets.images(images, R)) > images:
+                chosen = torch.arange(padded_images, device=inputs.device) % images
+                copies = torch.arange(padded_images * R, device=inputs.device) % N
+                inputs, state, memory = inputs[copies], tuple(tensor[copies] for tensor in state), memory.select(chosen)
             begin_training_step(self.mode)
             # Compiled code does not collect gradients; autograd adds them step by step. The strides of the inputs must
             # not depend on T.
             steps = inputs.transpose(0, 1).contiguous().unbind(0)
-            outputs = _run(functools.partial(compiled(step, self.mode), module), steps, state, memory)
-        return type(outputs[0])(*(_stacked(tensors, N) for tensors in zip(*outputs, strict=True)))
+            outputs = _run(functools.partial(compiled(step, self.mode), module), steps, state, memory, R)
+        stacked = (_stacked(tensors, N) for tensors in zip(*outputs, strict=True))
+        return type(outputs[0])(*(x if x is None or rows is None else x[rows.argsort()] for x in stacked))
+
+
+class _Leaving:
+    """The order in which the images leave a batch, each when its longest caption has ended.
+
+    Args:
+        lengths: (N,) steps of each row, the rows of an image adjacent.
+        images: Number of images.
+        T: Number of steps.
+
+    Attributes:
+        order: (images,) indices of the images, the last to leave first.
+        rows: (N,) indices of their rows.
+        remaining: Rows at each of the T steps.
+        saves: Whether enough steps are saved to make up for copying the memory in that order.
+    """
+
+    def __init__(self, lengths: Tensor, images: int, T: int) -> None:
+        N, ends = len(lengths), lengths.view(images, -1).amax(dim=1)
+        self.order = ends.argsort(descending=True, stable=True)
+        self.rows = torch.arange(N).view(images, -1)[self.order].flatten()
+        present = (ends > torch.arange(T).unsqueeze(1)).sum(dim=1).clamp(min=1)
+        self.remaining: list[int] = (present * (N // images)).tolist()
+        self.saves = sum(self.remaining) < FEW_ENOUGH * N * T
 
 
 def to_autocast(x: Tensor) -> Tensor:
@@ -81,16 +127,20 @@ def to_autocast(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
 
 
-def _run(step: Callable[..., Any], inputs: Sequence[Tensor], state: Any, memory: Any) -> list[Any]:
-    outputs = []
+def _run(step: Callable[..., Any], inputs: Sequence[Tensor], state: Any, memory: Any, R: int) -> list[Any]:
+    """Run the steps; one with fewer rows than the step before it works on the first images, of R rows each."""
+    outputs, remaining = [], memory
     for x in inputs:
-        state, out = step(x, state, memory)
+        if (rows := len(x)) < len(state[0]):
+            state, remaining = tuple(tensor[:rows] for tensor in state), memory.first(rows // R)
+        state, out = step(x, state, remaining)
         outputs.append(out)
     return outputs
 
 
 def _stacked(tensors: Sequence[Tensor | None], rows: int) -> Tensor | None:
-    if tensors[0] is None:
+    existing = [x for x in tensors if x is not None]  # of all steps, or of none
+    if not existing:
         return None
-    stacked = torch.stack(tensors, 1)  # type: ignore[arg-type] # a field is None at every step or at none
+    stacked = torch.stack([padded(x, len(existing[0])) for x in existing], 1)
     return stacked if len(stacked) == rows else stacked[:rows]

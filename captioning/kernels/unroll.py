@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from captioning.kernels.linear import Linear
+from captioning.kernels.linear import linear as linear_layer
 
 Use = tuple[Tensor, ...]
 CollectedGradient = Callable[[Tensor, list[Use]], Tensor]
@@ -55,6 +56,29 @@ def collected(tensor: Tensor) -> Tensor:
     return tensor
 
 
+class _Leading(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, count: int) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.uses, ctx.missing = uses_of(tensor), len(tensor) - count
+        return tensor[:count]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if gradient is None else padded(gradient, len(gradient) + ctx.missing), None
+
+
+def leading(tensor: Tensor, count: int) -> Tensor:
+    """Return the first ``count`` entries of ``tensor``; steps that use them store their factors with ``tensor``."""
+    return tensor[:count] if uses_of(tensor) is None else _Leading.apply(tensor, count)
+
+
+def padded(x: Tensor, count: int) -> Tensor:
+    """Return x (n, ..) as (count, ..), with zeros behind its entries."""
+    return x if len(x) == count else torch.nn.functional.pad(x, (0, 0) * (x.dim() - 1) + (0, count - len(x)))
+
+
 def uses_of(tensor: Tensor) -> dict[CollectedGradient, list[Use]] | None:
     """Return the lists of factors by the function that makes a gradient of them; None if ``tensor`` is not collected.
 
@@ -68,7 +92,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.uses = uses_of(weight)
-        return x @ weight.t()
+        return linear_layer(x, weight, None)
 
     @staticmethod
     @once_differentiable
@@ -85,7 +109,7 @@ def _linear_weight_gradient(weight: Tensor, uses: list[Use]) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
     """Return x W^T for x (N, in) and W (out, in)."""
-    return torch.nn.functional.linear(x, weight) if uses_of(weight) is None else _Linear.apply(x, weight)
+    return linear_layer(x, weight, None) if uses_of(weight) is None else _Linear.apply(x, weight)
 
 
 class _MatMul(torch.autograd.Function):
@@ -104,8 +128,10 @@ class _MatMul(torch.autograd.Function):
 
 
 def _matrices_gradient(matrices: Tensor, uses: list[Use]) -> Tensor:
-    inputs, gradients = zip(*uses, strict=True)
-    return torch.bmm(torch.cat(inputs, dim=1).mT, torch.cat(gradients, dim=1))
+    inputs, gradients = (
+        torch.cat([padded(factor, len(matrices)) for factor in factors], dim=1) for factors in zip(*uses, strict=True)
+    )
+    return torch.bmm(inputs.mT, gradients)
 
 
 def matmul(x: Tensor, matrices: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from captioning.component import Component
 from captioning.errors import InputError
 from captioning.kernels.compilation import Mode
 from captioning.kernels.recurrence import to_autocast
-from captioning.trace import AttentionTrace, State
+from captioning.trace import EXPECTATION, AttentionTrace, State
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class DecoderOutput:
         logits: (M, V); with a marginal output they are log-probabilities.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
-        trace: Trace of all (N, T) steps; alphas, betas and heads are 0 at steps that do not exist. In evaluation it has
-            the posterior of the targets if the decoder has one.
+        trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations
+            ``EXPECTATION``. In evaluation it has the posterior of the targets if the decoder has one.
         log_prob: (N, T), log-probability in nats of the location that was drawn; 0 where the context is the
             expectation and at steps that do not exist. None for attention that never draws.
     """
@@ -84,7 +84,7 @@ class Packed:
         trace = AttentionTrace(
             trace.alphas * mask.unsqueeze(-1),
             None if trace.betas is None else trace.betas * mask,
-            trace.locations,
+            trace.locations.masked_fill(~mask, EXPECTATION),
             None if posterior is None else self.unpack(posterior.to(trace.alphas.dtype)),
             None if trace.heads is None else trace.heads * mask[..., None, None],
         )

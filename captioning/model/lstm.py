@@ -138,7 +138,7 @@ class AttentionDecoder(Decoder):
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed, B = Packed(captions, lengths, samples), len(memory.annotations)
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        recurred = self._all_steps(self.word_to_gates(word), memory, B, samples)
+        recurred = self._all_steps(self.word_to_gates(word), memory, B, lengths, samples)
         words = self.output(
             packed.pack(repeat_rows(word, samples)),
             recurred.map(packed.pack),
@@ -148,13 +148,13 @@ class AttentionDecoder(Decoder):
         )
         return packed.output(words.logits, recurred.trace(), recurred.log_prob, words.posterior)
 
-    def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, samples: int) -> Recurred:
+    def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Recurred:
         """Run the recurrence over all steps of word_gates (N, T, 4H); returns fields (N * S, T, ..)."""
         # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
-        word_gates = repeat_rows(word_gates, repeats)
+        word_gates, lengths = repeat_rows(word_gates, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))
-        recurred = self._recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B)
+        recurred = self._recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
         return recurred.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:

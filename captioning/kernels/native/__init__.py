@@ -31,9 +31,10 @@ _TYPES = (torch.float32, torch.bfloat16)
 
 Pointer = ctypes.c_void_p
 _SIGNATURES = {  # function: number of pointers after the pool and the type, number of sizes
-    "additive_forward": (5, 5),
-    "additive_backward": (7, 5),
-    "additive_backward_projected": (6, 6),
+    "additive_exponentials": (2, 1),
+    "additive_forward": (6, 5),
+    "additive_backward": (8, 5),
+    "additive_backward_projected": (7, 6),
     "lstm_forward": (7, 3),
     "lstm_backward": (7, 2),
     "linear_forward": (4, 3),

@@ -4,17 +4,20 @@
    (B, R, L). P is float or bfloat16, everything else float.
 
    tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
-   rows of an image, and in the gradient of P for all steps; e^2q once for all locations. Each row and location
-   then takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is right while
-   |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and location. */
+   rows of an image, and for all steps if P is float or in the gradient of P; e^2q once for all locations. Each row and
+   location then takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is
+   right while |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and
+   location. */
 
 #include "vector.h"
 
 typedef struct {
     const Pool *pool;
     const void *P;
+    const float *E;        /* e^2P (B, L, A), or NULL: it is computed here */
     const float *const *q; /* T pointers; T = 1 except in the gradient of P */
     const float *const *g;
+    const int64_t *images; /* T: the first images alone have a step t */
     const float *v;
     float *out;     /* e, or the gradient of q */
     void *dP;
@@ -45,12 +48,14 @@ static Scratch begin(const Work *w, long thread) {
                      .s2 = tile + (TILE + w->R) * row};
 }
 
+static inline int has_step(const Work *w, long b, long t) { return !w->images || b < w->images[t]; }
+
 /* Fills s->q for an image; returns whether it has a large q. */
 static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
     const long A = w->A, row = PADDED(A);
     vec size = {0};
     for (long t = 0; t < w->T; t++)
-        for (long r = 0; r < w->R; r++)
+        for (long r = 0; r < w->R && has_step(w, b, t); r++)
             for (long a = 0; a < row; a += WIDTH) {
                 const vec q = part_float(w->q[t] + (b * w->R + r) * A, a, A);
                 size = greatest(size, greatest(q, -q));
@@ -63,17 +68,31 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
     return 1;
 }
 
+/* The next tile is fetched, too: hardware prefetchers stop at a page. */
+static inline vec load_ahead(const float *p, long distance) {
+    __builtin_prefetch(p + distance);
+    return load(p);
+}
+
 #define KERNELS(TYPE, type)                                                                                           \
-    /* q: NULL, or the row (A) to add to P. */                                                                         \
-    static void fill_##type(const TYPE *P, const float *q, long n, long A, float *tile) {                             \
-        const long row = PADDED(A);                                                                                   \
-        for (long l = 0; l < n; l++)                                                                                  \
-            for (long a = 0; a < ROUND_UP(A, WIDTH); a += WIDTH) {                                                    \
-                const vec p = part_##type(P + l * A, a, A);                                                           \
-                store(tile + l * row + a,                                                                             \
-                      q ? exponential_float(p + part_float(q, a, A)) : exponential_##type(p));                        \
-            }                                                                                                         \
+    /* Sets E to rows of exponentials, of n locations from l on: e^2P or, if the row q (A) is not NULL, e^2(P + q). */\
+    static void exponentials_##type(const Work *w, long b, long l, long n, const float *q, float *tile,               \
+                                    const float **E) {                                                                \
+        const long A = w->A, row = PADDED(A);                                                                         \
         memset(tile + n * row, 0, (TILE - n) * row * sizeof(float));                                                  \
+        for (long k = 0; k < TILE; k++) {                                                                             \
+            const long place = (b * w->L + l + k) * A;                                                                \
+            const TYPE *P = (const TYPE *)w->P + place;                                                               \
+            float *to = tile + k * row;                                                                               \
+            E[k] = to;                                                                                                \
+            if (k < n && w->E && !q)                                                                                  \
+                E[k] = w->E + place;                                                                                  \
+            else if (k < n)                                                                                           \
+                for (long a = 0; a < A; a += WIDTH) {                                                                 \
+                    const vec p = part_##type(P, a, A);                                                               \
+                    store(to + a, q ? exponential_float(p + part_float(q, a, A)) : exponential_##type(p));            \
+                }                                                                                                     \
+        }                                                                                                             \
     }                                                                                                                 \
     static void forward_##type(void *data) {                                                                          \
         const Work *w = data;                                                                                         \
@@ -86,16 +105,16 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
             const int large = exponentials_of_queries(w, b, &s);                                                      \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                const TYPE *P = (const TYPE *)w->P + (b * L + l) * A;                                                 \
-                if (!large) fill_##type(P, NULL, n, A, s.tile);                                                       \
+                const float *E[TILE];                                                                                 \
+                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile, E);                                         \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    if (large) fill_##type(P, w->q[0] + (b * R + r) * A, n, A, s.tile);                               \
-                    const float *q = s.q + r * row, *E = s.tile;                                                      \
+                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile, E);                 \
+                    const float *q = s.q + r * row;                                                                   \
                     vec sum[TILE] = {{0}};                                                                            \
                     for (long a = 0; a < A; a += WIDTH) {                                                             \
                         const vec x = load(q + a), v = load(s.v + a);                                                 \
                         for (int k = 0; k < TILE; k++)                                                                \
-                            sum[k] += v * reciprocal_##type(load(E + k * row + a) * x);                               \
+                            sum[k] += v * reciprocal_##type(load_ahead(E[k] + a, TILE * A) * x);                      \
                     }                                                                                                 \
                     for (long k = 0; k < n; k++) w->out[(b * R + r) * L + l + k] = total - 2 * add_up(sum[k]);        \
                 }                                                                                                     \
@@ -115,11 +134,11 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
             memset(s.s1, 0, 2 * R * row * sizeof(float));                                                             \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                const TYPE *P = (const TYPE *)w->P + (b * L + l) * A;                                                 \
-                if (!large) fill_##type(P, NULL, n, A, s.tile);                                                       \
+                const float *E[TILE];                                                                                 \
+                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile, E);                                         \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    if (large) fill_##type(P, w->q[0] + (b * R + r) * A, n, A, s.tile);                               \
-                    const float *q = s.q + r * row, *E = s.tile;                                                      \
+                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile, E);                 \
+                    const float *q = s.q + r * row;                                                                   \
                     float *s1 = s.s1 + r * row, *s2 = s.s2 + r * row;                                                 \
                     vec g[TILE];                                                                                      \
                     for (int k = 0; k < TILE; k++) g[k] = all(k < n ? w->g[0][(b * R + r) * L + l + k] : 0);          \
@@ -127,7 +146,7 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
                         const vec x = load(q + a);                                                                    \
                         vec sum = load(s1 + a), squares = load(s2 + a);                                               \
                         for (int k = 0; k < TILE; k++) {                                                              \
-                            const vec h = reciprocal_##type(load(E + k * row + a) * x), gh = g[k] * h;                \
+                            const vec h = reciprocal_##type(load_ahead(E[k] + a, TILE * A) * x), gh = g[k] * h;       \
                             sum += gh;                                                                                \
                             squares += gh * h;                                                                        \
                         }                                                                                             \
@@ -155,7 +174,7 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
                 const vec P = part_##type((const TYPE *)w->P + (b * L + l) * A, a, A);                                \
                 vec sum = {0};                                                                                        \
                 for (long t = 0; t < w->T; t++)                                                                       \
-                    for (long r = b * R; r < (b + 1) * R; r++) {                                                      \
+                    for (long r = b * R; r < (b + 1) * R && has_step(w, b, t); r++) {                                 \
                         const vec h = reciprocal_float(exponential_float(P + part_float(w->q[t] + r * A, a, A)));     \
                         sum += w->g[t][r * L + l] * (h - h * h);                                                      \
                     }                                                                                                 \
@@ -179,7 +198,7 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
                     for (int k = 0; k < 4; k++)                                                                       \
                         E[k] = exponential_##type(part_##type((const TYPE *)w->P + place, a0 + k * WIDTH, A));        \
                     for (long t = 0; t < w->T; t++)                                                                   \
-                        for (long r = 0; r < R; r++) {                                                                \
+                        for (long r = 0; r < R && has_step(w, b, t); r++) {                                           \
                             const vec g = all(w->g[t][(b * R + r) * L + l]);                                          \
                             const float *q = s.q + (t * R + r) * row + a0;                                            \
                             for (int k = 0; k < 4; k++) {                                                             \
@@ -197,27 +216,44 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
 KERNELS(float, float)
 KERNELS(uint16_t, bfloat16)
 
-/* e (B, R, L) */
-void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, float *e,
-                      float *scratch, long size, long B, long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = &q, .v = v, .out = e, .scratch = scratch, .size = size,
+static void forward_exponentials(void *data) {
+    const Work *w = data;
+    const float *P = w->P;
+    long first, end;
+    share(w->pool, w->size, &first, &end);
+    for (long i = first; i < end; i += WIDTH) keep_float(w->out, i, end, exponential_float(part_float(P, i, end)));
+}
+
+/* e^2P of n float numbers P. */
+void additive_exponentials(const Pool *pool, int bfloat16, const float *P, float *E, long n) {
+    (void)bfloat16; /* only float */
+    Work w = {.pool = pool, .P = P, .out = E, .size = n};
+    run(pool, forward_exponentials, &w);
+}
+
+/* e (B, R, L). Here and below, E is e^2P or NULL; A must then be a multiple of WIDTH. */
+void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *E, const float *q, const float *v,
+                      float *e, float *scratch, long size, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .E = E, .q = &q, .v = v, .out = e, .scratch = scratch, .size = size,
               .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? forward_bfloat16 : forward_float, &w);
 }
 
 /* The gradients of one step: dq (B, R, A), dv (threads, A) to be summed by the caller. */
-void additive_backward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, const float *g,
-                       float *dq, float *dv, float *scratch, long size, long B, long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv, .scratch = scratch, .size = size,
-              .T = 1, .B = B, .R = R, .L = L, .A = A};
+void additive_backward(const Pool *pool, int bfloat16, const void *P, const float *E, const float *q, const float *v,
+                       const float *g, float *dq, float *dv, float *scratch, long size, long B, long R, long L,
+                       long A) {
+    Work w = {.pool = pool, .P = P, .E = E, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv, .scratch = scratch,
+              .size = size, .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? backward_bfloat16 : backward_float, &w);
 }
 
-/* The gradient of P (B, L, A) over T steps at once: r is computed again, so that no step keeps (L, A) values. */
+/* The gradient of P (B, L, A) over T steps at once: r is computed again, so that no step keeps (L, A) values. Step t has
+   the first images[t] images. */
 void additive_backward_projected(const Pool *pool, int bfloat16, const void *P, const float *const *q, const float *v,
-                                 const float *const *g, void *dP, float *scratch, long size, long T, long B, long R,
-                                 long L, long A) {
-    Work w = {.pool = pool, .P = P, .q = q, .g = g, .v = v, .dP = dP, .scratch = scratch, .size = size,
+                                 const float *const *g, const int64_t *images, void *dP, float *scratch, long size,
+                                 long T, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = q, .g = g, .images = images, .v = v, .dP = dP, .scratch = scratch, .size = size,
               .T = T, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? projected_bfloat16 : projected_float, &w);
 }

@@ -1,0 +1,116 @@
+"""A recurrence over captions of different lengths equals the one that runs every step of every caption."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from captioning.attention import (
+    AdditiveScore,
+    CoverageScore,
+    GeneralScore,
+    HardAttention,
+    MultiHeadAttention,
+    ScaledDotScore,
+    SoftAttention,
+)
+from captioning.data.batch import pad_captions
+from captioning.kernels import recurrence
+from captioning.model import AttentionDecoder, MarginalOutput
+
+B, L, D, E, H, V = 3, 5, 6, 4, 8, 17
+WORDS = {1: [2, 5, 1], 2: [1, 2, 6, 1, 1, 1]}  # of each caption, by the captions of an image
+ATTENTIONS = {
+    "additive": lambda: SoftAttention(AdditiveScore(16)),
+    "additive, no whole vectors": lambda: SoftAttention(AdditiveScore(7)),
+    "general": lambda: SoftAttention(GeneralScore()),
+    "a state of its own": lambda: SoftAttention(CoverageScore(16)),
+    "two heads": lambda: MultiHeadAttention(ScaledDotScore(), heads=2),
+    "most probable location": lambda: HardAttention(AdditiveScore(16)),
+}
+
+
+def make_decoder(attention, output=None) -> AttentionDecoder:
+    torch.manual_seed(0)
+    decoder = AttentionDecoder(attention, embedding_dim=E, hidden_dim=H, dropout=0.0, output=output)
+    decoder.build(V, D, (1, L))
+    return decoder
+
+
+def forced(decoder: AttentionDecoder, words: list[int], masked: bool) -> dict[str, torch.Tensor]:
+    """Return what teacher forcing gives, and the gradients of annotations and parameters."""
+    generator = torch.Generator().manual_seed(1)
+    annotations = torch.randn(B, L, D, generator=generator, requires_grad=True)
+    captions, lengths = pad_captions([[4 + (5 * n + i) % (V - 4) for i in range(n)] for n in words])
+    mask = torch.arange(L) < torch.tensor([L, 2, 3]).unsqueeze(1) if masked else None
+    output = decoder(captions, lengths, decoder.encode(annotations, mask))
+    weights = torch.rand(output.logits.shape, generator=generator)
+    loss = (output.logits * weights).sum() + (output.trace.alphas**3).sum() + output.trace.betas.sum()
+    names, parameters = zip(*decoder.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, [annotations, *parameters], allow_unused=True)
+    outputs = {"logits": output.logits, "alphas": output.trace.alphas, "locations": output.trace.locations}
+    return outputs | {name: x for name, x in zip(["annotations", *names], gradients, strict=True) if x is not None}
+
+
+def rows_at_each_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    counts: list[int] = []
+    recur = AttentionDecoder._recur
+
+    def watched(self, word_gates, state, memory):
+        assert len(memory.annotations) * (len(state[0]) // len(memory.annotations)) == len(word_gates) == len(state[0])
+        counts.append(len(word_gates))
+        return recur(self, word_gates, state, memory)
+
+    monkeypatch.setattr(AttentionDecoder, "_recur", watched)
+    return counts
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("captions", WORDS)
+@pytest.mark.parametrize("attention", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_images_that_have_ended_leave_and_change_no_output_and_no_gradient(attention, captions, masked, monkeypatch):
+    decoder = make_decoder(attention())
+    decoder.attention.inference = decoder.attention.inference_modes[-2:][0]  # argmax where there is one
+    decoder.eval()
+    counts = rows_at_each_step(monkeypatch)
+    left = forced(decoder, WORDS[captions], masked)
+    ends = [max(WORDS[captions][i : i + captions]) + 1 for i in range(0, B * captions, captions)]
+    assert counts == [captions * sum(end > t for end in ends) for t in range(max(ends))]
+
+    counts.clear()
+    monkeypatch.setattr(recurrence, "FEW_ENOUGH", 0.0)
+    whole = forced(decoder, WORDS[captions], masked)
+    assert set(counts) == {B * captions}
+    assert left.keys() == whole.keys()
+    for name, value in left.items():
+        torch.testing.assert_close(value, whole[name], atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_a_sum_over_locations_takes_part(monkeypatch):
+    decoder = make_decoder(SoftAttention(AdditiveScore(16)), MarginalOutput())
+    left = forced(decoder, WORDS[2], masked=False)
+    monkeypatch.setattr(recurrence, "FEW_ENOUGH", 0.0)
+    for name, value in forced(decoder, WORDS[2], masked=False).items():
+        torch.testing.assert_close(left[name], value, atol=2e-6, rtol=1e-4, msg=name)
+
+
+def test_a_batch_of_nearly_one_length_keeps_its_images_in_place(monkeypatch):
+    decoder = make_decoder(SoftAttention(AdditiveScore(16)))
+    counts = rows_at_each_step(monkeypatch)
+    forced(decoder, [5, 5, 4], masked=False)
+    assert set(counts) == {B}
+
+
+def test_only_images_whose_contexts_are_drawn_draw_while_they_remain(monkeypatch):
+    """Semi-sampling belongs to an image, wherever the recurrence puts it."""
+    decoder = make_decoder(HardAttention(AdditiveScore(16), sample_probability=0.5))
+    decoder.train()
+    decoder.attention.begin_batch()
+    captions, lengths = pad_captions([[4] * n for n in WORDS[1]])
+    for seed in range(8):
+        torch.manual_seed(seed)
+        memory = decoder.encode(torch.randn(B, L, D))
+        output = decoder(captions, lengths, memory)
+        drawn = (output.trace.locations >= 0) & output.mask
+        assert torch.equal(drawn, output.mask & ~memory.use_expectation.unsqueeze(1))
+        assert not output.log_prob[~drawn].any()

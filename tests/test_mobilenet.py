@@ -63,3 +63,18 @@ def test_it_can_be_fine_tuned_from_a_stage():
 def test_numbers_out_of_range_are_refused(options, message):
     with pytest.raises(InputError, match=message):
         MobileNetV1(weights=None, **options)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_network_takes_as_many_images_at_a_time_as_fit_the_cache_unless_it_trains(trained, monkeypatch):
+    encoder = MobileNetV1(6, weights=None, image_size=32, trainable_from="blocks.2" if trained else None).train(trained)
+    images = torch.randn(6, 3, 32, 32)
+    batches, maps = [], MobileNetV1._maps
+    monkeypatch.setattr(MobileNetV1, "_maps", lambda self, part: (batches.append(len(part)), maps(self, part))[1])
+    encoder(images[:1])  # may fold its batch norms, and compares them on an image
+    batches.clear()
+    annotations = encoder(images)
+    assert batches == ([6] if trained else [4, 2])
+    if not trained:
+        apart = torch.cat([encoder(image) for image in images.split(1)])
+        torch.testing.assert_close(annotations, apart, atol=1e-5, rtol=1e-5)

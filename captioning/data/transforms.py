@@ -147,8 +147,11 @@ class Preprocessing:
         The channels of a pixel lie side by side in memory, as they do in the views and as encoders compute with them.
         """
         pixels = torch.from_numpy(np.stack([np.asarray(view, dtype=np.uint8) for view in views]))
-        mean, std = (torch.tensor(values, device=device) * 255 for values in (self.mean, self.std))
-        return pixels.to(device).float().sub_(mean).div_(std).permute(0, 3, 1, 2)
+        B, height, width, channels = pixels.shape
+        # Of whole rows of pixels: the loop over the last dimension is the one that is vectorised.
+        mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
+        rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
+        return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
     def training(self, *, random_crop: bool = True, flip: float = 0.0) -> TrainingTransform:
         """Return the transform for training.

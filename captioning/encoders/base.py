@@ -22,6 +22,7 @@ from captioning.encoders.folding import fold_batch_norms, foldable
 from captioning.errors import InputError
 
 T = TypeVar("T")
+
 Layout = Literal["channels_first", "channels_last", "tokens", "class_token_first"]
 
 _NOT_IDENTITY = frozenset(
@@ -31,6 +32,7 @@ _NOT_IDENTITY = frozenset(
     }
 )
 
+_IMAGES_IN_CACHE = 4  # of a CPU: the maps of more images are read from memory at every layer
 _TOLERANCE = 0.02  # of the largest number: rounding in bfloat16, but no other arithmetic
 
 _weights_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
@@ -124,7 +126,15 @@ class Encoder(Component):
             raise ValueError(f"images must be (B, {expected}), got {tuple(images.shape)}")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            return self._arrange(self._fastest(images)._maps(images))
+            encoder = self._fastest(images)
+            size = _IMAGES_IN_CACHE if images.is_cpu and not self._trains else max(1, len(images))
+            parts = [encoder._arrange(encoder._maps(part)) for part in images.split(size)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @property
+    def _trains(self) -> bool:
+        """Whether this call may need gradients, or statistics of the whole batch."""
+        return not self.frozen and (self.training or torch.is_grad_enabled())
 
     def _fastest(self, images: Tensor) -> Encoder:
         """Return this encoder, or its twin without the batch norms that train neither now nor ever.
@@ -134,8 +144,7 @@ class Encoder(Component):
         """
         if torch.compiler.is_compiling() or images.device.type == "meta" or not len(images):
             return self
-        trains = not self.frozen and (self.training or torch.is_grad_enabled())
-        kept = set(self._tuned_modules()) if trains else set()
+        kept = set(self._tuned_modules()) if self._trains else set()
         fixed = [module for module in self.network.modules() if module not in kept]
         tensors = [tensor for module in fixed for tensor in (*module.parameters(False), *module.buffers(False))]
         version = kept, _version(tensors)

@@ -14,7 +14,7 @@ import re
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from captioning.cli import compare as compare_runs
 from captioning.cli.arguments import script_parser
@@ -35,14 +35,46 @@ TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exact
 FIRST = list(RUNS)[:2]  # always trained; the others only where the processor is quick enough
 VALIDATE_EVERY = 3  # epochs, as far as this divides them; a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs
-FEWEST_EPOCHS = 3
-TRAINING_SECONDS = 350.0  # of the epochs; the demo should end within eight minutes with installing
+TRAINING_SECONDS = 350.0  # of the steps; the demo should end within eight minutes with installing
 OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
-BATCH = 32  # images of a step in the configs
+BATCH = 32  # images of a step in the configs, each with its captions
+SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
+FEWEST_EPOCHS = 4  # of small batches
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
+
+
+class Plan(NamedTuple):
+    """What is trained.
+
+    Attributes:
+        models: Keys of ``RUNS``.
+        epochs: Epochs of every model.
+        small: Whether batches are small, with few captions of an image in an epoch.
+    """
+
+    models: list[str]
+    epochs: int = EPOCHS
+    small: bool = False
+
+    def described(self) -> str:
+        few = f", with {FEW_CAPTIONS} captions of an image in each because this processor is slow: scores are lower"
+        return f"{self.epochs} epochs{few * self.small}"
+
+    def options(self, name: str) -> list[str]:
+        """Return the options of ``captioning fit`` for a model."""
+        # The last epoch is validated, because hard attention begins as soft attention and has drawn then.
+        every = self.epochs if self.epochs % VALIDATE_EVERY else VALIDATE_EVERY
+        options = [f"--trainer.max_epochs={self.epochs}", f"--trainer.check_val_every_n_epoch={every}"]
+        if self.small:
+            options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
+        if name == "hard":  # as in its config, the last third of the training draws
+            batches = self.epochs * math.ceil(IMAGES / (SMALL_BATCH if self.small else BATCH))
+            ramp = [round(part * batches) for part in (2 / 3, 3 / 4)]
+            options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
+        return options
 
 
 @exits_on_input_error
@@ -106,34 +138,26 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     Raises:
         InputError: One failed; the others are trained and tested then.
     """
-    plan = runs / "plan.json"  # of the first start: one that goes on trains the same
-    names, epochs, images = FIRST, 0, BATCH
-    if overlay is None and plan.is_file():
-        names, epochs, images = begun(plan)
+    file = runs / "plan.json"  # of the first start: one that goes on trains the same
+    plan = None
+    if overlay is None and file.is_file():
+        plan = begun(file)
     elif overlay is None:
-        names, epochs, images, seconds_of_epoch = affordable()
-        write_json(plan, [names, epochs, images])
-        less = f"; {EPOCHS} would take too long on this processor, so scores are lower" if epochs < EPOCHS else ""
-        print(
-            f"An epoch of {len(names)} models takes {seconds_of_epoch:.0f} s here: {epochs} epochs, "
-            f"about {(epochs * seconds_of_epoch + OTHER_SECONDS) / 60:.0f} minutes with drawing and scoring{less}\n",
-            flush=True,
-        )
+        plan, seconds = affordable()
+        write_json(file, plan)
+        minutes = (seconds + OTHER_SECONDS) / 60
+        print(f"{len(plan.models)} models, {plan.described()}")
+        print(f"about {minutes:.0f} minutes on this machine, with drawing and scoring\n", flush=True)
+    names = FIRST if plan is None else plan.models
     commands = Commands(len(names), _PROGRESS)
 
     def fit(name: str) -> float:
         last, best = (RunFolder(runs / name).checkpoint(which) for which in ("last", "best"))
         options = ["--ckpt_path", str(last)]  # go on as it began
         if not last.is_file():
-            every = epochs if epochs % VALIDATE_EVERY else VALIDATE_EVERY  # the last epoch is validated: it has drawn
             options = ["--config", str(REPOSITORY / "configs" / f"{RUNS[name]}.yaml")]
-            options += [f"--trainer.check_val_every_n_epoch={every}"]
-            options += [*(["--config", overlay] if overlay else []), "--runs", str(runs), "--name", name]
-            options += ["--trainer.max_epochs", str(epochs)] if epochs else []
-            options += [f"--data.batch_size={images * CAPTIONS}"] if images < BATCH else []
-            if name == "hard" and epochs:  # as in its config, the last third of the training draws
-                ramp = [round(part * epochs * math.ceil(IMAGES / images)) for part in (2 / 3, 3 / 4)]
-                options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
+            options += ["--config", overlay] if overlay else []
+            options += ["--runs", str(runs), "--name", name, *(plan.options(name) if plan else [])]
         seconds = commands.run(TITLES[name], ["-m", "captioning", "fit", *options])
         commands.run(TITLES[name], ["-m", "captioning", "test", "--ckpt_path", str(best)])
         return seconds
@@ -146,19 +170,21 @@ def train(runs: Path, overlay: str | None) -> dict[str, float]:
     return seconds
 
 
-def begun(plan: Path) -> tuple[list[str], int, int]:
-    """Return the models, epochs and images of a batch that an interrupted demo began with.
+def begun(file: Path) -> Plan:
+    """Return the plan that an interrupted demo began with.
 
     Raises:
         InputError: The file is of another version.
     """
     try:
-        names, epochs, images = json.loads(plan.read_text())
+        models, epochs, small = json.loads(file.read_text())
+        if not isinstance(small, bool):  # a number of images, once
+            raise ValueError
     except ValueError:
         raise InputError(
-            f"{plan}: written by another version of the demo; delete {plan.parent} to start over"
+            f"{file}: written by another version of the demo; delete {file.parent} to start over"
         ) from None
-    return names, epochs, images
+    return Plan(models, epochs, small)
 
 
 def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
@@ -202,26 +228,26 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def affordable() -> tuple[list[str], int, int, float]:
-    """Return the models to train, their epochs, the images of a batch, and the seconds of an epoch of all the models.
+def affordable() -> tuple[Plan, float]:
+    """Return what there is time to train, and the seconds that it takes.
 
-    A slow processor trains fewer epochs, of half batches, because more steps learn more.
+    A slow processor trains with small batches and few captions of an image, because more steps learn more.
     """
-    epoch = seconds_of_an_epoch(BATCH)
-    third = epoch * len(RUNS) / len(FIRST)
-    if EPOCHS * third <= TRAINING_SECONDS:
-        return list(RUNS), EPOCHS, BATCH, third
-    if EPOCHS * epoch <= TRAINING_SECONDS:
-        return FIRST, EPOCHS, BATCH, epoch
-    epoch = seconds_of_an_epoch(BATCH // 2)
-    return FIRST, max(FEWEST_EPOCHS, min(EPOCHS - 1, int(TRAINING_SECONDS / epoch))), BATCH // 2, epoch
+    epoch = math.ceil(IMAGES / BATCH) * seconds_of_a_step(BATCH, CAPTIONS)
+    for models in (list(RUNS), FIRST):
+        if (seconds := EPOCHS * epoch * len(models) / len(FIRST)) <= TRAINING_SECONDS:
+            return Plan(models), seconds
+    epoch = math.ceil(IMAGES / SMALL_BATCH) * seconds_of_a_step(SMALL_BATCH, FEW_CAPTIONS)
+    plan = Plan(FIRST, max(FEWEST_EPOCHS, int(TRAINING_SECONDS / epoch)), small=True)
+    return plan, plan.epochs * epoch
 
 
-def seconds_of_an_epoch(images: int) -> float:
-    """Return the time of an epoch of the first two models beside each other, estimated from the soft model's step.
+def seconds_of_a_step(images: int, captions: int) -> float:
+    """Return the time of a step of each of the first two models beside each other, estimated from the soft model's.
 
     Args:
         images: Number of images of a batch. The estimate takes random ones.
+        captions: Number of captions of each image.
     """
     import torch
 
@@ -235,13 +261,13 @@ def seconds_of_an_epoch(images: int) -> float:
     settings = read_config(REPOSITORY / "configs" / f"{RUNS['soft']}.yaml")
     encoder, decoder = build({"model.encoder": Encoder, "model.decoder": Decoder}, [settings])
     captioner = Captioner(encoder, decoder, vocabulary_size=100).train()
-    rows, length = CAPTIONS * images, 14
+    rows, length = captions * images, 14
     numbers = torch.arange(images)
     words = torch.randint(4, 100, (rows, length + 1))
     batch = CaptionBatch(
         words,
         torch.full((rows,), length),
-        numbers.repeat_interleave(CAPTIONS),
+        numbers.repeat_interleave(captions),
         numbers,
         numbers,
         torch.randn(images, 3, *encoder.preprocessing.size),
@@ -261,7 +287,7 @@ def seconds_of_an_epoch(images: int) -> float:
         loss.item()  # waits for a GPU
         seconds.append(time.perf_counter() - started)
     torch.set_num_threads(threads)
-    return BESIDE * min(seconds) * math.ceil(IMAGES / images)
+    return BESIDE * min(seconds)
 
 
 def compare(runs: Path, names: list[str]) -> Path:

@@ -108,57 +108,58 @@ def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(
 
 
 @pytest.mark.parametrize(
-    ("full", "half", "models", "epochs", "images", "seconds"),
+    ("step", "small_step", "models", "epochs", "small"),
     [
-        (30, 0, 3, 6, 32, 45),
-        (50, 0, 2, 6, 32, 50),
-        (70, 90, 2, 3, 16, 90),
-        (70, 80, 2, 4, 16, 80),
-        (70, 50, 2, 5, 16, 50),
-        (900, 999, 2, 3, 16, 999),
+        (0.2, 0.0, 3, 6, False),
+        (0.3, 0.0, 2, 6, False),
+        (0.4, 0.1, 2, 9, True),
+        (0.4, 0.2, 2, 4, True),
+        (9, 9, 2, 4, True),
     ],
 )
-def test_a_quick_processor_trains_a_third_model_and_a_slow_one_fewer_epochs_of_half_batches(
-    monkeypatch, full, half, models, epochs, images, seconds
+def test_a_quick_processor_trains_a_third_model_and_a_slow_one_small_batches(
+    monkeypatch, step, small_step, models, epochs, small
 ):
     demo = load_script("demo")
-    monkeypatch.setattr(demo, "seconds_of_an_epoch", {32: full, 16: half}.get)
-    assert demo.affordable() == (["soft", "hard", "marginal"][:models], epochs, images, seconds)
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda *sizes: {(32, 5): step, (16, 2): small_step}[sizes])
+    plan, seconds = demo.affordable()
+    assert plan == (["soft", "hard", "marginal"][:models], epochs, small)
+    assert seconds == pytest.approx(epochs * (375 * small_step if small else 188 * step * models / 2))
 
 
-def test_an_epoch_of_the_demo_is_measured_with_its_share_of_the_cores():
+def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
     threads = torch.get_num_threads()
-    assert 0 < load_script("demo").seconds_of_an_epoch(2) < 6000 and torch.get_num_threads() == threads
+    assert 0 < load_script("demo").seconds_of_a_step(2, 5) < 60 and torch.get_num_threads() == threads
+
+
+def fits_of(demo, tmp_path, monkeypatch, step: float) -> dict[str, list[str]]:
+    """Return the options of every training of a demo on a machine whose steps take so long."""
+    commands = []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda images, captions: step)
+    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
+    demo.train(tmp_path, None)
+    return {words[words.index("--name") + 1]: words for words in commands if "fit" in words}
 
 
 def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkeypatch, capsys):
-    demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_an_epoch", {32: 150, 16: 160}.get)
-    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
-    demo.train(tmp_path, None)
-    line = (
-        "An epoch of 2 models takes 160 s here: 3 epochs, about 10 minutes with drawing and scoring; "
-        "6 would take too long on this processor"
-    )
-    assert line in capsys.readouterr().out
-    fits = [arguments for arguments in commands if "fit" in arguments]
-    assert [arguments[arguments.index("--trainer.max_epochs") + 1] for arguments in fits] == ["3", "3"]
-    ramps = {arguments[-1] for arguments in fits if "ramp" in arguments[-1]}
-    assert ramps == {"--model.decoder.init_args.attention.init_args.ramp=[750, 844]"}
-    assert all("--data.batch_size=80" in arguments for arguments in fits)
+    fits = fits_of(load_script("demo"), tmp_path, monkeypatch, 0.5)
+    out = capsys.readouterr().out
+    assert "2 models, 4 epochs, with 2 captions of an image in each because this processor is slow" in out
+    assert "about 14 minutes on this machine, with drawing and scoring\n" in out
+    wanted = {"--trainer.max_epochs=4", "--data.captions_per_image=2", "--data.batch_size=32"}
+    assert all(wanted <= set(words) for words in fits.values())
+    assert "--model.decoder.init_args.attention.init_args.ramp=[1000, 1125]" in fits["hard"]
+    assert not any("ramp" in word for word in fits["soft"])
 
 
 def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
-    demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: 20)
-    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
-    demo.train(tmp_path, None)
+    fits = fits_of(load_script("demo"), tmp_path, monkeypatch, 0.1)
     attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
-    assert any(arguments[-1].endswith(f"ramp={attention['init_args']['ramp']}") for arguments in commands)
-    assert not any("--data.batch_size" in word for arguments in commands for word in arguments)
+    assert fits["hard"][-1].endswith(f"ramp={attention['init_args']['ramp']}")
+    assert not any(word.startswith("--data") for words in fits.values() for word in words)
 
 
-@pytest.mark.parametrize("plan", ['[["soft", "hard"], 6]', "{"])
+@pytest.mark.parametrize("plan", ['[["soft", "hard"], 6]', '[["soft", "hard"], 3, 16]', "{"])
 def test_a_plan_of_another_version_is_refused(tmp_path, plan):
     (tmp_path / "plan.json").write_text(plan)
     with pytest.raises(
@@ -167,24 +168,16 @@ def test_a_plan_of_another_version_is_refused(tmp_path, plan):
         load_script("demo").train(tmp_path, None)
 
 
-@pytest.mark.parametrize("epochs", [3, 4, 5, 6])
-def test_the_demo_validates_its_last_epoch(tmp_path, monkeypatch, epochs):
-    demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "affordable", lambda: (["soft", "hard"], epochs, 16, 60))
-    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
-    demo.train(tmp_path, None)
-    every = [word.partition("n_epoch=")[2] for arguments in commands for word in arguments if "n_epoch=" in word]
-    assert len(every) == 2 and all(epochs % int(number) == 0 for number in every)
+@pytest.mark.parametrize("step", [0.1, 0.3, 0.14, 0.2, 0.5])
+def test_the_demo_validates_its_last_epoch(tmp_path, monkeypatch, step):
+    for words in fits_of(load_script("demo"), tmp_path, monkeypatch, step).values():
+        given = dict(word.removeprefix("--trainer.").split("=") for word in words if word.startswith("--trainer."))
+        assert int(given["max_epochs"]) % int(given["check_val_every_n_epoch"]) == 0
 
 
-@pytest.mark.parametrize(("seconds", "models", "minutes"), [(20, 3, 4), (160, 2, 10)])
-def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, seconds, models, minutes):
-    demo, commands = load_script("demo"), []
-    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: seconds)
-    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
-    names = list(demo.train(tmp_path, None))
-    assert len(names) == models and f"about {minutes} minutes" in capsys.readouterr().out
-    monkeypatch.setattr(demo, "seconds_of_an_epoch", lambda images: 3200 / seconds)  # the machine has more to do now
-    before = commands.copy()
-    commands.clear()
-    assert list(demo.train(tmp_path, None)) == names and sorted(commands) == sorted(before)
+@pytest.mark.parametrize(("step", "models", "minutes"), [(0.1, 3, 4), (0.5, 2, 14)])
+def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, step, models, minutes):
+    demo = load_script("demo")
+    fits = fits_of(demo, tmp_path, monkeypatch, step)
+    assert len(fits) == models and f"about {minutes} minutes" in capsys.readouterr().out
+    assert fits_of(demo, tmp_path, monkeypatch, 0.6 - step) == fits  # the machine has more, or less, to do now

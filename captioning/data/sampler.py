@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from captioning.errors import InputError
+from captioning.errors import InputError, check_range
 
 
 class Numbers(list[int]):
@@ -63,6 +63,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, so that an encoder that
             is being trained runs once per image and epoch instead of five times. Images are drawn regardless of
             caption length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
+        captions_per_image: With ``group="image"``, captions of each image in an epoch, the next ones in every epoch;
+            None for all.
 
     Raises:
         InputError: An option is out of its range, or there is no caption.
@@ -78,10 +80,14 @@ class CaptionBatchSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
         group: Literal["length", "image"] = "length",
+        captions_per_image: int | None = None,
     ) -> None:
         _check_layout(batch_size, rank, world_size)
         if group not in ("length", "image"):
             raise InputError(f"group must be length or image, got {group!r}")
+        check_range(1, captions_per_image=captions_per_image)
+        if captions_per_image is not None and group != "image":
+            raise InputError(f"captions_per_image: needs group image, got {group}")
         self._lengths = np.asarray(lengths, dtype=np.int32)
         images = np.asarray(caption_image)
         if self._lengths.ndim != 1 or self._lengths.shape != images.shape:
@@ -90,12 +96,14 @@ class CaptionBatchSampler(Sampler[list[int]]):
             raise InputError("there is no caption to sample")
         self.batch_size, self.seed, self.rank, self.world_size, self.group = batch_size, seed, rank, world_size, group
         # The units that are shuffled: captions, or images with all of their captions.
+        self.captions_per_image = captions_per_image
         self._units = len(images)
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image
             ordered = images[self._by_image]
             self._unit_start = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
             self._unit_size = np.diff(np.r_[self._unit_start, len(images)])
+            self._taken = np.minimum(self._unit_size, captions_per_image or len(images))  # of each in an epoch
             self._units = len(self._unit_size)
         self._per_step = self._units_per_step(batch_size, world_size)
         self._steps = -(-self._units // self._per_step)
@@ -108,7 +116,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
         captions = batch_size * world_size
         if self.group == "length":
             return captions
-        return max(world_size, round(captions * self._units / len(self._lengths)))
+        return max(world_size, round(captions * self._units / int(self._taken.sum())))
 
     def __len__(self) -> int:
         """Return the batches of a whole epoch on each rank, also when the next pass resumes in its middle."""
@@ -147,8 +155,10 @@ class CaptionBatchSampler(Sampler[list[int]]):
         mine = step[self.rank :: self.world_size]
         if self.group == "length":
             return mine.tolist()
-        starts, sizes = self._unit_start[mine], self._unit_size[mine]
-        return [caption for a, n in zip(starts, sizes, strict=True) for caption in self._by_image[a : a + n].tolist()]
+        columns = (self._unit_start, self._unit_size, self._taken)
+        images = zip(*(column[mine].tolist() for column in columns), strict=True)
+        chosen = [a + (self.epoch * k + i) % n for a, n, k in images for i in range(k)]
+        return self._by_image[chosen].tolist()
 
     @property
     def resumes_at(self) -> int:
@@ -175,11 +185,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
             InputError: The position is in the middle of an epoch whose steps were cut differently.
         """
         epoch, done, layout = state["epoch"], state["batches_done"], self._layout()
-        differing = [name for name, value in layout.items() if state[name] != value]
+        differing = [name for name, value in layout.items() if state.get(name) != value]
         if self._units_per_step(state["batch_size"], state["world_size"]) == self._per_step:
             differing = [name for name in differing if name not in ("batch_size", "world_size")]
         if done and differing:
-            changes = ", ".join(f"{name} {state[name]} -> {layout[name]}" for name in differing)
+            changes = ", ".join(f"{name} {state.get(name)} -> {layout[name]}" for name in differing)
             batch_size, rest = divmod(state["batch_size"] * state["world_size"], self.world_size)
             remedy = "use the old values"
             if differing == ["world_size"] and not rest:
@@ -195,6 +205,7 @@ class CaptionBatchSampler(Sampler[list[int]]):
             "world_size": self.world_size,
             "seed": self.seed,
             "group": self.group,
+            "captions_per_image": self.captions_per_image,
         }
 
 

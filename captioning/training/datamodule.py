@@ -130,6 +130,8 @@ class CaptionDataModule(pl.LightningDataModule):
         batch_size: Captions in a training batch, per process.
         group: What a training batch keeps together: captions of one ``length`` (Sec. 4.3), or all captions of an
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
+        captions_per_image: Captions of each image in an epoch, the next ones in every epoch; None for all. Needs
+            ``group: image``.
         eval_batch_size: Images in an evaluation batch, per process.
         num_workers: Processes that load images. By default one per processor, at most 8, and none for cached
             features, which threads of this process read ahead.
@@ -153,6 +155,7 @@ class CaptionDataModule(pl.LightningDataModule):
         *,
         batch_size: int = 64,
         group: Literal["length", "image"] = "length",
+        captions_per_image: int | None = None,
         eval_batch_size: int = 50,
         num_workers: int | None = None,
         vocabulary: VocabularyOptions = VocabularyOptions(),
@@ -162,7 +165,8 @@ class CaptionDataModule(pl.LightningDataModule):
         limit_images: int | None = None,
     ) -> None:
         super().__init__()
-        check_range(1, batch_size=batch_size, eval_batch_size=eval_batch_size, limit_images=limit_images)
+        check_range(1, batch_size=batch_size, captions_per_image=captions_per_image)
+        check_range(1, eval_batch_size=eval_batch_size, limit_images=limit_images)
         check_range(0, 1024, num_workers=num_workers)
         if test_split not in SPLITS:
             raise InputError(f"test_split must be one of {', '.join(SPLITS)}, got {test_split!r}")
@@ -170,6 +174,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.tokenizer = source.tokenizer = vocabulary.tokenizer or PennTreebank()
         self.batch_size = batch_size
         self.group = group
+        self.captions_per_image = captions_per_image
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.features = features
@@ -369,6 +374,7 @@ class CaptionDataModule(pl.LightningDataModule):
             rank=rank,
             world_size=world_size,
             group=self.group,
+            captions_per_image=self.captions_per_image,
         )
         dataset.check_features(torch.arange(len(index)))
         options = self._loader_options(dataset)

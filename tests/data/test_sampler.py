@@ -167,6 +167,31 @@ def test_all_captions_of_an_image_stay_together_when_grouped_by_image():
     assert abs(np.mean([len(batch) for batch in batches[:-1]]) - 30) < 4
 
 
+def test_an_epoch_takes_the_next_captions_of_every_image():
+    """Images have 4 to 6 captions: with 3 of them in an epoch, two epochs see all, and none is drawn twice in one."""
+    lengths, caption_image = captions(200)
+    few = sampler((lengths, caption_image), group="image", captions_per_image=3, batch_size=30)
+    epochs = [list(few) for _ in range(2)]
+    assert sorted(map(len, epochs[0]))[1:] == [30] * (len(few) - 1) == [30] * 19
+    drawn = [list(chain.from_iterable(epoch)) for epoch in epochs]
+    for epoch in drawn:
+        assert np.array_equal(np.bincount(caption_image[epoch]), np.full(200, 3)) and len(set(epoch)) == 600
+    assert set(drawn[0]) | set(drawn[1]) == set(range(len(lengths)))
+    everything = sampler((lengths, caption_image), group="image", captions_per_image=6)
+    assert sorted(chain.from_iterable(everything)) == list(range(len(lengths)))
+
+
+def test_a_position_within_an_epoch_of_all_captions_is_none_of_few():
+    data = captions(50)
+    old = sampler(data, group="image")
+    next(iter(old))
+    state = old.state_dict()
+    with pytest.raises(InputError, match="middle of epoch 0: captions_per_image None -> 2"):
+        sampler(data, group="image", captions_per_image=2).load_state_dict(state)
+    del state["captions_per_image"]  # of an earlier version
+    sampler(data, group="image").load_state_dict(state)
+
+
 def test_images_may_own_captions_that_do_not_lie_side_by_side():
     lengths, caption_image = np.array([5, 6, 7, 8]), np.array([1, 0, 1, 0])
     batches = list(sampler((lengths, caption_image), group="image", batch_size=2))
@@ -179,6 +204,8 @@ def test_images_may_own_captions_that_do_not_lie_side_by_side():
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"rank": 2, "world_size": 2}, r"rank must be in 0 \.\. 1, got 2"),
         ({"group": "size"}, "group must be length or image, got 'size'"),
+        ({"captions_per_image": 2}, "captions_per_image: needs group image, got length"),
+        ({"group": "image", "captions_per_image": 0}, "captions_per_image must be at least 1, got 0"),
     ],
 )
 def test_impossible_options_are_refused_by_name(options, message):

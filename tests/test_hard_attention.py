@@ -49,8 +49,10 @@ def test_every_step_draws_one_location_and_reports_its_log_probability(attention
     decoder = make_decoder(attention(AdditiveScore(A), sample_probability=1.0)).train()
     output = decode(decoder, torch.randn(B, L, D))
     assert torch.equal(one_hot_steps(output), output.mask)
-    assert output.trace.locations.min() >= 0 and output.trace.locations.max() < L
-    drawn = output.trace.alphas.gather(-1, output.trace.locations.unsqueeze(-1)).squeeze(-1)
+    locations = output.trace.locations
+    assert (locations[output.mask] >= 0).all() and locations.max() < L
+    assert (locations[~output.mask] == EXPECTATION).all()
+    drawn = output.trace.alphas.gather(-1, locations.clamp(min=0).unsqueeze(-1)).squeeze(-1)
     torch.testing.assert_close(output.log_prob[output.mask], drawn[output.mask].log())
     assert (output.log_prob[~output.mask] == 0).all()
 

@@ -44,7 +44,7 @@ def backward_projected(
     (B, L, A), R, T = projected.shape, queries[0].shape[1], len(queries)
     queries = tuple(query.float() for query in queries)
     for_projected, scratch = torch.empty_like(projected), _scratch(T, R, A)
-    images = torch.tensor([len(query) for query in queries])
+    images = torch.tensor([len(query) for query in queries], dtype=torch.int64)
     factors = (native.pointers(queries), weight, native.pointers(gradients), images)
     arguments = (projected, *factors, for_projected, scratch)
     native.call("additive_backward_projected", projected.dtype, *arguments, scratch.shape[1], T, B, R, L, A)

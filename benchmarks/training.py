@@ -135,6 +135,8 @@ def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
     timings, machine = interleave_with_machine(subjects, setup)
     report = Report(machine=machine.to_dict())
     for model, (way, (dtype, _)) in measured:
+        # Where bfloat16 is emulated, a large product is slower per operation than a step, and gives no limit.
+        limited = dtype == torch.float32 or device.type == "cuda" or has_bfloat16_products()
         is_soft, counted = model == "soft", model in ("soft", "hard")
         work = Work.of_training(sizes, dtype, hard=model == "hard")
         report.rows.append(
@@ -143,7 +145,7 @@ def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
                 f"{model.replace('_', ' ')}, {way}; {sizes}" + f"; {work.products / 1e9:.1f} GFLOP" * counted,
                 timings[f"{model} {way}"],
                 timings["port" if is_soft else f"soft {way}"],
-                machine.seconds(work, dtype) if counted else None,
+                machine.seconds(work, dtype) if counted and limited else None,
                 items=len(sizes.lengths),
                 unit="captions",
                 other_name="common_port" if is_soft else "soft_attention",

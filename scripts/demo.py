@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     small: bool = False
 
     def described(self) -> str:
-        few = f", with {FEW_CAPTIONS} captions of an image in each because this processor is slow: scores are lower"
+        few = f" of {FEW_CAPTIONS} captions per image, because this processor is slow; scores may be lower"
         return f"{self.epochs} epochs{few * self.small}"
 
     def options(self, name: str) -> list[str]:
@@ -243,7 +243,7 @@ def affordable() -> tuple[Plan, float]:
 
 
 def seconds_of_a_step(images: int, captions: int) -> float:
-    """Return the time of a step of each of the first two models beside each other, estimated from the soft model's.
+    """Return the seconds of a step while the first two models train side by side, estimated from the soft model's step.
 
     Args:
         images: Number of images of a batch. The estimate takes random ones.

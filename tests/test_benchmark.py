@@ -150,7 +150,7 @@ def test_batches_hold_captions_of_the_lengths_asked_for():
 
 
 def test_flops_are_those_that_torch_counts(monkeypatch):
-    """Of equal lengths, because steps that do not exist are not counted but computed; without kernels of our own."""
+    """Of equal lengths, because a batch may compute steps that do not exist; without kernels of our own."""
     monkeypatch.setattr("captioning.kernels.linear.FEW", 0)
     sizes = SIZES._replace(lengths=(4, 4, 4))
     torch.manual_seed(0)

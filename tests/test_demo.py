@@ -144,7 +144,7 @@ def fits_of(demo, tmp_path, monkeypatch, step: float) -> dict[str, list[str]]:
 def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkeypatch, capsys):
     fits = fits_of(load_script("demo"), tmp_path, monkeypatch, 0.5)
     out = capsys.readouterr().out
-    assert "2 models, 4 epochs, with 2 captions of an image in each because this processor is slow" in out
+    assert "2 models, 4 epochs of 2 captions per image, because this processor is slow; scores may be lower" in out
     assert "about 14 minutes on this machine, with drawing and scoring\n" in out
     wanted = {"--trainer.max_epochs=4", "--data.captions_per_image=2", "--data.batch_size=32"}
     assert all(wanted <= set(words) for words in fits.values())

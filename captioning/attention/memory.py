@@ -56,7 +56,10 @@ class Memory:
         return self._map(lambda field: field.unflatten(0, (B, -1)).index_select(0, images).flatten(0, 1))
 
     def first(self, images: int) -> Self:
-        """Return the memory of the first images; their gradients are collected with those of all."""
+        """Return the memory of the first images; their gradients are collected with those of all.
+
+        A memory within a subclass's keeps all images: a recurrence does not read it.
+        """
         B = len(self.annotations)
         return self._map(lambda field: leading(field, len(field) // B * images))
 

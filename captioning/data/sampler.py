@@ -45,10 +45,11 @@ class CaptionBatchSampler(Sampler[list[int]]):
 
     An epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, its
     neighbours fill the step. A step is dealt out to the ranks caption by caption, so that all ranks work on similar
-    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption appears exactly
-    once in an epoch, counted over all ranks. One step of the epoch, at a random length, is short, and is dealt out in
-    the same way, so every rank has the same number of batches. If the short step has fewer captions than there are
-    ranks, some are repeated: at most ``world_size - 1`` captions (or images with theirs) per epoch.
+    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption appears exactly once
+    in an epoch, counted over all ranks, unless ``captions_per_image`` is set. One step of the epoch, at a random
+    length, is short, and is dealt out in the same way, so every rank has the same number of batches. If the short step
+    has fewer captions than there are ranks, some are repeated: at most ``world_size - 1`` captions (or images with
+    theirs) per epoch.
 
     Differs from the paper: it draws a random length for each update; walking through all batches in random order
     draws lengths in proportion to their captions, without repeating or missing any.
@@ -63,8 +64,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, so that an encoder that
             is being trained runs once per image and epoch instead of five times. Images are drawn regardless of
             caption length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
-        captions_per_image: With ``group="image"``, captions of each image in an epoch, the next ones in every epoch;
-            None for all.
+        captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
+            stopped. None for all. Needs ``group="image"``.
 
     Raises:
         InputError: An option is out of its range, or there is no caption.
@@ -95,8 +96,8 @@ class CaptionBatchSampler(Sampler[list[int]]):
         if not len(images):
             raise InputError("there is no caption to sample")
         self.batch_size, self.seed, self.rank, self.world_size, self.group = batch_size, seed, rank, world_size, group
-        # The units that are shuffled: captions, or images with all of their captions.
         self.captions_per_image = captions_per_image
+        # The units that are shuffled: captions, or images.
         self._units = len(images)
         if group == "image":
             self._by_image = np.argsort(images, kind="stable")  # captions, image by image

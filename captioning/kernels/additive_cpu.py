@@ -54,8 +54,10 @@ def backward_projected(
 def _exponential(projected: Tensor) -> Tensor | None:
     """Return e^2P of float32 P, computed once for all steps that pass the same tensor or its first images.
 
-    Of bfloat16 it returns None, and the kernels compute it at every step: kept in float32 it takes twice the memory of
-    P, whose reading a step waits for. So it does where rows of A units would not be whole vectors.
+    Returns None for bfloat16, where e^2P in float32 would take twice the memory of P, and reading P is what a step
+    waits for. Returns None also if A is no multiple of a vector. The kernels then compute e^2P at every step. In
+    inference mode, tensors have no versions and views no base: P must not be changed in place there, and e^2P of its
+    first images is computed anew.
     """
     if projected.dtype is not torch.float32 or projected.shape[-1] % _VECTOR:
         return None
@@ -65,8 +67,9 @@ def _exponential(projected: Tensor) -> Tensor | None:
     version = None if whole.is_inference() else whole._version
     known = _exponentials.get(whole)
     if known is None or known[0] != version:
-        known = _exponentials[whole] = (version, torch.empty_like(whole))
-        native.call("additive_exponentials", whole.dtype, whole, known[1], whole.numel())
+        exponential = torch.empty_like(whole)
+        native.call("additive_exponentials", whole.dtype, whole, exponential, whole.numel())
+        known = _exponentials[whole] = (version, exponential)  # once it is filled: other threads may ask for it
     return known[1]
 
 

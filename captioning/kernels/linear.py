@@ -1,4 +1,4 @@
-"""A linear layer for the few rows of a search, one per beam.
+"""A linear layer for few rows: the beams of a search, or a small training batch.
 
 Such a product takes as long as reading the weights. Libraries first rearrange the weights for large products, which
 costs more than a small product takes; the kernel (``native/linear.c``) reads them once, in order.

@@ -31,7 +31,7 @@ class ImageMemory(Protocol):
 
 
 FEW_ENOUGH = 0.9
-"""Fraction of a batch's steps that must remain at most, so that leaving is worth a copy of the memory."""
+"""Images leave only if less than this fraction of a batch's steps remains; otherwise copying the memory costs more."""
 
 Out = TypeVar("Out", bound=tuple)
 Step = Callable[[Any, Tensor, State, Any], tuple[State, Out]]
@@ -62,7 +62,8 @@ class Recurrence:
     ) -> Out:
         """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
 
-        On a CPU an image leaves the batch when all of its rows have ended. Its outputs are 0 from then on.
+        On a CPU, if that saves a tenth of the steps, an image leaves the batch when all of its rows have ended. Outputs
+        of steps that do not exist are unspecified.
 
         Args:
             step: A plain function, so that one compilation serves every instance of the module's class.

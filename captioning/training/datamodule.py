@@ -130,8 +130,8 @@ class CaptionDataModule(pl.LightningDataModule):
         batch_size: Captions in a training batch, per process.
         group: What a training batch keeps together: captions of one ``length`` (Sec. 4.3), or all captions of an
             ``image``, so that an encoder that is being trained runs once per image and epoch, not once per caption.
-        captions_per_image: Captions of each image in an epoch, the next ones in every epoch; None for all. Needs
-            ``group: image``.
+        captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
+            stopped. None for all. Needs ``group: image``.
         eval_batch_size: Images in an evaluation batch, per process.
         num_workers: Processes that load images. By default one per processor, at most 8, and none for cached
             features, which threads of this process read ahead.

@@ -17,7 +17,7 @@ typedef struct {
     const float *E;        /* e^2P (B, L, A), or NULL: it is computed here */
     const float *const *q; /* T pointers; T = 1 except in the gradient of P */
     const float *const *g;
-    const int64_t *images; /* T: the first images alone have a step t */
+    const int64_t *images; /* (T): step t has the first images[t] images; NULL: all */
     const float *v;
     float *out;     /* e, or the gradient of q */
     void *dP;
@@ -68,7 +68,7 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
     return 1;
 }
 
-/* The next tile is fetched, too: hardware prefetchers stop at a page. */
+/* The next tile is fetched, too, if p is a row of E: hardware prefetchers stop at a page. */
 static inline vec load_ahead(const float *p, long distance) {
     __builtin_prefetch(p + distance);
     return load(p);

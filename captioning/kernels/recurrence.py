@@ -94,8 +94,11 @@ class Recurrence:
             # not depend on T.
             steps = inputs.transpose(0, 1).contiguous().unbind(0)
             outputs = _run(functools.partial(compiled(step, self.mode), module), steps, state, memory, R)
-        stacked = (_stacked(tensors, N) for tensors in zip(*outputs, strict=True))
-        return type(outputs[0])(*(x if x is None or rows is None else x[rows.argsort()] for x in stacked))
+        stacked = [_stacked(tensors, N) for tensors in zip(*outputs, strict=True)]
+        if rows is not None:
+            back = rows.argsort()
+            stacked = [None if x is None else x[back] for x in stacked]
+        return type(outputs[0])(*stacked)
 
 
 class _Leaving:

@@ -6,6 +6,9 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.10 python3 p
 # Test processes: one per core, with one thread each, at most eight, because importing torch in more costs what they save.
 WORKERS ?= logical
 
+# Without bytecode every process compiles PyTorch's and Lightning's modules anew, which takes ten seconds or more.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8

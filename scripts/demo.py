@@ -40,8 +40,8 @@ OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
 BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
 BATCH = 32  # images of a step in the configs, each with its captions
-SMALL_BATCH = 16  # images of a step on a slow processor, each with one caption, which is another in every epoch
-FEWEST_EPOCHS = 5  # of small batches
+SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
+FEWEST_EPOCHS = 4  # of small batches
 EXAMPLES = 2  # the first images of the test split: the summary keeps their captions, right or wrong, for the README
 _PROGRESS = "run folder|drawing|epoch|best checkpoint|test:|wandb ran"
 
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     Attributes:
         models: Keys of ``RUNS``.
         epochs: Epochs of every model.
-        small: Whether batches are small, with one caption of an image in an epoch.
+        small: Whether batches are small, with few captions of an image in an epoch.
     """
 
     models: list[str]
@@ -60,7 +60,7 @@ class Plan(NamedTuple):
     small: bool = False
 
     def described(self) -> str:
-        few = " of one caption per image, because this processor is slow; scores may be lower"
+        few = f" of {FEW_CAPTIONS} captions per image, because this processor is slow; scores may be lower"
         return f"{self.epochs} epochs{few * self.small}"
 
     def options(self, name: str) -> list[str]:
@@ -69,10 +69,10 @@ class Plan(NamedTuple):
         every = self.epochs if self.epochs % VALIDATE_EVERY else VALIDATE_EVERY
         options = [f"--trainer.max_epochs={self.epochs}", f"--trainer.check_val_every_n_epoch={every}"]
         if self.small:
-            options += [f"--data.batch_size={SMALL_BATCH}", "--data.captions_per_image=1"]
-        if name == "hard":  # as in its config, the last third of the training draws
+            options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
+        if name == "hard":  # draws in the last third of the training, as in its config, or sixth, if that is short
             batches = self.epochs * math.ceil(IMAGES / (SMALL_BATCH if self.small else BATCH))
-            ramp = [round(part * batches) for part in (2 / 3, 3 / 4)]
+            ramp = [round(part * batches) for part in ((5 / 6, 7 / 8) if self.small else (2 / 3, 3 / 4))]
             options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
         return options
 
@@ -231,13 +231,13 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
 def affordable() -> tuple[Plan, float]:
     """Return what there is time to train, and the seconds that it takes.
 
-    A slow processor trains with small batches and one caption of an image in an epoch, because more steps learn more.
+    A slow processor trains with small batches and few captions of an image, because more steps learn more.
     """
     epoch = math.ceil(IMAGES / BATCH) * seconds_of_a_step(BATCH, CAPTIONS)
     for models in (list(RUNS), FIRST):
         if (seconds := EPOCHS * epoch * len(models) / len(FIRST)) <= TRAINING_SECONDS:
             return Plan(models), seconds
-    epoch = math.ceil(IMAGES / SMALL_BATCH) * seconds_of_a_step(SMALL_BATCH, captions=1)
+    epoch = math.ceil(IMAGES / SMALL_BATCH) * seconds_of_a_step(SMALL_BATCH, FEW_CAPTIONS)
     plan = Plan(FIRST, max(FEWEST_EPOCHS, int(TRAINING_SECONDS / epoch)), small=True)
     return plan, plan.epochs * epoch
 

@@ -469,7 +469,7 @@ def test_names_and_captions_are_text_and_nothing_else():
     images = {1: captioned_image(1, f"a {evil}", [f"the {evil}"]), 2: captioned_image(2, "a dog", ["a dog"])}
     other = {i: captioned_image(i, "nothing", image.references) for i, image in images.items()}
     runs = [
-        run_of(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0)]}),
+        run_of(f'"{evil}', images, settings={"a": evil}, curves={f"val/{evil}": [(1, 2.0), (2, 3.0)]}),
         run_of("b & c", other),
     ]
     runs[1].settings = {"a": "'"}
@@ -537,6 +537,14 @@ def test_a_curve_of_validations_has_a_point_for_each():
     assert svg.count("<circle") == 450
     page = comparison_page(Comparison(["a"], "bleu4", curves={"val/x": {"a": curve}, "train/x": {"a": curve}}))
     assert page.count("<circle") == 450
+
+
+def test_runs_that_were_validated_once_have_no_chart():
+    one, two = [(9, 5.0)], [(9, 6.0), (18, 7.0)]
+    page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": one}}))
+    assert "data-chart=" not in page
+    page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": two}}))
+    assert page.count("<circle") == 3
 
 
 def test_seeds_are_shades_of_their_variants_colour_and_readable_on_dark_paper():

@@ -34,6 +34,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
     charts = {
         key: line_chart(key, curves, colors=colors, dashed=dashed, every_point=key.startswith("val/"))
         for key, curves in comparison.curves.items()
+        if max(map(len, curves.values())) > 1  # single points, as of one validation, are in the table
     }
     return render(
         "comparison/page.html",

@@ -1,8 +1,8 @@
 """Caption a photograph, then train soft and hard attention on generated shapes and compare them. ``make demo`` runs it.
 
-The photograph is one that matplotlib brings along, captioned by the pretrained captioner. The rest is the whole path of
-a model: generate data, train, score, caption an unseen image. An interrupted demo resumes where it stopped; delete its
-folder to start over.
+The photograph ships with matplotlib; the pretrained captioner captions it. The rest is the whole path of a model:
+generate data, train, score, caption an unseen image. A fast processor also trains hard attention summed exactly over
+all locations. An interrupted demo resumes where it stopped; delete its folder to start over.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exact
 FIRST = list(RUNS)[:2]  # always trained; the others only where the processor is quick enough
 VALIDATE_EVERY = 3  # epochs, as far as this divides them; a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs
-TRAINING_SECONDS = 350.0  # of the steps; the demo should end within eight minutes with installing
+TRAINING_SECONDS = 350.0  # of the steps; the demo should end within eight minutes, installation included
 OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
-BESIDE = 2.0  # a step takes twice its time alone while another model is trained, with its images and its optimizer
+BESIDE = 2.0  # times a step measured alone, which has no other model beside it, no images to load and no optimizer
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
 BATCH = 32  # images of a step in the configs, each with its captions
 SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
@@ -65,12 +65,13 @@ class Plan(NamedTuple):
 
     def options(self, name: str) -> list[str]:
         """Return the options of ``captioning fit`` for a model."""
-        # The last epoch is validated, because hard attention begins as soft attention and has drawn then.
+        # The last epoch is validated, because hard attention trains as soft attention first and draws only at the end.
         every = self.epochs if self.epochs % VALIDATE_EVERY else VALIDATE_EVERY
         options = [f"--trainer.max_epochs={self.epochs}", f"--trainer.check_val_every_n_epoch={every}"]
         if self.small:
             options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
-        if name == "hard":  # draws in the last third of the training, as in its config, or sixth, if that is short
+        if name == "hard":
+            # Locations are drawn in the last third of the training, as in the config; with small batches, in the last sixth.
             batches = self.epochs * math.ceil(IMAGES / (SMALL_BATCH if self.small else BATCH))
             ramp = [round(part * batches) for part in ((5 / 6, 7 / 8) if self.small else (2 / 3, 3 / 4))]
             options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]
@@ -188,7 +189,7 @@ def begun(file: Path) -> Plan:
 
 
 def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
-    """Caption and draw an image of the test split; returns the summary's entry of a tested run."""
+    """Caption the first images of the test split, and draw the first; returns the summary's entry of a tested run."""
     from captioning.captioner import load
     from captioning.cli.build import build
     from captioning.data import CaptionSource
@@ -305,7 +306,7 @@ _COMMAND = r"\$ captioning caption (?P<image>\S+) \\\n.*--model runs/demo/soft/.
 def with_captions(readme: str, entry: dict[str, Any]) -> str:
     """Return the README's text with the captions of the demo's soft model in its examples.
 
-    What is true of an image is written behind "expected", where the README has that beside the caption.
+    The first reference of an image replaces the text behind "# expected:", where the README has that line.
 
     Args:
         entry: Entry of the summary.
@@ -322,10 +323,7 @@ def with_captions(readme: str, entry: dict[str, Any]) -> str:
         expected = f"# expected: {example['expected']}\n" if command["expected"] else ""
         return f"{command['command']}{example['caption']}\n{expected}"
 
-    readme = re.sub(rf"(?P<command>{_COMMAND}).*\n(?P<expected># expected: .*\n)?", shown, readme)
-    first = next(iter(entry["examples"].values()))
-    readme = re.sub(r"^soft: .*$", lambda _: f"soft: {first['caption']}", readme, flags=re.MULTILINE)
-    return re.sub(r"^  expected .*$", lambda _: f"  expected    {first['expected']}", readme, flags=re.MULTILINE)
+    return re.sub(rf"(?P<command>{_COMMAND}).*\n(?P<expected># expected: .*\n)?", shown, readme)
 
 
 def score_table(summary: dict[str, Any]) -> list[str]:
@@ -334,16 +332,16 @@ def score_table(summary: dict[str, Any]) -> list[str]:
     names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
     rows = {"": [TITLES[name] for name in summary]}
     rows |= {name: [f"{entry[name]:.1f}" for entry in entries] for name in names}
-    rows["of what is said"] = ["right of number (not said)"] * len(entries)
+    rows["attributes"] = ["% right of said (not said)"] * len(entries)
     for name in sorted({name for entry in entries for name in entry["attributes"]}):
         counts = [AttributeCount(**entry["attributes"].get(name, {})) for entry in entries]
-        rows[name] = [f"{count.accuracy:.1f} of {count.said} ({count.unsaid})" for count in counts]
+        rows[name] = [f"{count.accuracy:.1f} % of {count.said} ({count.unsaid})" for count in counts]
     return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 
 
 def report(runs: Path, summary: dict[str, Any], page: Path) -> None:
     """Print the scores, where everything is, and what to type next."""
-    print("\nTest split, free-running decoding; BLEU with brevity penalty, all in percent:")
+    print("\nTest split, free-running decoding; scores in percent, BLEU with brevity penalty:")
     print(*score_table(summary), sep="\n")
     for name, entry in summary.items():
         image, example = next(iter(entry["examples"].items()))

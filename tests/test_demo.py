@@ -50,8 +50,8 @@ def test_the_report_says_what_is_right_of_what_is_said_and_what_was_expected(tmp
     load_script("demo").report(tmp_path, {"soft": entry, "hard": other}, tmp_path / "c.html")
     lines = capsys.readouterr().out.splitlines()
     cells = {line[:18].strip(): [cell.strip() for cell in line[18:].split("  ") if cell] for line in lines}
-    assert cells["colour"] == ["99.0 of 100 (3)"] * 2
-    assert cells["pattern"] == ["87.5 of 8 (0)", "0.0 of 0 (0)"]
+    assert cells["colour"] == ["99.0 % of 100 (3)"] * 2
+    assert cells["pattern"] == ["87.5 % of 8 (0)", "0.0 % of 0 (0)"]
     at = lines.index("hard, drawn: two cats")
     assert lines[at + 1] == "  expected    a cat left of a dog   (one of five references)"
 
@@ -98,8 +98,8 @@ def test_the_readme_shows_the_captions_of_the_measured_demo():
 
 def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(entry):
     command = "$ captioning caption a.png \\\n  --model runs/demo/soft/x.ckpt\n"
-    text = f"intro\n{command}old\n{{}}end\nsoft: old\n  expected    old\n  image a\n"
-    expected = f"intro\n{command}two cats\n{{}}end\nsoft: two cats\n  expected    a cat left of a dog\n  image a\n"
+    text = f"intro\n{command}old\n{{}}end\n"
+    expected = f"intro\n{command}two cats\n{{}}end\n"
     write = load_script("demo").with_captions
     assert write(text.format(""), entry) == expected.format("")
     assert write(text.format("# expected: old\n"), entry) == expected.format("# expected: a cat left of a dog\n")

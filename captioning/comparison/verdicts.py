@@ -9,7 +9,7 @@ from captioning.comparison.formats import p_text
 from captioning.comparison.result import Comparison
 from captioning.evaluation.resampling import Difference, holm
 
-ONE_SEED = "one seed each: says nothing of the method"
+ONE_SEED = "one seed each, which says nothing about the method"
 """What every verdict over runs of one seed each says, since other seeds could order the methods differently."""
 
 _HALF_A_DIGIT = 0.05  # verdicts show a smaller difference as 0.0

@@ -71,7 +71,7 @@ class Plan(NamedTuple):
         if self.small:
             options += [f"--data.batch_size={SMALL_BATCH * FEW_CAPTIONS}", f"--data.captions_per_image={FEW_CAPTIONS}"]
         if name == "hard":
-            # Locations are drawn in the last third of the training, as in the config; with small batches, in the last sixth.
+            # It draws in the last third of the training, as in the config; with small batches, in the last sixth.
             batches = self.epochs * math.ceil(IMAGES / (SMALL_BATCH if self.small else BATCH))
             ramp = [round(part * batches) for part in ((5 / 6, 7 / 8) if self.small else (2 / 3, 3 / 4))]
             options += [f"--model.decoder.init_args.attention.init_args.ramp={ramp}"]

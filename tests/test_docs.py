@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 import yaml
 from PIL import Image
+
+from captioning.cli.usage import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -176,6 +180,20 @@ def test_every_option_of_the_first_level_that_a_page_names_is_one():
     assert named - options <= {
         ("model", "blue"),  # misspelt on purpose, in the table of faults
     }
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
+def test_every_tools_command_in_a_block_is_one_that_its_parser_takes(page):
+    blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    for line in lines:
+        command = re.match(r"[ $]*captioning (\w+)((?: +(?:'[^']*'|[^\s#>|&]+))*)", line)
+        if command and command[1] in TOOLS:
+            parser = importlib.import_module(f"captioning.cli.{command[1]}").parser()
+            words = shlex.split(command[2])
+            _, others = parser.parse_known_args([word for word in words if word != ".."])
+            options = [word for word in others if word.startswith("-")]
+            assert all(re.match(r"--(data|model|trainer)\.", option) for option in options), line
 
 
 def test_troubleshooting_quotes_messages_that_the_code_has():

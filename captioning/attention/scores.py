@@ -148,7 +148,7 @@ class CosineScore(Score):
 
 
 class LocationScore(Score):
-    """e_t = W h_{t-1} (Luong et al. 2015): where to look depends on the words alone, not on the image."""
+    """e_t = W h_{t-1} (Luong et al. 2015): where to look depends on the state, not on the annotations."""
 
     deterministic = True
 

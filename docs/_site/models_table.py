@@ -108,7 +108,7 @@ def _parameters(config: dict[str, Any]) -> int:
 def _needs(config: dict[str, Any], channels: int) -> list[str]:
     kind, encoder = _kind(config), config["model"]["encoder"]
     options = encoder.get("init_args", {})
-    weights = "none: trained along"
+    weights = "those of `pretrained`, in the package" if config.get("init_from") else "none: trained along"
     if options.get("weights") == "DEFAULT":
         weights = f"{_megabytes(options['name'])} MB, downloaded once"
     elif options.get("weights"):

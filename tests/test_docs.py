@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import inspect
 import json
@@ -182,18 +181,22 @@ def test_every_option_of_the_first_level_that_a_page_names_is_one():
     }
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page.name != "CHANGELOG.md"], ids=name_of)
-def test_every_tools_command_in_a_block_is_one_that_its_parser_takes(page):
-    blocks = re.findall(r"^ *```.*?\n(.*?)^ *```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    for line in lines:
-        command = re.match(r"[ $]*captioning (\w+)((?: +(?:'[^']*'|[^\s#>|&]+))*)", line)
-        if command and command[1] in TOOLS:
-            parser = importlib.import_module(f"captioning.cli.{command[1]}").parser()
-            words = shlex.split(command[2])
-            _, others = parser.parse_known_args([word for word in words if word != ".."])
-            options = [word for word in others if word.startswith("-")]
-            assert all(re.match(r"--(data|model|trainer)\.", option) for option in options), line
+def tool_commands() -> list[tuple[str, str]]:
+    """Return (tool, arguments) of every command that a block of a page shows."""
+    texts = "".join(page.read_text(encoding="utf-8") for page in PAGES if page.name != "CHANGELOG.md")
+    blocks = "\n".join(re.findall(r"^ *```.*?\n(.*?)^ *```", texts, re.DOTALL | re.MULTILINE)).replace("\\\n", " ")
+    commands = re.findall(r"^[ $]*captioning (\w+)((?: +(?:'[^']*'|[^\s#>|&]+))*)", blocks, re.MULTILINE)
+    return [(tool, arguments) for tool, arguments in commands if tool in TOOLS]
+
+
+def test_every_command_in_a_block_is_one_that_its_tool_takes():
+    commands = tool_commands()
+    assert len(commands) > 30
+    for tool, arguments in commands:
+        parser = importlib.import_module(f"captioning.cli.{tool}").parser()
+        _, others = parser.parse_known_args(shlex.split(arguments))
+        options = [word for word in others if word.startswith("-")]
+        assert all(re.match(r"--(data|model|trainer)\.", option) for option in options), (tool, arguments)
 
 
 def test_troubleshooting_quotes_messages_that_the_code_has():

@@ -108,7 +108,7 @@ def _parameters(config: dict[str, Any]) -> int:
 def _needs(config: dict[str, Any], channels: int) -> list[str]:
     kind, encoder = _kind(config), config["model"]["encoder"]
     options = encoder.get("init_args", {})
-    weights = "those of `pretrained`, in the package" if config.get("init_from") else "none: trained along"
+    weights = f"those of `{config['init_from']}`, in the package" if "init_from" in config else "none: trained along"
     if options.get("weights") == "DEFAULT":
         weights = f"{_megabytes(options['name'])} MB, downloaded once"
     elif options.get("weights"):

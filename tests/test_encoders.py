@@ -181,7 +181,7 @@ def test_a_published_files_name_selects_its_preprocessing(tmp_path):
 
     with torch.device("meta"):
         shapes = resnet50().state_dict()
-    stem = {k: torch.zeros(v.shape) for k, v in shapes.items() if k.split(".")[0] in ("conv1", "bn1")}
+    stem = {k: torch.ones(v.shape) for k, v in shapes.items() if k.split(".")[0] in ("conv1", "bn1")}
     for name, resize in (("resnet50-0676ba61.pth", 256), ("resnet50-11ad3fa6.pth", 232), ("mine.pth", 232)):
         torch.save(stem, tmp_path / name)
         assert TorchvisionEncoder("resnet50", "relu", weights=str(tmp_path / name)).preprocessing.resize == resize
@@ -330,9 +330,10 @@ def change(resnet: nn.Module, **changes: Tensor | None) -> dict[str, Tensor]:
         ({"conv1__weight": None, "bn1__bias": None}, r"has no 'conv1.weight' \(and 1 more\)"),
         ({"extra__weight": torch.zeros(2)}, "has an unknown 'extra.weight'"),
         ({"conv1__weight": torch.zeros(64, 1, 7, 7)}, r"\(64, 1, 7, 7\), the network needs \(64, 3, 7, 7\)"),
+        ({"layer1.0.conv2.weight": torch.zeros(64, 64, 3, 3)}, "'layer1.0.conv2.weight' is all zeros"),
     ],
 )
-def test_files_of_another_network_are_refused(resnet, tmp_path, changes, message):
+def test_files_that_do_not_hold_the_network_are_refused(resnet, tmp_path, changes, message):
     torch.save(change(resnet, **changes), tmp_path / "other.pth")
     with pytest.raises(InputError, match=message) as caught:
         small("layer1", weights=str(tmp_path / "other.pth"))

@@ -34,6 +34,6 @@ class CoverageScore(AdditiveScore):
 
     def forward(self, query: Tensor, projected: Tensor, *state: Tensor) -> Tensor:
         (coverage,) = state  # (B, R, L)
-        covered = self.query_projection(query).unsqueeze(2) + coverage.unsqueeze(-1) * self.coverage_weight
+        covered = self.project_query(query).unsqueeze(2) + coverage.unsqueeze(-1) * self.coverage_weight
         hidden = torch.tanh(projected.unsqueeze(1) + covered.to(projected.dtype))  # (B, R, L, A)
         return self.output(hidden).squeeze(-1)

@@ -37,10 +37,15 @@ class AdditiveScore(Score):
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        return self.annotation_projection(annotations)
+        return nn.functional.linear(annotations, self.annotation_projection.weight)
+
+    def project_query(self, query: Tensor) -> Tensor:
+        """Return W_h h + b (B, R, A). The bias is added here, since there are fewer queries than annotations."""
+        projected, bias = self.query_projection(query), self.annotation_projection.bias
+        return projected if bias is None else projected + bias.to(projected.dtype)
 
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:
-        return self._logits(projected, self.query_projection(query), self.output.weight[0])
+        return self._logits(projected, self.project_query(query), self.output.weight[0])
 
 
 class ConcatScore(AdditiveScore):

@@ -22,7 +22,7 @@ def main(levels: list[str]) -> None:
     for level in levels or ["avx2", "native"]:
         limit = "" if level == "native" else level
         file = _FOLDER / f"benchmark_{level}.json"
-        command = ["-m", "captioning", "bench", "--rounds", "2", "--only", *_SUBJECTS, "--json", str(file)]
+        command = ["-m", "captioning", "bench", "--rounds", "5", "--only", *_SUBJECTS, "--json", str(file)]
         subprocess.run([sys.executable, *command], env=os.environ | {LIMIT: limit}, check=True)
 
 

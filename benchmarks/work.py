@@ -136,13 +136,14 @@ def training_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
 def decoding_bytes(sizes: Sizes, dtype: torch.dtype) -> int:
     """Return the bytes that decoding a batch moves at least.
 
-    Annotations are read once, their projection is written and read, and each step of the longest caption reads the
-    parameters.
+    Annotations are read once, their projection is written and read, and the parameters that project them and make the
+    initial state are read once. Each step of the longest caption reads the other parameters.
     """
     size = _BYTES[dtype]
-    annotations = sizes.images * sizes.locations * sizes.annotation_dim * size
-    projected = sizes.images * sizes.locations * sizes.attention_dim * size
-    return annotations + 2 * projected + max(sizes.lengths) * parameters(sizes) * size
+    annotations = sizes.images * sizes.locations * sizes.annotation_dim
+    projected = sizes.images * sizes.locations * sizes.attention_dim
+    once = sizes.annotation_dim * (sizes.attention_dim + 2 * sizes.hidden_dim)
+    return size * (annotations + 2 * projected + once + max(sizes.lengths) * (parameters(sizes) - once))
 
 
 class Work(NamedTuple):

@@ -45,7 +45,7 @@ ADAM = ["--model.optimizer", "Adam", "--model.optimizer.lr"]
 DECODER = "--model.decoder.init_args."
 LIKELIHOOD = ["--model.objective", "Likelihood"]
 OPTIONS = {
-    Fault("an option that there is not", "no such option; did you mean --model.bound_samples?"): [
+    Fault("an option that does not exist", "no such option; did you mean --model.bound_samples?"): [
         "--model.bound_sample",
         "3",
     ],
@@ -53,7 +53,7 @@ OPTIONS = {
         "--model.attention_penalty",
         "0.5",
     ],
-    Fault("a class that there is not", "model.encoder: Nope is no class that can stand"): ["--model.encoder", "Nope"],
+    Fault("a class that does not exist", "model.encoder: Nope is no class that can stand"): ["--model.encoder", "Nope"],
     Fault("`--seed_everything -1`", "seed_everything must be in 0 .. 4294967295, got -1"): ["--seed_everything", "-1"],
     Fault("`--data.num_workers -1`", "num_workers must be in 0 .. 1024, got -1"): ["--data.num_workers", "-1"],
     Fault("`--data.num_workers 99999`", "num_workers must be in 0 .. 1024"): ["--data.num_workers", "99999"],
@@ -67,7 +67,7 @@ OPTIONS = {
     Fault("`--data.limit_images 0`", "limit_images must be at least 1"): ["--data.limit_images", "0"],
     Fault("`--data.test_split x`", "test_split must be one of train, val, test"): ["--data.test_split", "x"],
     Fault("`--data.augmentation.flip 2`", "flip must be a probability, got 2.0"): ["--data.augmentation.flip", "2"],
-    Fault("a vocabulary file that is not there", "nope.json: cannot be read (No such file"): [
+    Fault("a vocabulary file that does not exist", "nope.json: cannot be read (No such file"): [
         "--data.vocabulary.file",
         "nope.json",
     ],
@@ -89,7 +89,7 @@ OPTIONS = {
         *("--trainer.callbacks+", "captioning.training.WeightAverage"),
         *("--trainer.callbacks.decay", "7"),
     ],
-    Fault("Lightning's callback with a mode that there is not", "EarlyStopping: `mode` can be min, max, got bogus"): [
+    Fault("Lightning's callback with a mode that does not exist", "EarlyStopping: `mode` can be min, max, got bogus"): [
         *("--trainer.callbacks+", "EarlyStopping", "--trainer.callbacks.monitor", "val/nll"),
         *("--trainer.callbacks.mode", "bogus"),
     ],
@@ -133,11 +133,11 @@ OPTIONS = {
         *("--model.scheduler", "captioning.training.WarmupCosine"),
         *("--model.scheduler.init_args.warmup_steps", "-1"),
     ],
-    Fault("an accelerator that there is not", "trainer: You selected an invalid accelerator name"): [
+    Fault("an accelerator that does not exist", "trainer: You selected an invalid accelerator name"): [
         "--trainer.accelerator",
         "toaster",
     ],
-    Fault("a strategy that there is not", "trainer: You selected an invalid strategy name"): [
+    Fault("a strategy that does not exist", "trainer: You selected an invalid strategy name"): [
         "--trainer.strategy",
         "nope",
     ],
@@ -215,7 +215,7 @@ OPTIONS = {
     Fault("a run's name of 300 characters", "cannot be written (File name too long)"): ["--name", "x" * 300],
     Fault("a NUL character in a name", "control characters are not allowed"): ["--name", "a\0b"],
     Fault("`--runs` is a file", "--name tiny.yaml/tiny: cannot be written (Not a directory)"): ["--runs", "tiny.yaml"],
-    Fault("a checkpoint that is not there", "nope.ckpt: no such checkpoint"): ["--ckpt_path", "nope.ckpt"],
+    Fault("a checkpoint that does not exist", "nope.ckpt: no such checkpoint"): ["--ckpt_path", "nope.ckpt"],
     Fault("data drawn into a file", "exists, but without a readable shapes.json"): [
         "--data.source.init_args.root",
         "tiny.yaml",
@@ -290,7 +290,7 @@ def test_a_file_that_is_no_text_is_no_settings(workdir, capsys, fault):
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
 CONFIGS = {
-    Fault("a config that is not there", "--config bad.yaml: cannot be read (No such file"): None,
+    Fault("a config that does not exist", "--config bad.yaml: cannot be read (No such file"): None,
     Fault("a config in Latin-1", "--config bad.yaml: not a YAML file ('utf-8' codec"): "name: Straße".encode("latin-1"),
     Fault("a config that is no YAML", "--config bad.yaml: not a YAML file (while parsing"): b"a: [",
     Fault("a config that is a list", "--config bad.yaml: not a configuration"): b"- a",
@@ -386,7 +386,7 @@ SCRIPT_OPTIONS = {
         "caption_image",
         ["x.png", "--model", "x.ckpt", "--beam_size", "0"],
     ),
-    Fault("a script's option that there is not", "unrecognized arguments: --beams 3"): (
+    Fault("a script's option that does not exist", "unrecognized arguments: --beams 3"): (
         "caption_image",
         ["x.png", "--model", "x.ckpt", "--beams", "3"],
     ),

@@ -303,7 +303,7 @@ def checkpoint(tmp_path_factory) -> Path:
 
 
 GIVEN: dict[Fault, Any] = {
-    Fault("an image that is not there", "no such image file"): "nope.png",
+    Fault("an image that does not exist", "no such image file"): "nope.png",
     Fault("a number in place of an image", "images: an image is"): 3,
     Fault("an array of another shape", "array must be"): np.zeros((2, 3, 4, 5), np.uint8),
     Fault("an array of whole numbers beyond 8 bits", "array must be uint8"): np.zeros((9, 9, 3), np.int64),
@@ -327,8 +327,8 @@ def test_what_is_no_image_is_said_to_be_none(checkpoint, tmp_path, monkeypatch, 
 
 @faults(
     {
-        Fault("a device that there is not", "device 'toaster' is not known; use cpu or cuda"): "toaster",
-        Fault("a GPU that there is not", "CUDA devices; use cpu"): "cuda:99",
+        Fault("a device that does not exist", "device 'toaster' is not known; use cpu or cuda"): "toaster",
+        Fault("a GPU that does not exist", "CUDA devices; use cpu"): "cuda:99",
         Fault("a device that computes nothing", "device meta: is not one that captions"): "meta",
     }
 )
@@ -341,7 +341,7 @@ def test_a_device_that_cannot_be_used_is_named(checkpoint, fault, case):
         Fault("a temperature without sampling", "temperature=2.0 has an effect only when sampling"): {
             "temperature": 2.0
         },
-        Fault("a method of decoding that there is not", "method must be beam, greedy or sample, got 'x'"): {
+        Fault("a method of decoding that does not exist", "method must be beam, greedy or sample, got 'x'"): {
             "method": "x"
         },
     }
@@ -440,7 +440,7 @@ def shapes_with(**arguments: Any) -> dict[str, Any]:
     {
         Fault("null where a class takes none", "data.source.init_args.root: must not be null"): shapes_with(root=None),
         Fault("an argument of another kind", "train"): shapes_with(train="many"),
-        Fault("a source that there is not", "captioning.data.Nope is not a known CaptionSource"): {
+        Fault("a source that does not exist", "captioning.data.Nope is not a known CaptionSource"): {
             "class_path": "captioning.data.Nope"
         },
         Fault("a source with a NUL character", "data.source"): "a\0b",
@@ -453,7 +453,7 @@ def test_a_source_that_cannot_be_built_is_named(fault, case):
 @faults(
     {
         Fault("a YAML alias of itself in a text of a run's settings", "model.x"): "&a [*a]",
-        Fault("a date that there is not in a text of a run's settings", "model.x"): "2024-13-45",
+        Fault("an impossible date in a text of a run's settings", "model.x"): "2024-13-45",
     }
 )
 def test_texts_of_settings_are_looked_at_safely(fault, case):
@@ -489,7 +489,7 @@ SCRIPTS: dict[Fault, tuple[str, Callable[[Path], list[str]]]] = {
         "compare_runs",
         lambda folder: [*compared(folder), str(folder)],
     ),
-    Fault("a run that is not there", "no such folder; give a run's folder"): (
+    Fault("a run that does not exist", "no such folder; give a run's folder"): (
         "compare_runs",
         lambda folder: [*compared(folder), str(folder / "nope")],
     ),

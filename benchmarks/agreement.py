@@ -1,4 +1,4 @@
-"""Every kernel against its plain formula, on the device that is measured: wrong numbers are not worth timing."""
+"""Four kernels against their plain formulas, on the device that is measured: wrong numbers are not worth timing."""
 
 from __future__ import annotations
 

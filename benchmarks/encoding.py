@@ -1,4 +1,4 @@
-"""Images to annotations: the network alone, as it is and as encoders run it, and whole extraction from JPEGs."""
+"""Images to annotations: reading JPEGs, the network as it is and as encoders run it, and whole extraction."""
 
 from __future__ import annotations
 
@@ -76,19 +76,19 @@ def _measure_threads(encoder: Encoder, index: CaptionIndex, setup: Setup, thread
                 num_workers=min(8, threads),
             )
 
-    def decode() -> None:
+    def read_jpegs() -> None:
         for row in range(count):
             encoder.preprocessing.view(index.image(row, encoder.preprocessing))
 
     subjects = {
-        "decoding": decode,
+        "read_jpegs": read_jpegs,
         "network_plain": lambda: alone(plain),
         "network": lambda: alone(encoder),
         "extraction": extract,
     }
     timings = interleave(subjects, setup)
     described = {
-        "decoding": "JPEGs of 500 x 375 pixels to views in one thread, without the network",
+        "read_jpegs": "JPEGs of 500 x 375 pixels to the network's input, one after the other, without the network",
         "network_plain": "MobileNetV1, channels first, with batch norms",
         "network": "the same as an encoder: channels last, batch norms folded",
         "extraction": "JPEGs of 500 x 375 pixels to features on the disk",

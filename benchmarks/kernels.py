@@ -1,4 +1,4 @@
-"""Every kernel beside its plain formula: forward and backward, in the sizes of a training batch with two steps."""
+"""Four kernels beside their plain formulas: forward and backward, in the sizes of a training batch with two steps."""
 
 from __future__ import annotations
 

@@ -14,7 +14,16 @@ from benchmarks.decoding import decode
 from benchmarks.models import Data, natural_lengths, our_module
 from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, Timing, interleave
-from benchmarks.work import Machine, Sizes, Work, decoder_flops, decoder_products, parameters, training_bytes
+from benchmarks.work import (
+    Machine,
+    Sizes,
+    Work,
+    decoder_flops,
+    decoder_products,
+    decoding_bytes,
+    parameters,
+    training_bytes,
+)
 from captioning.attention import AdditiveScore, SoftAttention
 from captioning.cli import bench
 from captioning.data import CocoSource
@@ -190,6 +199,14 @@ def test_a_limit_is_products_and_traffic_one_after_the_other():
     assert machine.seconds(Work(200, 50, 30), torch.float32) == 5.5
     assert machine.seconds(Work(200, 50, 30), torch.bfloat16) == 4.0
     assert training_bytes(SIZES, torch.bfloat16) < training_bytes(SIZES, torch.float32)
+
+
+def test_a_search_reads_the_weights_of_its_steps_at_every_word_and_the_others_once():
+    sizes = SIZES._replace(lengths=(3, 2))
+    longer = sizes._replace(lengths=(4, 2))
+    projection, initial_state = sizes.annotation_dim * sizes.attention_dim, 2 * sizes.annotation_dim * sizes.hidden_dim
+    step = parameters(sizes) - projection - initial_state
+    assert decoding_bytes(longer, torch.float32) - decoding_bytes(sizes, torch.float32) == 4 * step
 
 
 def test_the_limit_counts_tanh_once_forward_and_once_backward():

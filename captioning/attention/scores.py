@@ -37,10 +37,10 @@ class AdditiveScore(Score):
         self.output = nn.Linear(self.attention_dim, 1, bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        return nn.functional.linear(annotations, self.annotation_projection.weight)
+        return F.linear(annotations, self.annotation_projection.weight)  # b: see project_query
 
     def project_query(self, query: Tensor) -> Tensor:
-        """Return W_h h + b (B, R, A). The bias is added here, since there are fewer queries than annotations."""
+        """Return W_h h + b (B, R, A). A step's queries are few; adding b to all annotations is a pass over memory."""
         projected, bias = self.query_projection(query), self.annotation_projection.bias
         return projected if bias is None else projected + bias.to(projected.dtype)
 

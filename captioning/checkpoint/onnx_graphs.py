@@ -30,7 +30,7 @@ from captioning.vocabulary import START, UNK
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"
 _OPSET = 18
-_TOLERANCE = 1e-3  # nats: the largest difference between graphs and model
+_TOLERANCE = 1e-3  # the largest difference between graphs and model, and relative to a number
 
 
 def write_onnx(captioner: CaptionModel, folder: Path) -> None:

@@ -79,7 +79,7 @@ def load_weights(
         rename: From a name in ``network`` to the name of the same tensor in the whole network.
 
     Raises:
-        InputError: A tensor is missing, unknown, of another shape, or a layer's weights are all zeros.
+        InputError: A tensor is missing, unknown, of another shape, or the matrix or kernel of a layer and all zeros.
     """
     state = network.state_dict()
     names = {name: rename(name) if name not in tensors and rename(name) in tensors else name for name in state}
@@ -99,6 +99,7 @@ def load_weights(
         if tensor.shape != state[name].shape:
             shapes = f"{tuple(tensor.shape)}, the network needs {tuple(state[name].shape)}"
             raise InputError(f"{source}: {names[name]!r} is {shapes}; it is the file of another network")
-        if tensor.ndim > 1 and not tensor.any():  # all annotations would be equal
-            raise InputError(f"{source}: {names[name]!r} is all zeros, no weights; choose an earlier layer")
+        if tensor.ndim > 1 and not tensor.any():  # no trained layer is
+            reason = "is all zeros: the file lacks this layer; give another file, or an output before the layer"
+            raise InputError(f"{source}: {names[name]!r} {reason}")
     network.load_state_dict(weights, strict=True)

@@ -29,14 +29,14 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _is_few(x: Tensor, weight: Tensor) -> bool:
     """Return whether the kernel is faster for x and supports it; the kernel has no gradient."""
     return (
-        not torch.is_grad_enabled()
+        not torch.compiler.is_compiling()  # first: a graph would be for this number of rows alone
+        and not torch.is_grad_enabled()
         and x.shape[-1] == weight.shape[1]
         and 0 < x.numel() <= FEW * weight.shape[1]
         and x.dtype is weight.dtype is torch.float32
         and weight.is_cpu
         and weight.is_contiguous()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
         and native.usable(x)
     )
 

@@ -10,8 +10,8 @@ from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import collected, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
-# that of 13/6 had 2.9e-7 at most, a little more.
-TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 1.8e-4}
+# that of 13/6 had 2.9e-7 at most, more: processors' own reciprocals differ, and Intel's of AVX2 give 4.3e-7.
+TANH_ERROR = {torch.float32: 5e-7, torch.bfloat16: 1.8e-4}
 
 
 OLDEST = machine.Level("x86-64", "default", "SSE41", frozenset())

@@ -3,7 +3,6 @@
 from captioning.training.averaging import WeightAverage
 from captioning.training.callbacks import CaptionSamples, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
-from captioning.training.distillation import Distillation
 from captioning.training.module import CaptioningModule
 from captioning.training.progress import Throughput
 from captioning.training.schedules import WarmupCosine
@@ -13,7 +12,6 @@ __all__ = [
     "CaptionDataModule",
     "CaptionSamples",
     "CaptioningModule",
-    "Distillation",
     "Throughput",
     "Unfreeze",
     "WandbRun",

@@ -28,7 +28,6 @@ from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
 from captioning.training.calibration import calibrate, validation_views
-from captioning.training.distillation import Distillation
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
@@ -113,11 +112,6 @@ class CaptioningModule(EvaluatedModule):
                     f"{self.attention.ramp[0]}, and the training has {batches:.0f}; set "
                     "--model.decoder.init_args.attention.init_args.ramp"
                 )
-        if isinstance(self.objective, Likelihood):
-            assert self.vocabulary is not None and self.captioner is not None
-            for term in self.objective.terms:
-                if isinstance(term, Distillation):
-                    term.begin(self.vocabulary, self.captioner.encoder)
         if isinstance(self.objective, SelfCriticalTraining):
             assert self.vocabulary is not None
             self.objective.check(self.attention)

@@ -10,8 +10,12 @@ from captioning.kernels.additive import additive_logits, plain_additive_logits
 from captioning.kernels.unroll import collected, leading
 
 # In bfloat16 the largest error of the rational function of 5/4 degrees that these kernels replaced; in float32, where
-# that of 13/6 had 2.9e-7 at most, more: processors' own reciprocals differ, and Intel's of AVX2 give 4.3e-7.
-TANH_ERROR = {torch.float32: 5e-7, torch.bfloat16: 1.8e-4}
+# that of 13/6 had 2.9e-7 at most, a little more.
+TANH_ERROR = {torch.float32: 4e-7, torch.bfloat16: 1.8e-4}
+
+# The reciprocal of AVX2 is within 1.5 * 2^-12 on an Intel processor, and closer on an AMD one. The square of that error
+# remains after the Newton step, and tanh has it twice: 2.7e-7, with the rounding 4.3e-7.
+TANH_ERROR_OF_AVX2 = 5e-7
 
 
 OLDEST = machine.Level("x86-64", "default", "SSE41", frozenset())
@@ -44,11 +48,14 @@ def every_bfloat16() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype):
+def test_tanh_is_about_as_exact_as_the_rational_functions_before(processor, dtype, request):
     P = every_bfloat16() if dtype == torch.bfloat16 else torch.linspace(-34, 34, 100_003)
     q = torch.cat([torch.linspace(-30, 30, 101), torch.tensor([-1e-3, 0.0, 1e-3])])
     exact = torch.tanh(P.double() + q.double().unsqueeze(1))
-    assert (kernel_tanh(P, q) - exact).abs().max() < TANH_ERROR[dtype]
+    allowed = TANH_ERROR[dtype]
+    if request.node.callspec.params["processor"] in ("native", "avx2"):
+        allowed = max(allowed, TANH_ERROR_OF_AVX2)
+    assert (kernel_tanh(P, q) - exact).abs().max() < allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -580,6 +580,22 @@ def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_
     assert rebuilt.fingerprint() == encoder.fingerprint()
 
 
+@pytest.mark.parametrize("name", ["mobilenetv1_100", "efficientnet_b0", "resnet18", "vit_tiny_patch16_224"])
+def test_nothing_after_the_feature_map_is_kept(name):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(3)
+    whole = timm.create_model(name, features_only=True, out_indices=(2,)).eval()
+    encoder = TimmEncoder(name, 2, weights=None).eval()
+    encoder.load_state_dict({f"network.{key}": value for key, value in whole.state_dict().items()})  # an old checkpoint
+    encoder = pickle.loads(pickle.dumps(encoder))
+    assert not any("blocks.3" in key or "layer3" in key for key in encoder.state_dict())
+    images = torch.randn(1, 3, *encoder.preprocessing.size)
+    with torch.no_grad():
+        torch.testing.assert_close(encoder._maps(images), whole(images)[0])
+    with pytest.raises(RuntimeError, match="nowhere"):
+        encoder.load_state_dict(encoder.state_dict() | {"network.blocks.nowhere": torch.zeros(1)})
+
+
 def test_a_whole_timm_stage_has_a_name_and_a_number():
     pytest.importorskip("timm")
     by_name, by_number = (TimmEncoder("resnet18", stage, weights=None, image_size=64) for stage in ("layer3", 3))

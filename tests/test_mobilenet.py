@@ -15,20 +15,21 @@ TIMM = {
     "crop": False,
     "mean": (0.5, 0.5, 0.5),
     "std": (0.5, 0.5, 0.5),
-    "model_args": {"pad_type": "same", "output_stride": 16},
 }
 
 
+@pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize(("layers", "block", "dim"), [(11, 3, 512), (12, "blocks.4.0", 1024), (13, 4, 1024)])
-def test_annotations_equal_timms(layers, block, dim):
+def test_annotations_equal_timms(layers, block, dim, same):
     pytest.importorskip("timm")
     torch.manual_seed(3)
-    theirs = TimmEncoder("mobilenetv1_100", block, **TIMM)
+    model_args = {"pad_type": "same" if same else "", "output_stride": 16}
+    theirs = TimmEncoder("mobilenetv1_100", block, **TIMM, model_args=model_args)
     for module in theirs.modules():
         if isinstance(module, nn.BatchNorm2d):  # trained ones are not 0 and 1
             nn.init.normal_(module.running_mean, std=0.1)
             nn.init.uniform_(module.running_var, 0.01, 0.05)
-    ours = MobileNetV1(layers, weights=None, image_size=64)
+    ours = MobileNetV1(layers, weights=None, image_size=64, same_padding=same)
     assert ours.preprocessing == theirs.preprocessing
     state = theirs.state_dict()
     ours.load_state_dict({name: state[name] for name in ours.state_dict()})

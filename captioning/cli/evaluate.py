@@ -2,7 +2,8 @@
 
 By default the model is scored on its own data; --data names a config with other data. Options of
 `captioning test`, such as --data.source.root DIR, work here, too. Scores and captions are also
-written to the folder of the model's run.
+written to the folder of the model's run, in place of those that `captioning test` wrote, or to
+the folder that --results DIR names.
 
 examples:
   captioning evaluate --model runs/demo/soft/checkpoints/best.ckpt --split val

@@ -307,7 +307,8 @@ def _weights(options: argparse.Namespace) -> None:
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
         f"{path}: the published weights of {MOBILENET}. They expect padding on all sides: train with "
-        "--model.encoder.model_args '{}', or '{output_stride: 16}' where the config sets that.\n"
+        "--model.encoder.model_args '{}', or '{output_stride: 16}' where the config sets that, or "
+        "--model.encoder.same_padding false where the encoder is a MobileNetV1.\n"
         "docs/results.md was measured with other weights, trained with TensorFlow's "
         "padding (pad_type: same), which are not published as a file for timm.",
         flush=True,

@@ -93,7 +93,7 @@ data and model (set the options of a CLASS with --PLACE.OPTION, as in --data.sou
   --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
   --data.batch_size N           captions in a training batch
   --data.limit_images N         use only the first images of every split, to try something out
-  --model.encoder CLASS         ConvEncoder, TorchvisionEncoder or TimmEncoder
+  --model.encoder CLASS         ConvEncoder, MobileNetV1, TorchvisionEncoder or TimmEncoder
   --model.decoder CLASS         AttentionDecoder or TransformerDecoder
   --model.decoder.attention CLASS
                                 SoftAttention, HardAttention, MultiHeadAttention ..

@@ -18,7 +18,8 @@ class MobileNetV1(Encoder):
     """The first separable convolutions of MobileNetV1, with the names of timm's ``mobilenetv1_100``.
 
     Annotations equal those of ``TimmEncoder("mobilenetv1_100", ..., model_args={"pad_type": "same", "output_stride":
-    16})``: beyond 1/16 of the image's side, dilation takes the place of the last stride.
+    16})``, without ``same_padding`` those without ``pad_type``. Beyond 1/16 of the image's side, dilation takes the place
+    of the last stride.
 
     Args:
         layers: Number of separable convolutions, 6 to 13. The annotations have 512 channels up to the eleventh, and
@@ -26,6 +27,9 @@ class MobileNetV1(Encoder):
         weights: A ``.safetensors`` or ``.pth`` file with the state dict of the whole network or of the used part. None
             initialises them at random.
         image_size: Side of the square input in pixels, a multiple of 16; the whole image is squashed into it.
+        same_padding: Whether a convolution with a stride pads its input only below and on the right, like TensorFlow's
+            "same". The weights of the captioner in the package expect that. Those that ``captioning prepare weights``
+            gets expect padding on all sides, which is False.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 
@@ -39,6 +43,7 @@ class MobileNetV1(Encoder):
         *,
         weights: str | None,
         image_size: int = 224,
+        same_padding: bool = True,
         trainable_from: str | None = None,
         learning_rate: float | None = None,
     ) -> None:
@@ -47,7 +52,7 @@ class MobileNetV1(Encoder):
         if image_size % 16:
             raise InputError(f"MobileNetV1: image_size must be a multiple of 16, got {image_size}")
         preprocessing = Preprocessing(image_size, None, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic")
-        network = _Network(layers)
+        network = _Network(layers, same_padding)
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
         if weights is not None and weights_wanted():
             load_weights(self.network, read_weights(weights), source=weights, unused=_whole_network)
@@ -58,14 +63,15 @@ class MobileNetV1(Encoder):
 
 def _whole_network() -> list[str]:
     """Return the names in a file of the whole network."""
-    return [*_Network(13).state_dict(), "classifier.weight", "classifier.bias"]
+    return [*_Network(13, True).state_dict(), "classifier.weight", "classifier.bias"]
 
 
 class _Network(nn.Module):
     """Images (B, 3, side, side) to maps (B, D, side / 16, side / 16)."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, same_padding: bool) -> None:
         super().__init__()
+        self.padding = (0, 1, 0, 1) if same_padding else (1, 1, 1, 1)  # left, right, top, bottom, before a stride of 2
         self.conv_stem = nn.Conv2d(3, 32, 3, stride=2, bias=False)
         self.bn1 = nn.BatchNorm2d(32)
         self.blocks = nn.Sequential()
@@ -74,7 +80,7 @@ class _Network(nn.Module):
             stage = nn.Sequential()
             for number in range(min(count, layers)):
                 strided = stride if number == 0 and side < 16 else 1
-                stage.append(_Separable(before, channels, strided, dilation))
+                stage.append(_Separable(before, channels, strided, dilation, self.padding))
                 before, side = channels, side * strided
                 if number == 0 and strided < stride:
                     dilation = stride  # of the layers after the one without its stride
@@ -83,28 +89,22 @@ class _Network(nn.Module):
                 self.blocks.append(stage)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.blocks(F.relu6(self.bn1(self.conv_stem(_padded(images))), inplace=True))
+        return self.blocks(F.relu6(self.bn1(self.conv_stem(F.pad(images, self.padding))), inplace=True))
 
 
 class _Separable(nn.Module):
     """A convolution of every channel by itself, then one that mixes the channels of a place."""
 
-    def __init__(self, before: int, after: int, stride: int, dilation: int) -> None:
+    def __init__(self, before: int, after: int, stride: int, dilation: int, padding: tuple[int, int, int, int]) -> None:
         super().__init__()
-        padding = dilation if stride == 1 else 0
-        self.conv_dw = nn.Conv2d(
-            before, before, 3, stride, padding=padding, dilation=dilation, groups=before, bias=False
-        )
+        self.padding = padding
+        inside = dilation if stride == 1 else 0
+        self.conv_dw = nn.Conv2d(before, before, 3, stride, padding=inside, dilation=dilation, groups=before, bias=False)
         self.bn1 = nn.BatchNorm2d(before)
         self.conv_pw = nn.Conv2d(before, after, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
 
     def forward(self, maps: Tensor) -> Tensor:
-        maps = maps if self.conv_dw.stride == (1, 1) else _padded(maps)
+        maps = maps if self.conv_dw.stride == (1, 1) else F.pad(maps, self.padding)
         maps = F.relu6(self.bn1(self.conv_dw(maps)), inplace=True)
         return F.relu6(self.bn2(self.conv_pw(maps)), inplace=True)
-
-
-def _padded(maps: Tensor) -> Tensor:
-    """Pad an even side below and on the right, as TensorFlow's "same" does before a stride of 2."""
-    return F.pad(maps, (0, 1, 0, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -100,15 +101,19 @@ def _create(
     if image_size is not None and _fixed_input_size(timm, name):
         args = {**args, "img_size": image_size}
     if isinstance(out_index, int):
-        return _feature_maps(timm, name, args, out_index, pretrained=pretrained)
+        network = _feature_maps(timm, name, args, out_index, pretrained=pretrained)
+        _drop_after(network, *network.feature_info.module_name())  # some networks compute all of their stages
+        return network
     stages = _feature_maps(timm, name, args, None, pretrained=False).feature_info.module_name()
     index = next((i for i, stage in enumerate(stages) if f"{out_index}.".startswith(f"{stage}.")), None)
     if index is None:
         where = f"{name}'s stages {', '.join(stages)}"
         raise InputError(f"model.encoder.init_args.out_index: {out_index!r} is no block in one of {where}")
     network = _feature_maps(timm, name, args, index, pretrained=pretrained)
-    if out_index != stages[index]:
-        _drop_after(network, out_index)
+    if not _drop_after(network, out_index) and out_index != stages[index]:
+        raise InputError(
+            f"model.encoder.init_args.out_index: the network has no block {out_index!r} in a sequence of blocks"
+        )
     return network
 
 
@@ -142,18 +147,25 @@ def _feature_maps(timm: Any, name: str, args: dict[str, Any], index: int | None,
         ) from error
 
 
-def _drop_after(network: nn.Module, block: str) -> None:
-    """Drop the blocks after a block of a sequence."""
+def _drop_after(network: nn.Module, block: str) -> bool:
+    """Drop the blocks after a block of a sequence; returns whether the network has it in a sequence."""
     names = {_whole_name(f"{name}.")[:-1]: name for name, _ in network.named_modules()}
     path, _, last = names.get(block, "").rpartition(".")
     sequence = network.get_submodule(path)
     if not isinstance(sequence, nn.Sequential) or last not in dict(sequence.named_children()):
-        raise InputError(
-            f"model.encoder.init_args.out_index: the network has no block {block!r} in a sequence of blocks"
-        )
+        return False
     children = [name for name, _ in sequence.named_children()]
-    for name in children[children.index(last) + 1 :]:
+    later = children[children.index(last) + 1 :]
+    for name in later:
         delattr(sequence, name)
+    sequence.register_load_state_dict_pre_hook(partial(_forget, later))
+    return True
+
+
+def _forget(blocks: list[str], _sequence: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Leave out the weights of later blocks, which checkpoints of earlier versions have."""
+    for name in [name for name in state if name.startswith(tuple(f"{prefix}{block}." for block in blocks))]:
+        del state[name]
 
 
 def _fixed_input_size(timm: Any, name: str) -> bool:

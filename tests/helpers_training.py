@@ -12,7 +12,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 import yaml
-from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, Attention, SoftAttention
 from captioning.cli.fit import main
@@ -20,6 +19,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.model import AttentionDecoder, Output
+from captioning.training.callbacks import NamedCheckpoint
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 from captioning.training.module import CaptioningModule
@@ -73,9 +73,9 @@ def make_trainer(folder: Path, **options) -> pl.Trainer:
     return pl.Trainer(default_root_dir=folder, **defaults | options)
 
 
-def last_checkpoint(folder: Path, **options: Any) -> ModelCheckpoint:
+def last_checkpoint(folder: Path, **options: Any) -> NamedCheckpoint:
     """What writes FOLDER/last.ckpt, as the command line's does: after an exception, too."""
-    return ModelCheckpoint(folder, "last", **{"save_on_exception": True, "enable_version_counter": False} | options)
+    return NamedCheckpoint(folder, "last", **{"save_on_exception": True, "enable_version_counter": False} | options)
 
 
 def make_data(source: ShapesSource, *, max_words: int | None = None, **options) -> CaptionDataModule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -319,6 +320,27 @@ def test_a_reader_that_leaves_early_is_no_error(checkpoint, folder):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stderr == "captioning caption: importing PyTorch ...\n"
     assert done.stdout.startswith(f"{folder / 'a.JPG'}\t")
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_early_does_not_cut_a_file_short(checkpoint, folder, tmp_path):
+    written = tmp_path / "all.jsonl"
+    images = " ".join([str(folder / "b.png")] * 40)
+    command = (
+        f"{sys.executable} {CAPTION_IMAGE} {images} --model {checkpoint} --batch_size 1 --json {written} | head -n 1"
+    )
+    subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    assert len(written.read_text().splitlines()) == 40
+
+
+def test_an_overlay_does_not_replace_a_picture_beside_the_image(checkpoint, folder, tmp_path, capsys):
+    shutil.copy(folder / "a.JPG", tmp_path / "x.jpg")
+    shutil.copy(folder / "b.png", tmp_path / "x.png")
+    before = (tmp_path / "x.png").read_bytes()
+    with pytest.raises(SystemExit):
+        caption.main([str(tmp_path / "x.jpg"), "--model", checkpoint, "--overlay", str(tmp_path)])
+    assert f"would replace {tmp_path / 'x.png'}; give another folder" in capsys.readouterr().err
+    assert (tmp_path / "x.png").read_bytes() == before
 
 
 def test_images_of_any_kind_are_captioned(capsys, checkpoint, tmp_path):

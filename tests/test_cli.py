@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import yaml
 from helpers_runs import tiny_config
 
 from captioning.captioner import load
+from captioning.cli import evaluate
 from captioning.cli.command_line import with_run_config
 from captioning.cli.fit import main
 from captioning.cli.loggers import wandb_offline_without_account
@@ -48,6 +50,51 @@ def test_fit_then_test_from_the_checkpoint_alone(workdir, capsys):
     assert f"tokens: {PennTreebank.description}" in capsys.readouterr().out
     main(["validate", "--config", "tiny.yaml"])  # finds the best checkpoint of the config's run
     assert (run / "val_metrics.json").is_file()
+
+
+def test_best_and_last_of_a_named_run_need_no_config(workdir):
+    main(["fit", "--config", "tiny.yaml", "--runs", "trained", "--name", "a"])
+    main(["test", "--ckpt_path", "best", "--runs", "trained", "--name", "a"])
+    assert Path("trained/a/test_metrics.json").is_file()
+    cli = main(["fit", "--ckpt_path", "last", "--runs", "trained", "--name", "a", "--trainer.max_epochs", "2"])
+    assert cli.trainer.current_epoch == 2
+
+
+def test_scores_of_a_checkpoint_of_no_run_are_not_written_into_another_run(workdir, capsys):
+    main(["fit", "--config", "tiny.yaml"])
+    loose = Path("elsewhere/copy.ckpt")
+    loose.parent.mkdir()
+    shutil.copy("runs/tiny/checkpoints/best.ckpt", loose)
+    with pytest.raises(InputError, match=r"runs/tiny: holds another run than .*copy.ckpt is of; .*--results"):
+        main(["test", "--config", "tiny.yaml", "--ckpt_path", str(loose)])
+    main(["test", "--config", "tiny.yaml", "--ckpt_path", str(loose), "--results", "scores"])
+    assert Path("scores/test_metrics.json").is_file() and not Path("runs/tiny/test_metrics.json").exists()
+    evaluate.main(["--model", str(loose)])
+    assert Path("elsewhere/copy/test_metrics.json").is_file() and not Path("runs/config").exists()
+
+
+def test_a_run_timed_by_max_time_is_resumed(workdir):
+    main(["fit", "--config", "tiny.yaml", "--trainer.max_time", "00:01:00:00"])
+    cli = main(["fit", "--ckpt_path", "runs/tiny/checkpoints/last.ckpt", "--trainer.max_epochs", "2"])
+    assert cli.trainer.current_epoch == 2
+
+
+def test_a_config_of_a_run_begins_another_with_loggers_of_its_own(workdir):
+    wandb = {"class_path": "pytorch_lightning.loggers.WandbLogger", "init_args": {"offline": True}}
+    config = yaml.safe_load(Path("tiny.yaml").read_text())
+    config["trainer"]["logger"] = [wandb]
+    Path("tiny.yaml").write_text(yaml.safe_dump(config))
+    main(["fit", "--config", "tiny.yaml"])
+    cli = main(["fit", "--config", "runs/tiny/config.yaml", "--name", "second"])
+    kinds = [type(logger).__name__ for logger in cli.trainer.loggers]
+    assert kinds == ["WandbRun", "CSVLogger"] and cli.trainer.loggers[0].name is not None
+    assert cli.trainer.loggers[0]._name == "second"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_name_is_that_of_a_folder(workdir, name):
+    with pytest.raises(InputError, match="is no name of a folder in runs"):
+        main(["fit", "--config", "tiny.yaml", "--name", name])
 
 
 def test_a_run_of_fewer_steps_than_an_epoch_ends_well(workdir):

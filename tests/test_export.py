@@ -232,6 +232,13 @@ def test_graphs_of_an_earlier_model_are_not_left_beside_the_weights_of_another(r
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
 
 
+def test_a_folder_is_not_exported_onto_itself(run, capsys):
+    folder = export(run)
+    with pytest.raises(SystemExit):
+        export_command.main(["--model", str(folder), "--output", str(folder)])
+    assert "is an input" in capsys.readouterr().err
+
+
 def test_an_output_that_is_a_file_is_refused(run, capsys):
     with pytest.raises(SystemExit):
         export_command.main(["--model", str(run / "checkpoints/best.ckpt"), "--output", str(run / "test_metrics.json")])

@@ -269,6 +269,11 @@ OTHERS = {
         "model.optimizer: torch.optim.SGD cannot go on from the state of torch.optim.Adam",
         kept="config.yaml too",
     ): ["--model.optimizer", "SGD", "--model.optimizer.lr", "0.1"],
+    Fault(
+        "resume with an option of the optimizer that is now true",
+        "model.optimizer.init_args.amsgrad: was False in the checkpoint",
+        kept="config.yaml too",
+    ): ["--model.optimizer.init_args.amsgrad", "true"],
 }
 
 

@@ -126,6 +126,11 @@ def test_no_command_replaces_a_file_of_a_run_an_input_or_another_kind(workdir, c
     assert content_of(workdir) == before
 
 
+def test_a_folder_is_no_file(tmp_path):
+    with pytest.raises(InputError, match="is a folder; give a file"):
+        refuse_output(tmp_path, "--json", "JSON")
+
+
 def test_two_options_never_write_one_file(workdir, capsys):
     with pytest.raises(SystemExit):
         COMMANDS["caption"]()([*FIRST["caption"], "--json", "new.html", "--explorer", "./new.html"])

@@ -479,6 +479,9 @@ def test_shapes_are_generated_and_checked(script, tmp_path, capsys):
     out = capsys.readouterr().out
     assert len(re.findall(r"train +3 images +15 captions +all files there", out)) == 2
     assert len(re.findall("test +1 images", out)) == 2
+    with pytest.raises(SystemExit):
+        script.main(["shapes", "--root", root, *counts[:-1], "8", "--check"])
+    assert "made with seed 7 instead of 8" in capsys.readouterr().err
 
 
 def test_weights_are_written_where_the_mobilenet_configs_read_them(script, tmp_path, monkeypatch, capsys):

@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from helpers_training import last_checkpoint, make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import EarlyStopping, GradientAccumulationScheduler
-from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, PolynomialLR
 
 from captioning.data.shapes import ShapesSource
 from captioning.training.callbacks import Unfreeze
@@ -55,11 +55,12 @@ def fit(shapes, folder: Path, *callbacks: pl.Callback, optimizer: Any, schedule:
     module = make_module(scheduler=schedule)
     module.optimizer = optimizer
     resume = {name: options.pop(name) for name in ("ckpt_path",) if name in options}
+    data = make_data(shapes, **{name: options.pop(name) for name in ("eval_batch_size",) if name in options})
     callbacks = (ResumedSettings(), *callbacks, Preemption(), last_checkpoint(folder))
     options = {"max_epochs": 2, "enable_checkpointing": True} | options
     trainer = make_trainer(folder, callbacks=list(callbacks), **options)
     try:
-        run_stage(trainer.fit, module, make_data(shapes), **resume, **({"weights_only": True} if resume else {}))
+        run_stage(trainer.fit, module, data, **resume, **({"weights_only": True} if resume else {}))
     except pl.utilities.exceptions.SIGTERMException:
         assert not resume
     return trainer, module
@@ -91,6 +92,50 @@ def test_with_the_same_settings_a_resumed_run_is_that_which_was_never_stopped(sh
     assert len(diary.rates) == 2 * STEPS - 4
     for name, value in whole.state_dict().items():
         torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+def test_a_run_that_max_steps_ended_inside_an_epoch_goes_on_there(shapes, tmp_path):
+    options = {"optimizer": adam(RATE)}
+    _, whole = fit(shapes, tmp_path / "whole", **options)
+    fit(shapes, tmp_path, **options, max_steps=4)
+    trainer, resumed = fit(shapes, tmp_path, **options, ckpt_path=tmp_path / "last.ckpt")
+    assert trainer.global_step == 2 * STEPS and trainer.current_epoch == 2
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], value, rtol=0, atol=0, msg=name)
+
+
+class FailingValidation(pl.Callback):
+    """Fails at an image of the first validation, and counts the images that are validated."""
+
+    def __init__(self, fail: bool) -> None:
+        self.fail, self.images = fail, 0
+
+    def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int, *_: Any) -> None:
+        if self.fail and batch_idx == 1:
+            raise MemoryError
+        self.images += len(batch.image_ids)
+
+
+def test_after_an_error_in_a_validation_the_resumed_run_validates_all_images(shapes, tmp_path):
+    options = {"optimizer": adam(RATE), "limit_val_batches": 1.0, "eval_batch_size": 1, "max_epochs": 1}
+    with pytest.raises(MemoryError):
+        fit(shapes, tmp_path, FailingValidation(True), **options)
+    counted = FailingValidation(False)
+    trainer, _ = fit(shapes, tmp_path, counted, **options, ckpt_path=tmp_path / "last.ckpt")
+    assert counted.images == 2 and trainer.global_step == STEPS
+
+
+def polynomial(optimizer: torch.optim.Optimizer, steps: int) -> PolynomialLR:
+    return PolynomialLR(optimizer, steps)
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES["cosine"], polynomial])
+def test_a_run_that_gets_more_epochs_has_the_schedule_of_a_longer_run(shapes, tmp_path, schedule):
+    whole, resumed = Diary(), Diary()
+    fit(shapes, tmp_path / "whole", whole, optimizer=adam(RATE), schedule=schedule)
+    fit(shapes, tmp_path, optimizer=adam(RATE), schedule=schedule, max_epochs=1)
+    fit(shapes, tmp_path, resumed, optimizer=adam(RATE), schedule=schedule, ckpt_path=tmp_path / "last.ckpt")
+    assert resumed.rates == pytest.approx(whole.rates[STEPS:])
 
 
 class Counting(torch.optim.SGD):

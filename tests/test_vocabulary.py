@@ -1,7 +1,12 @@
 import numpy as np
 import pytest
+import torch
 
+from captioning.attention import AdditiveScore, MultiHeadAttention, ScaledDotScore, SoftAttention
+from captioning.checkpoint.load import SavedModel
+from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.model import AttentionDecoder, Captioner, Decoder, TransformerDecoder
 from captioning.tokenizers import tokenize, tokenize_all
 from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
 
@@ -144,3 +149,27 @@ def test_many_texts_are_tokenised_as_each_of_them_is():
 )
 def test_the_first_difference_of_two_vocabularies_is_named(words, difference):
     assert Vocabulary(["a", "dog", "runs"]).difference(words) == difference
+
+
+def _transformer(words: int) -> Decoder:
+    return TransformerDecoder(
+        MultiHeadAttention(ScaledDotScore(), heads=2), dim=16, layers=1, heads=2, tie_embeddings=True
+    )
+
+
+def _lstm(words: int) -> Decoder:
+    return AttentionDecoder(SoftAttention(AdditiveScore(5)), embedding_dim=6, hidden_dim=words)
+
+
+@pytest.mark.parametrize("make", [_transformer, _lstm], ids=["tied embeddings", "a layer as large as the vocabulary"])
+def test_weights_of_a_model_are_copied_into_one_with_further_words(make):
+    words = Vocabulary(["a", "b", "c"])
+    more = words.extended(["d", "e"])
+    old, new = (
+        Captioner(ConvEncoder((8, 8), (4, 4), image_size=48), make(len(more)), vocabulary_size=len(vocabulary))
+        for vocabulary in (words, more)
+    )
+    SavedModel("old.ckpt", old, words, {}).load_into(new, more)
+    embedding = new.decoder.embedding.weight
+    assert torch.equal(embedding[: len(words)], old.decoder.embedding.weight)
+    assert all(torch.equal(row, embedding[UNK]) for row in embedding[len(words) :])

@@ -56,8 +56,9 @@ class SavedModel(NamedTuple):
         further = len(vocabulary) - len(self.vocabulary)
         weights = {name: tensor for name, tensor in self.captioner.state_dict().items() if not _is_counter(name)}
         counters = {name: tensor for name, tensor in captioner.state_dict().items() if _is_counter(name)}
-        for name, parameter in captioner.named_parameters():
-            if further and len(parameter) == len(vocabulary) and name in weights:
+        for name, parameter in captioner.named_parameters(remove_duplicate=False):  # tied weights have two names
+            sizes = (len(weights[name]), len(parameter)) if further and name in weights else None
+            if sizes == (len(self.vocabulary), len(vocabulary)):
                 unknown = weights[name][UNK]
                 weights[name] = torch.cat([weights[name], unknown.expand(further, *unknown.shape)])
         try:

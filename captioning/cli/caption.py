@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
@@ -93,6 +93,7 @@ def main(argv: list[str] | None = None) -> None:
 
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == STDOUT
+    writes = not quiet and any((arguments.json, arguments.overlay, arguments.explorer))
     shown = sys.stderr.isatty() and not sys.stdout.isatty()  # captions on the terminal show it themselves
     with (
         Progress("captions", stream=sys.stderr, shown=shown) as progress,
@@ -118,7 +119,8 @@ def main(argv: list[str] | None = None) -> None:
                     "trained on; do not trust the caption"
                 )
             if not quiet:
-                _print_captions(caption, arguments, single)
+                with _until_the_reader_leaves() if writes else nullcontext():  # files are written to their end
+                    _print_captions(caption, arguments, single)
             if json_file is not None:
                 print(json.dumps(caption.to_dict() | extra), file=json_file, flush=True)
             if arguments.explorer is not None:
@@ -253,7 +255,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
 
 
 def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
-    """Refuse an output that would replace an image or a checkpoint.
+    """Refuse an output that would replace an image, a checkpoint, or a file beside an image.
 
     Args:
         arguments: The command line.
@@ -270,8 +272,9 @@ def _keep_inputs(arguments: argparse.Namespace, paths: list[str]) -> None:
     if arguments.overlay is not None and arguments.overlay.is_dir():
         suffix, folder = "." + (arguments.overlay_format or "png"), arguments.overlay.resolve()
         for path in map(Path, inputs):
-            if path.suffix.lower() == suffix and folder in (path.parent.resolve(), path.resolve().parent):
-                refuse_inputs(path, [path], "--overlay")
+            target = folder / (path.stem + suffix)
+            if folder in (path.parent.resolve(), path.resolve().parent) and target.exists():
+                raise InputError(f"--overlay {arguments.overlay}: would replace {target}; give another folder")
 
 
 def _paths(images: list[str]) -> Iterator[str]:

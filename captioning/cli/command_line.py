@@ -35,9 +35,12 @@ def with_run_config(args: list[str]) -> list[str]:
     if values_of(args, "--config", "-c") or not args or args[0] not in ("fit", "validate", "test", "predict"):
         return args
     for checkpoint in values_of(args, "--ckpt_path"):
-        if checkpoint not in ("best", "last"):
+        if checkpoint in ("best", "last"):
+            names, runs = values_of(args, "--name"), values_of(args, "--runs") or ["runs"]
+            folder = RunFolder(Path(runs[-1], names[-1])) if names else None
+        else:
             refuse_missing(checkpoint)
-        folder = RunFolder.of(checkpoint)
+            folder = RunFolder.of(checkpoint)
         if folder is not None:
             folder.refuse_links()
         if folder is not None and folder.config.is_file():

@@ -98,8 +98,8 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
             command += ["--config", str(_data_overlay(args.data, Path(folder)))]
             settings["data"] |= {"features": None, "limit_images": None}
         command += ["--ckpt_path", str(_checkpoint_of(model, Path(folder))), *_device_options(args.device)]
-        if args.data is not None or not Path(model).is_file():
-            command += ["--results", str(_results(args) or folder)]
+        if (results := _results(args)) is not None or not Path(model).is_file():
+            command += ["--results", str(results or folder)]
         if others:
             command += ["--ensemble", json.dumps(others)]
         config.write_text(yaml.safe_dump(settings))
@@ -165,12 +165,16 @@ def _checkpoint_of(model: str, folder: Path) -> Path:
 
 
 def _results(args: argparse.Namespace) -> Path | None:
-    """Return where the scores of other data go: beside the model's own. None for a model of no file."""
+    """Return where the scores go, None for the folder of the model's run, or for a model of no file.
+
+    Those of other data go beside the model's own, and those of a checkpoint of no run into a folder of its name.
+    """
     model, *others = args.models
-    if not Path(model).is_file():
-        return None
     run = RunFolder.of(model)
-    return (run.path if run else Path(model).parent) / ("ensemble" if others else "") / args.data.stem
+    if not Path(model).is_file() or (run and args.data is None):
+        return None
+    folder = run.path if run else Path(model).with_suffix("")
+    return folder / ("ensemble" if others else "") / (args.data.stem if args.data else "")
 
 
 def _device_options(device: str) -> list[str]:

@@ -45,7 +45,8 @@ def main(argv: list[str] | None = None) -> None:
     if not arguments.onnx and any((folder / name).exists() for name in (ENCODER, STEP)):
         raise InputError(f"--output {folder}: has an earlier model's ONNX graphs; give --onnx, too, or another folder")
     refuse_other_folder(folder)
-    refuse_inputs(folder / WEIGHTS, [arguments.model], "--output")
+    for written in (folder, folder / WEIGHTS):
+        refuse_inputs(written, [arguments.model], "--output")
     notes = "" if arguments.notes is None else _read_notes(arguments.notes)
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.model)

@@ -79,6 +79,8 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
             read_config(config, "--config")
     wandb_offline_without_account()
     _quieten()
+    if args[:1] != ["fit"]:
+        warnings.filterwarnings("ignore", message="The dirpath has changed")  # a scored checkpoint may lie anywhere
     try:
         with ends_after_the_step():
             return CaptioningCLI(
@@ -95,12 +97,12 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
     except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
         raise InputError(one_line(error, 400)) from error
     except Exception as error:
+        if isinstance(error, InputError) or is_out_of_memory(error):
+            raise
         if str(error).startswith("Early stopping conditioned on metric"):
             raise InputError(f"--early_stopping.monitor: {one_line(error)}") from error
         if "val_check_interval" in str(error):
             raise InputError(f"--trainer.val_check_interval: {one_line(error)}") from error
-        if isinstance(error, InputError) or is_out_of_memory(error):
-            raise
         if (callback := foreign_callback(error)) is not None:
             raise InputError(f"trainer.callbacks: {callback}: {one_line(error)}") from error
         if not while_restoring(error):
@@ -142,6 +144,9 @@ class SaveRunConfig(SaveConfigCallback):
         if config.ckpt_path is not None and path.is_file():
             config.init_from = read_config(path).get("init_from")  # a resumed second stage keeps its first stage
         config.ckpt_path = None  # a run that is started with this file is a new one
+        for logger in config.trainer.logger:
+            if logger.class_path.endswith("WandbRun") and logger.init_args.name == path.parent.name:
+                logger.init_args.name = None
         write_text(path, self.parser.dump(config, skip_none=False), follow=False)
         for logger in trainer.loggers:
             if isinstance(logger, WandbRun):

@@ -26,7 +26,8 @@ def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
     """
     if configured in (None, False, True):
         configured = []
-    loggers = list(configured) if isinstance(configured, list) else [configured]
+    loggers = configured if isinstance(configured, list) else [configured]
+    loggers = [logger for logger in loggers if not _is_ours(logger)]  # a run's config.yaml has it
     for logger in loggers:
         if "save_dir" in logger.init_args:
             logger.init_args.save_dir = str(run_dir)
@@ -44,6 +45,10 @@ def run_loggers(configured: Any, run_dir: Path, group: str | None) -> Any:
         ),
     )
     return [*loggers, csv]
+
+
+def _is_ours(logger: Any) -> bool:
+    return bool(logger.class_path.endswith("CSVLogger") and logger.init_args.get("name") == "metrics")
 
 
 _LONGEST_GROUP = 128  # characters that wandb takes

@@ -60,6 +60,8 @@ def refuse_output(output: Path, option: str, kind: str, inputs: Iterable[str | P
         InputError: Says what would be replaced.
     """
     refuse_inputs(output, inputs, option)
+    if kind and output.is_dir():
+        raise InputError(f"{option} {output}: is a folder; give a file")
     if not output.is_file():
         return  # a device, a pipe or a folder: where it is written
     if (run := RunFolder.around(output)) is not None:

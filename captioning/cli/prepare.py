@@ -276,7 +276,9 @@ def _shapes(options: argparse.Namespace) -> None:
     from captioning.data.shapes import ShapesSource
 
     source = ShapesSource(str(options.root), train=options.train, val=options.val, test=options.test, seed=options.seed)
-    if not options.check:
+    if options.check:
+        source.is_complete()  # refuses shapes made with other options
+    else:
         source.prepare()
     _finish({split: source.index(split) for split in ("train", "val", "test")})
 

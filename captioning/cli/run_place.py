@@ -39,6 +39,8 @@ class RunPlace(NamedTuple):
         folder = Path(config.runs) / (config.name or config_name(config.get("config")) or "run")
         if "\0" in str(folder):
             raise InputError(f"--name {str(folder)!r}: control characters are not allowed")
+        if config.name in (".", ".."):
+            raise InputError(f"--name {config.name}: is no name of a folder in {config.runs}")
         checkpoint = config.get("ckpt_path")
         if checkpoint in ("best", "last") or not (fitting or checkpoint):
             file = RunFolder(folder).checkpoint(checkpoint or "best")
@@ -50,6 +52,8 @@ class RunPlace(NamedTuple):
                 folder = owner.path
             elif fitting and not _same(owner, folder) and RunFolder(folder).is_trained():
                 raise InputError(f"{folder}: holds another run than {checkpoint} is of; give another --name")
+            elif not (fitting or config.name or config.results) and RunFolder(folder).is_trained():
+                raise InputError(f"{folder}: holds another run than {checkpoint} is of; name a folder with --results")
         elif process_rank() and _FOLDER in os.environ:
             folder = Path(os.environ[_FOLDER])
         if not fitting:  # a run that trains claims its folder

@@ -85,7 +85,7 @@ class ShapesSource(CaptionSource):
         Raises:
             InputError: ``root`` holds something else, or shapes made with other arguments.
         """
-        if self._is_complete():
+        if self.is_complete():
             return
         self.root.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(prefix=f"{self.root.name}.", suffix=".part", dir=self.root.parent))
@@ -97,7 +97,7 @@ class ShapesSource(CaptionSource):
                 os.rename(part, self.root)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        if not self._is_complete():
+        if not self.is_complete():
             raise InputError(f"{self.root}: could not be put in place; delete the folder or choose another root")
 
     def index(self, split: str) -> CaptionIndex:
@@ -143,7 +143,7 @@ class ShapesSource(CaptionSource):
     def _header(self) -> dict[str, Any]:
         return {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
 
-    def _is_complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether ``root`` holds these shapes; raise if it holds anything else."""
         if not self.root.exists() or (self.root.is_dir() and not any(self.root.iterdir())):
             return False

@@ -18,8 +18,8 @@ class MobileNetV1(Encoder):
     """The first separable convolutions of MobileNetV1, with the names of timm's ``mobilenetv1_100``.
 
     Annotations equal those of ``TimmEncoder("mobilenetv1_100", ..., model_args={"pad_type": "same", "output_stride":
-    16})``, without ``same_padding`` those without ``pad_type``. Beyond 1/16 of the image's side, dilation takes the place
-    of the last stride.
+    16})``, and without ``same_padding`` those without ``pad_type``. Beyond 1/16 of the image's side, dilation takes the
+    place of the last stride.
 
     Args:
         layers: Number of separable convolutions, 6 to 13. The annotations have 512 channels up to the eleventh, and
@@ -99,7 +99,9 @@ class _Separable(nn.Module):
         super().__init__()
         self.padding = padding
         inside = dilation if stride == 1 else 0
-        self.conv_dw = nn.Conv2d(before, before, 3, stride, padding=inside, dilation=dilation, groups=before, bias=False)
+        self.conv_dw = nn.Conv2d(
+            before, before, 3, stride, padding=inside, dilation=dilation, groups=before, bias=False
+        )
         self.bn1 = nn.BatchNorm2d(before)
         self.conv_pw = nn.Conv2d(before, after, 1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)

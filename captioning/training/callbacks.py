@@ -23,7 +23,10 @@ _WIDE = re.compile(r":[^{}]*\d{3}")  # a number of a million characters takes th
 
 
 class NamedCheckpoint(ModelCheckpoint):
-    """Lightning's ``ModelCheckpoint``, whose template of file names leads to no other folder."""
+    """Lightning's ``ModelCheckpoint``, whose template of file names leads to no other folder.
+
+    A run that stopped inside an epoch or a validation resumes there.
+    """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
@@ -48,6 +51,23 @@ class NamedCheckpoint(ModelCheckpoint):
         if not inside:
             raise InputError(f"filename {template!r}: {path} would lie outside {self.dirpath}")
         return path
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        if trainer.fit_loop.epoch_loop._num_ready_batches_reached():
+            return
+        # Stopped inside an epoch, as by max_steps: Lightning counts the epoch as one that has ended.
+        for progress in ("total", "current"):
+            epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"][progress]
+            epochs["processed"] = min(epochs["processed"], epochs["started"] - 1)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if trainer.validating:  # the scores of the images before are lost: the resumed run validates all of them
+            batches = trainer.fit_loop.epoch_loop.val_loop.batch_progress
+            for progress in (batches.total, batches.current):
+                vars(progress).update(ready=1, started=1, processed=0, completed=0)
+        super().on_exception(trainer, pl_module, exception)
 
 
 class BestCheckpoint(NamedCheckpoint):

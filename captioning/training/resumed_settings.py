@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,12 +26,14 @@ class ResumedSettings(Callback):
 
     - the arguments of the optimizer that are numbers: learning rates, weight decay, betas and the like. A learning rate
       that a schedule has scaled stays scaled by the same factor. Numbers that are configured as before are left alone;
+    - the arguments of a schedule whose rate is a function of the step alone, such as the length of ``PolynomialLR``;
     - the patience of early stopping. A run whose patience is exhausted ends before its first step.
 
     It also applies the schedule of gradient accumulation in a run that resumes inside an epoch: Lightning applies it
     only when an epoch begins.
 
-    Every setting that differs from the checkpoint's is printed on a line. Another class of optimizer is refused.
+    Every setting that differs from the checkpoint's is printed on a line. Another class of optimizer is refused, and so
+    is an option of it that is true or false, which may need another state.
     """
 
     def __init__(self) -> None:
@@ -56,6 +59,11 @@ class ResumedSettings(Callback):
                     f"model.optimizer: {_shown(value)} cannot go on from the state of {_shown(was)}, which the "
                     "checkpoint has; use that one, or begin a new run with the checkpoint's weights: --init_from"
                 )
+            if place.startswith("model.optimizer.") and isinstance(value, bool):
+                raise InputError(
+                    f"{place}: was {_shown(was)} in the checkpoint, and a resumed run keeps it; leave it so, or begin "
+                    "a new run with the checkpoint's weights: --init_from"
+                )
             if place not in _OF_THE_PLACE:
                 rank_zero_info(printable(f"{place}: {_shown(value)} from here on; it was {_shown(was)}"))
 
@@ -65,6 +73,11 @@ class ResumedSettings(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         # The optimizers exist now, and their state is not restored yet.
         self._configured = [[_numbers(group) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+        self._schedules = [
+            (config.scheduler, _arguments(config.scheduler))
+            for config in trainer.lr_scheduler_configs
+            if hasattr(config.scheduler, "_get_closed_form_lr")
+        ]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         for optimizer, before, configured in zip(trainer.optimizers, self._before, self._configured, strict=False):
@@ -76,6 +89,11 @@ class ResumedSettings(Callback):
                 _configure(optimizer.param_groups[place], changed, was.get(RATE))
                 for schedule in schedules if RATE in changed else ():
                     schedule.base_lrs[place] = changed[RATE]
+        for schedule, arguments in self._schedules:
+            if _arguments(schedule) != arguments:
+                vars(schedule).update(arguments)
+                for group, rate in zip(schedule.optimizer.param_groups, schedule._get_closed_form_lr(), strict=True):
+                    group["lr"] = rate
         for stopping, patience in self._patience:
             stopping.patience = patience
             if stopping.wait_count >= max(1, patience) and trainer.fit_loop._can_stop_early:
@@ -130,6 +148,12 @@ def _numbers(group: dict[str, Any]) -> Numbers:
     """Return the numbers of a parameter group, with its learning rate as it is before a schedule scales it."""
     numbers = {name: value for name, value in group.items() if name not in ("lr", "initial_lr") and _is_number(value)}
     return numbers | {RATE: group.get("initial_lr", group["lr"])}
+
+
+def _arguments(schedule: Any) -> dict[str, Any]:
+    """Return what a schedule of PyTorch keeps of the arguments that it was made with."""
+    names = inspect.signature(type(schedule)).parameters.keys() - {"optimizer", "last_epoch"}
+    return {name: value for name, value in vars(schedule).items() if name in names}
 
 
 def _is_number(value: Any) -> bool:

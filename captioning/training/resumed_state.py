@@ -12,7 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint, Timer
 from torch import Tensor, nn
 
 from captioning.data.sampler import is_position
@@ -35,7 +35,7 @@ class CheckedState(Callback):
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
             known = type(callback).__module__.startswith(("captioning.", "pytorch_lightning."))
-            if known and callback.state_key in checkpoint.get("callbacks", {}):
+            if known and not isinstance(callback, Timer) and callback.state_key in checkpoint.get("callbacks", {}):
                 state = checkpoint["callbacks"][callback.state_key]
                 name = f"callbacks.{type(callback).__name__}"
                 compare(state, callback.state_dict(), name, unset=_SCORES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 
 from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line, footnotes
@@ -14,10 +15,11 @@ _ALL = "--help_all"
 
 @exits_on_input_error
 def main() -> None:
-    """Run the subcommand that the command line names. A tool handles its errors itself."""
+    """Run the subcommand that the command line names."""
     limit_instructions()
     if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
-        importlib.import_module(f"captioning.cli.{sys.argv[1]}").main(sys.argv[2:])
+        tool = importlib.import_module(f"captioning.cli.{sys.argv[1]}")
+        inspect.unwrap(tool.main)(sys.argv[2:])  # errors are handled here
     else:
         _main()
 

@@ -227,6 +227,34 @@ def test_shards_are_verified_and_damaged_ones_written_again(config, tmp_path, ca
     extract.main(verify)
 
 
+def test_shards_whose_manifest_was_deleted_are_written_again(config, tmp_path):
+    out = run(config, tmp_path)
+    before = contents(out)
+    (out / "train.json").unlink()
+    run(config, tmp_path)
+    assert contents(out) == before
+
+
+def test_only_a_folder_of_features_is_verified(tmp_path, capsys):
+    (tmp_path / "out/coco/train").mkdir(parents=True)  # a folder above the features
+    assert "holds no features" in failing({}, tmp_path, capsys, "--verify", config_file=False)
+    assert "--splt: has no effect with --verify" in failing(
+        {}, tmp_path, capsys, "--verify", "--splt=a", config_file=False
+    )
+
+
+def test_what_an_encoder_says_of_its_arguments_is_one_line(config, tmp_path, capsys):
+    options = [
+        "--model.encoder.name",
+        "vgg11",
+        "--model.encoder.node",
+        "features.19",
+        "--model.encoder.image_size",
+        "8",
+    ]
+    assert "TorchvisionEncoder: Given input size: (512x1x1)" in failing(config, tmp_path, capsys, *options)
+
+
 def test_a_finished_cache_is_not_computed_again(config, tmp_path, monkeypatch):
     run(config, tmp_path)
     monkeypatch.setattr(FeatureWriter, "write", lambda *_: pytest.fail("computed again"))

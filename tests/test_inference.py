@@ -322,6 +322,22 @@ def test_an_image_that_cannot_be_read_does_not_stop_the_others(captioner, images
     assert "no such image file" in str(failed[0][1])
 
 
+def test_an_open_image_that_is_cut_short_is_named(captioner, images, tmp_path):
+    save_image(tmp_path / "whole.jpg", 1)
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:-40])
+    failed = []
+    with Image.open(tmp_path / "cut.jpg") as cut:
+        sources = [images[0], cut]
+        assert len(list(captioner.stream(sources, on_error=lambda *error: failed.append(error)))) == 1
+    assert "image: " in str(failed[0][1])
+
+
+def test_settings_of_another_type_are_one_line(tmp_path):
+    with pytest.raises(InputError, match=r"x\.ckpt: "):
+        load(save_checkpoint(tmp_path / "x.ckpt", search={"length_normalization": "a"}))
+    assert load(save_checkpoint(tmp_path / "y.ckpt", search={"beam_size": None})).options.beam_size == 3
+
+
 def test_a_decoder_without_a_gate_shows_no_betas(tmp_path, images):
     caption = load(save_checkpoint(tmp_path / "x.ckpt", gated=False)).caption(images[0], max_length=3)
     assert caption.betas is None

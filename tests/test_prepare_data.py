@@ -19,6 +19,7 @@ from helpers import SCRIPTS
 
 from captioning.cli import prepare
 from captioning.data import download
+from captioning.encoders import MobileNetV1, TimmEncoder
 from captioning.errors import InputError
 
 PAYLOAD = bytes(range(256)) * 4000  # 1 MB
@@ -462,6 +463,25 @@ def test_the_names_of_splits_do_not_control_a_terminal(flickr, server, tmp_path,
     assert "\x1b" not in printed
 
 
+def test_a_damaged_test_split_is_no_missing_one(flickr, server, tmp_path, capsys):
+    images = [
+        {"split": split, "filename": f"{split}.jpg", "imgid": number, "sentences": [{"tokens": ["a"]}]}
+        for number, split in enumerate(("train", "val", "test"))
+    ]
+    images[-1]["sentences"] = [{}]
+    (tmp_path / "dataset_flickr8k.json").write_text(json.dumps({"images": images}))
+    with pytest.raises(SystemExit) as ended:
+        flickr(tmp_path, "--check")
+    assert ended.value.code == 2 and "has a sentence without tokens" in capsys.readouterr().err
+
+
+def test_shapes_may_lie_behind_a_link(script, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "shapes").symlink_to(tmp_path / "disk")
+    script.main(["shapes", "--root", str(tmp_path / "shapes"), "--train", "3", "--val", "2", "--test", "1"])
+    assert (tmp_path / "disk/shapes.json").is_file() and (tmp_path / "shapes").is_symlink()
+
+
 @pytest.mark.parametrize("option", [["--seed", "-1"], ["--train", "1_000"], ["--val", "0"]])
 def test_numbers_of_shapes_are_whole(script, tmp_path, capsys, option):
     with pytest.raises(SystemExit):
@@ -502,6 +522,10 @@ def test_weights_are_written_where_the_mobilenet_configs_read_them(script, tmp_p
     for config in (SCRIPTS.parent / "configs").glob("*mobilenet*.yaml"):
         weights = yaml.safe_load(config.read_text())["model"]["encoder"]["init_args"]["weights"]
         assert weights == f"data/weights/{script.MOBILENET_FILE}"
+    written = str(tmp_path / script.MOBILENET_FILE)
+    MobileNetV1(12, weights=written)
+    for block in (3, "blocks.4.0"):
+        TimmEncoder("mobilenetv1_100", block, weights=written)
 
 
 def test_weights_that_cannot_be_downloaded_are_explained(script, tmp_path, capsys):

@@ -92,6 +92,13 @@ def test_a_tool_says_at_once_that_it_imports_torch(capsys, monkeypatch):
     assert capsys.readouterr().err == "captioning caption: importing PyTorch ...\n"
 
 
+def test_a_tool_shows_the_traceback_of_an_error(tmp_path):
+    command = [sys.executable, "-m", "captioning", "export", "--debug", "--model", "no.ckpt", "--output", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    first, *_, last = done.stderr.splitlines()
+    assert done.returncode == 2 and first.startswith("Traceback") and last.startswith("error: --model no.ckpt")
+
+
 def test_what_is_left_out_is_said_after_the_results(capsys):
     with footnotes():
         logging.getLogger("captioning.evaluation.scores").warning("no SPICE: no Java")

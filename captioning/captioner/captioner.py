@@ -79,7 +79,7 @@ def load(
 def _captioner(saved: SavedModel) -> ImageCaptioner[Captioner]:
     try:
         return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings, saved.calibration)
-    except InputError as error:  # in its decoding options
+    except (InputError, TypeError) as error:  # in its decoding options
         raise InputError(f"{saved.path}: {error}") from error
 
 

@@ -44,9 +44,9 @@ def views_of(
             preprocessing.view(upright(rgb(image) if isinstance(image, Image.Image) else preprocessing.load(image)))
             for preprocessing in preprocessings
         ]
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
+    except InputError:
+        raise
+    except (ValueError, OSError, SyntaxError) as error:  # of Pillow, where an image's file is damaged
         raise InputError(f"image: {error}") from error
 
 

@@ -109,4 +109,4 @@ def configured_options(settings: dict[str, Any]) -> DecodingOptions:
     if not isinstance(search, dict):
         return DecodingOptions()
     names = {field.name for field in dataclasses.fields(BeamOptions)}
-    return DecodingOptions(**{name: value for name, value in search.items() if name in names})
+    return DecodingOptions(**{name: value for name, value in search.items() if name in names and value is not None})

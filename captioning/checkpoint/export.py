@@ -26,6 +26,7 @@ from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
 CHECKSUMS = "SHA256SUMS"
+REPORT = "calibration.json"  # of `captioning export --calibrate`
 
 StoredType = Literal["float32", "float16", "bfloat16"]
 
@@ -38,14 +39,15 @@ def is_export(folder: Path) -> bool:
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse to write over the README of something else.
+    """Refuse to write over the files of something else, such as a model of another library.
 
     Raises:
-        InputError: The folder has a README, but is not an export.
+        InputError: The folder has a file of an export's name, but is not an export.
     """
     is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # which folders of other models lack
-    if (folder / CARD).exists() and not is_ours:
-        raise InputError(f"--output {folder}: has a {CARD} of something else; give a folder of its own")
+    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS, REPORT):
+        if (folder / name).exists():
+            raise InputError(f"--output {folder}: has a {name} of something else; give a folder of its own")
 
 
 def write_export(
@@ -79,7 +81,7 @@ def write_export(
     from safetensors.torch import save
 
     refuse_other_folder(folder)
-    weights = _stored(captioner, dtype)
+    weights = stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
     config = describe(captioner, vocabulary, settings, calibration)
@@ -112,7 +114,7 @@ def read_export(folder: Path) -> dict[str, Any]:
     return {"captioning": config | {"vocabulary": words["words"]}, "state_dict": state}
 
 
-def _stored(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
+def stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
     """Return the model's state with its large parameters in the type.
 
     Raises:

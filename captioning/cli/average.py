@@ -18,7 +18,7 @@ from pathlib import Path
 from captioning.cli.arguments import add_import_option, script_parser
 from captioning.cli.outputs import OutputFile
 from captioning.cli.usage import check_tool
-from captioning.errors import exits_on_input_error
+from captioning.errors import InputError, exits_on_input_error
 
 
 def parser() -> argparse.ArgumentParser:
@@ -45,6 +45,9 @@ def parser() -> argparse.ArgumentParser:
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
+    for model in arguments.models:
+        if model == "pretrained" or model.startswith("hf:") or Path(model, "model.safetensors").exists():
+            raise InputError(f"--model {model}: an exported model has no mean; give the .ckpt file of its training")
     check_tool("average", arguments.models, arguments.imports)
     checkpoints = [Path(model) for model in arguments.models]
 

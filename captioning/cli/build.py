@@ -15,6 +15,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_loader
 
 from captioning.cli.allowed_values import argument_types, checked_part
+from captioning.cli.checks import REFUSALS, refusal
 from captioning.component import import_modules
 from captioning.errors import InputError
 from captioning.settings import load_yaml, read_config
@@ -52,7 +53,12 @@ def build(kinds: Mapping[str, type], configs: Iterable[Mapping[str, Any]], optio
         raise InputError(" ".join(str(error).split()) + given) from error
     for place in kinds:
         refuse_nulls(settings[place], place)
-    built = parser.instantiate(settings)
+    try:
+        built = parser.instantiate(settings)
+    except InputError:
+        raise
+    except REFUSALS as error:
+        raise refusal(error) from error
     return [built[place] for place in kinds]
 
 

@@ -23,8 +23,6 @@ from captioning.errors import InputError, one_line
 if TYPE_CHECKING:
     from captioning.captioner import ImageCaptioner
 
-REPORT = "calibration.json"
-
 
 def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:
     """Return a model's calibration, and how well it holds on images that it was not fitted to.

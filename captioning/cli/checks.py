@@ -144,6 +144,10 @@ def _is_of_jsonargparse(error: BaseException) -> bool:
     return bool(frames) and _PARSER in frames[-1][0].f_code.co_filename
 
 
+REFUSALS = (ValueError, RuntimeError, TypeError, AssertionError, KeyError)
+"""What constructors of encoders and other parts raise where their arguments do not fit."""
+
+
 def refusal(error: Exception) -> InputError:
     """Return in one line what a class of the configuration says of its arguments; jsonargparse needs many."""
     first: BaseException = error

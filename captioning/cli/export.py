@@ -33,9 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     check_tool("export", [arguments.model], arguments.imports)
     from captioning.captioner import load
-    from captioning.checkpoint.export import WEIGHTS, refuse_other_folder
+    from captioning.checkpoint.export import REPORT, WEIGHTS, refuse_other_folder, stored_weights
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
-    from captioning.cli.calibrate import REPORT, calibrate, summary
+    from captioning.cli.calibrate import calibrate, summary
     from captioning.cli.model_card import card
     from captioning.component import import_modules
 
@@ -56,6 +56,9 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.calibrate:
         captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
+        stored_weights(
+            captioner.captioner, arguments.dtype
+        )  # refuses a weight beyond the type before graphs are written
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)

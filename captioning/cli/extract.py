@@ -41,6 +41,8 @@ def main(argv: list[str] | None = None) -> None:
     if options.verify:
         from captioning.data.features import verify
 
+        if overrides:
+            raise InputError(f"{overrides[0].partition('=')[0]}: has no effect with --verify")
         verify(options.output)
         return
     models = [options.init_from] if options.init_from else []

@@ -23,6 +23,7 @@ from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
 from captioning.cli.checks import (
+    REFUSALS,
     foreign_callback,
     refusal,
     refuse_empty_paths,
@@ -280,7 +281,7 @@ class CaptioningCLI(LightningCLI):
                 super().instantiate_classes()
             except InputError:
                 raise
-            except (ValueError, RuntimeError, TypeError) as error:
+            except REFUSALS as error:
                 raise refusal(error) from error
 
     def _prepare_data(self) -> None:

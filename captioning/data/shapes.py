@@ -87,14 +87,15 @@ class ShapesSource(CaptionSource):
         """
         if self.is_complete():
             return
-        self.root.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{self.root.name}.", suffix=".part", dir=self.root.parent))
+        root = Path(os.path.realpath(self.root))  # it may be a link to another disk
+        root.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{root.name}.", suffix=".part", dir=root.parent))
         try:
             part.chmod(0o755)  # mkdtemp keeps others out
             self._generate(part)
             _write_json(part / "shapes.json", self._header())
             with contextlib.suppress(OSError):  # a non-empty root: another run was faster, or the check below fails
-                os.rename(part, self.root)
+                os.rename(part, root)
         finally:
             shutil.rmtree(part, ignore_errors=True)
         if not self.is_complete():
@@ -172,7 +173,7 @@ class ShapesSource(CaptionSource):
         try:
             content: dict[str, Any] = json.loads(read_bytes(path))
         except FileNotFoundError:
-            raise InputError(f"{path}: missing; run captioning prepare shapes") from None
+            raise InputError(f"{path}: missing; run captioning prepare shapes --root {self.root}") from None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path}: not JSON ({one_line(error)}); delete {self.root} to regenerate it") from error
         return content

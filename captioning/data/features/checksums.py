@@ -59,7 +59,9 @@ def verify(directory: Path) -> None:
         InputError: A shard or the list of images is missing or damaged, or the folder holds no features.
     """
     files = directory.iterdir() if directory.is_dir() else ()
-    splits = sorted({path.name.partition(".")[0] for path in files if path.is_dir() or path.suffix == ".json"})
+    splits = sorted(
+        {path.name.partition(".")[0] for path in files if path.suffix == ".json" or any(path.glob("*.npy"))}
+    )
     if not splits:
         raise InputError(f"--output {directory}: holds no features")
     problems = []

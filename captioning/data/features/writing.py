@@ -68,9 +68,10 @@ class FeatureWriter:
         )
         self._paths = list(paths)
         self.split, self.shape = split, self._wanted.shape
-        self.manifest = self._existing() or self._wanted
+        existing = self._existing()
+        self.manifest = existing or self._wanted
         shards = range(process[0], self.manifest.shards, process[1])
-        missing = [shard for shard in shards if not self.manifest.is_finished(shard)]
+        missing = [shard for shard in shards if existing is None or not existing.is_finished(shard)]
         self.total = sum(len(self.manifest.rows(shard)) for shard in shards)
         rows = [np.asarray(self.manifest.rows(shard)) for shard in missing]
         self.rows: NDArray[np.int64] = np.concatenate([np.empty(0, np.int64), *rows])

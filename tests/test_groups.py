@@ -16,6 +16,7 @@ from captioning.comparison.compare import compare
 from captioning.comparison.groups import group_by_seed
 from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Comparison
+from captioning.comparison.runs import flat
 from captioning.comparison.terminal import print_comparison
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
@@ -188,12 +189,31 @@ def test_second_stages_are_compared_each_with_its_first(how):
     found = compare([*first, *second[::-1]], resamples=200)
     (expected, *_) = seed_differences(np.stack(words(first)), np.stack(words(second)), bleu_from_counts, paired=True)
     assert found.group_tests["second"]["bleu1"].interval == expected.interval
-    assert "Paired, each run with the run of first that it started from: second." in found.tables[0].note
+    assert "Paired, because of two runs one started from the other: second." in found.tables[0].note
+    for each, start in zip(second, first, strict=True):
+        each.folder = Path(f"x/second_{each.settings['seed_everything']}")
+        start.folder = Path(f"x/first_{start.settings['seed_everything']}")
+    turned = compare([*second, *first], resamples=200).group_tests["first"]["bleu1"].interval
+    assert (-turned.high, -turned.low) == pytest.approx((expected.interval.low, expected.interval.high))
     apart = compare([*first, *(dataclasses.replace(run, settings=HARD[i].settings) for i, run in enumerate(second))],
                     resamples=200)  # fmt: skip
     width = {name: each.group_tests["second"]["bleu1"].interval for name, each in (("paired", found), ("apart", apart))}
     assert width["paired"].high - width["paired"].low < width["apart"].high - width["apart"].low
     assert "Paired" not in apart.tables[0].note
+
+
+def test_classes_of_one_short_name_are_no_seeds_of_one_variant():
+    runs = [run(f"mine_{seed}", seed) for seed in (1, 2)]
+    for each, module in zip(runs, ("mine_v1", "mine_v2"), strict=True):
+        each.settings["model"] = {"attention": {"class_path": f"{module}.MyAttention"}}
+    assert len(group_by_seed(runs)) == 2
+    terms = ([{"class_path": "x.T", "init_args": {"w": w}} for w in ws] for ws in ((1, 5), (9, 5)))
+    assert len(set(map(str, (flat({"terms": each}) for each in terms)))) == 2
+
+
+def test_a_score_that_is_not_finite_is_shown():
+    runs = [run(f"x_{seed}", seed, scores={"nll": value}) for seed, value in ((1, float("nan")), (2, 3.0))]
+    assert compare(runs, resamples=20).groups
 
 
 def test_the_runs_of_a_variant_stand_together(study):

@@ -35,6 +35,14 @@ def corpus(images: int = 60, seed: int = 0):
     return references, system(0.6), system(0.7)
 
 
+def test_exchanges_without_a_score_are_left_out():
+    """One noun each, on different images: half of the exchanges give both to one system; all others are as large."""
+    first, second = np.zeros((2, 2)), np.zeros((2, 2))
+    first[0], second[1] = (0, 1), (1, 1)  # right, of
+    (test,) = differences(first, second, percentage)
+    assert test.p_value == 1
+
+
 def bleu4(counts):
     return bleu_from_counts(counts)[..., 3]
 

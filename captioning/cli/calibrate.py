@@ -79,6 +79,7 @@ def _report(judged: Sequence[tuple[Calibration, Sequence[_Captioned]]]) -> dict[
     outcomes = [np.array(image.supported, float) for _, image in pairs]
     word_error, words = reliability(np.concatenate(confidences), np.concatenate(outcomes))
     of_captions = np.array([values.mean() for values in confidences]), np.array([values.mean() for values in outcomes])
+    varied = all(values.std() > 0 for values in of_captions)  # otherwise there is no correlation
     caption_error, curve = reliability(*of_captions)
     warned = [calibration.is_unlike(image.statistics, float(np.mean(image.log_probs))) for calibration, image in pairs]
     return {
@@ -88,7 +89,7 @@ def _report(judged: Sequence[tuple[Calibration, Sequence[_Captioned]]]) -> dict[
             "word_calibration_error": round(word_error, 4),
             "caption_calibration_error": round(caption_error, 4),
             "supported_words": round(float(np.concatenate(outcomes).mean()), 4),
-            "correlation_of_captions": round(float(np.corrcoef(*of_captions)[0, 1]), 4),
+            "correlation_of_captions": round(float(np.corrcoef(*of_captions)[0, 1]), 4) if varied else None,
             "warned_images": round(float(np.mean(warned)), 4),
         },
         "words": words,

@@ -37,8 +37,10 @@ from captioning.cli.arguments import (
 )
 from captioning.cli.outputs import STDOUT
 from captioning.cli.usage import check_tool, footnotes
-from captioning.errors import InputError, exits_on_input_error, one_line
+from captioning.errors import InputError, did_you_mean, exits_on_input_error, one_line
 from captioning.run_folder import RunFolder
+
+_OPTIONS_OF_TEST = ("--results", "--name", "--runs", "--seed_everything", "--config")
 
 
 @exits_on_input_error
@@ -79,6 +81,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     model, *others = args.models
     if others and args.inference is not None:
         raise InputError("--inference: the models of an ensemble keep their own modes; leave it out")
+    _check_options(overrides)
     captioner = load(model)
     trained = captioner.settings
     if "model" not in trained:
@@ -119,7 +122,8 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     images = cli.model.results
     models = f"; {len(args.models)} models" if others else ""
     context = f"beam {search['beam_size']}, {search['inference']} context, percent"
-    print(f"\n{args.split} split, {len(images)} images{models}; {context}")
+    split = cli.datamodule.evaluated_split
+    print(f"\n{split} split, {len(images)} images{models}; {context}")
     _print_scores(scores)
     _print_grounding(scores)
     if table := attribute_table(item for image in images for item in image.attributes):
@@ -128,7 +132,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     return {
         "values": scores,
         "unit": f"{UNIT}; nll, bound and iwae_bound in nats per word; length_ratio and brevity_penalty are ratios",
-        "split": args.split,
+        "split": split,
         "images": len(images),
         "tokens": cli.datamodule.source.tokens,
         "grounded_nouns": {
@@ -143,6 +147,20 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         | {"scored_in": cli.config_dump["trainer"]["precision"]}
         | {name: trained[name] for name in ("averaged",) if name in trained},
     }
+
+
+def _check_options(options: list[str]) -> None:
+    """Refuse options of `captioning test` that name another model, and misspelt options of this command.
+
+    Raises:
+        InputError: Names the option.
+    """
+    own = [name for action in parser()._actions for name in action.option_strings]
+    for option in (word.partition("=")[0] for word in options if word.startswith("--")):
+        if option in ("--ckpt_path", "--ensemble"):
+            raise InputError(f"{option}: goes with captioning test; name the models with --model")
+        if "." not in option and option not in _OPTIONS_OF_TEST and (meant := did_you_mean(option, own)):
+            raise InputError(f"{option}: no such option{meant}")
 
 
 def _training(settings: dict[str, Any], model: str) -> dict[str, Any]:
@@ -180,7 +198,7 @@ def _results(args: argparse.Namespace) -> Path | None:
 def _device_options(device: str) -> list[str]:
     """Return the options of the training command for a value of ``--device``."""
     kind, _, number = device.partition(":")
-    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal():
+    if kind not in ("auto", "cpu", "cuda") or not (number or "0").isdecimal() or (number and kind != "cuda"):
         raise InputError(f"--device {device}: is not known; use auto, cpu, cuda or cuda:N")
     accelerator = ["--trainer.accelerator", {"cuda": "gpu"}.get(kind, kind)] if kind != "auto" else []
     return [*accelerator, *(["--trainer.devices", f"[{number}]"] if number else [])]

@@ -69,4 +69,4 @@ def range_text(interval: Interval, *, signed: bool = False) -> str:
 
 
 def p_text(value: float) -> str:
-    return f"p = {value:.3f}" if value >= 0.0015 else "p ≤ 0.001"
+    return f"p = {value:.3f}" if value > 0.001 else "p ≤ 0.001"

@@ -9,7 +9,7 @@ from typing import Any
 
 from captioning.comparison.conditions import settings_of
 from captioning.comparison.result import Group
-from captioning.comparison.runs import Run
+from captioning.comparison.runs import Run, classes
 from captioning.run_folder import of_any_seed
 
 _SEEDS = ("seed_everything", "data.seed")
@@ -54,6 +54,7 @@ def _differ_in_seed_alone(run: Run, other: Run) -> bool:
         and other.settings
         and _seed_of(run)
         and _without_seed(run) == _without_seed(other)
+        and list(classes(run.settings)) == list(classes(other.settings))
         and (not run.captions or not other.captions or _search_of(run) == _search_of(other))
         and _start_from_alike(run, other)
     )
@@ -67,7 +68,7 @@ def _without_seed(run: Run) -> dict[str, Any]:
 def _search_of(run: Run) -> dict[str, Any]:
     """Return the decoding options, without the epoch of the tested checkpoint, which differs between seeds."""
     return {
-        name: re.sub(r"\d+", "", value) if name == "checkpoint" else value  # best-epoch=3.ckpt
+        name: re.sub(r"\d+", "", str(value)) if name == "checkpoint" else value  # best-epoch=3.ckpt
         for name, value in run.search.items()
     }
 
@@ -95,22 +96,30 @@ def _common_name(names: Sequence[str], seeds: Sequence[str]) -> str:
 
 
 Pairing = Callable[[Group, Group], "list[str] | None"]
-"""Returns the runs of the second group, each at the place of the run of the first that it started from, or None."""
+"""Returns the runs of the second group, each at the place of its run of the first, or None."""
 
 
 def pairs_by_settings(runs: Mapping[str, Run]) -> Pairing:
-    """Return the pairing of groups whose runs started from each other, or are averages with each other."""
+    """Return the pairing of groups whose runs started from each other, in either order, or are averages with them."""
 
     def pairing(reference: Group, group: Group) -> list[str] | None:
         paired = []
         for name in reference.runs:
             folder = runs[name].folder
-            followers = [run for run in group.runs if folder and folder.resolve().name in _started_from(runs[run])]
+            followers = [run for run in group.runs if folder and _follow(runs[run], runs[name])]
             paired += followers if len(followers) == 1 else []
         complete = len(set(paired)) == len(reference.runs) == len(group.runs)
         return paired if complete else None
 
     return pairing
+
+
+def _follow(run: Run, other: Run) -> bool:
+    """Return whether one of two runs started from the other, or is an average with it."""
+    return any(
+        one.folder is not None and one.folder.resolve().name in _started_from(two)
+        for one, two in ((run, other), (other, run))
+    )
 
 
 def _started_from(run: Run) -> set[str]:

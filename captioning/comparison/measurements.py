@@ -131,7 +131,9 @@ def _scores_of(content: Mapping[str, Any], path: Path) -> dict[str, Scores]:
         raise InputError(f"{path}: its common part or its scores are no mapping")
     expanded = {name: expand(common, entry) if isinstance(entry, dict) else {} for name, entry in scores.items()}
     for name, entry in expanded.items():
-        if not isinstance(entry.get("values"), dict) or "bleu4" not in entry["values"]:
+        values = entry.get("values")
+        bleu4 = values.get("bleu4") if isinstance(values, dict) else None
+        if not isinstance(bleu4, (int, float)):
             problem = "not what captioning evaluate --json writes; delete it to score the run again"
             raise InputError(f"{path}: scores.{name}: {problem}")
     return expanded

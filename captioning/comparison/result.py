@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from captioning.comparison.runs import Curve
 from captioning.evaluation.resampling import Difference, Interval
 
@@ -82,7 +84,7 @@ class Group:
     def deviation(self, measure: str) -> float | None:
         """Return the standard deviation over seeds (n - 1); None for one seed."""
         values = self.scores[measure]
-        return statistics.stdev(values) if len(values) > 1 else None
+        return float(np.std(values, ddof=1)) if len(values) > 1 else None  # NaN for a score that is not finite
 
 
 @dataclass

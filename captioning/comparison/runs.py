@@ -7,6 +7,7 @@ import math
 import os
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -145,12 +146,27 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flat(f"{prefix}.{key}" if prefix else str(key), inner)
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        names: Counter[str] = Counter()
         for number, item in enumerate(value):
             path = item.get("class_path") if isinstance(item, Mapping) else None
             name = path.rpartition(".")[2] if isinstance(path, str) else str(number)
-            yield from _flat(f"{prefix}.{name}", item)
+            names[name] += 1
+            yield from _flat(f"{prefix}.{name}" + f"-{names[name]}" * (names[name] > 1), item)
     else:
         yield prefix, value
+
+
+def classes(settings: Any) -> Iterator[str]:
+    """Yield the paths of classes in settings that are neither of this package nor of its libraries.
+
+    Two of them may have one short name. A class of this package has several paths.
+    """
+    for key, value in settings.items() if isinstance(settings, Mapping) else ():
+        if key == "class_path" and not str(value).startswith(("captioning.", "torch.", "pytorch_lightning.")):
+            yield str(value)
+    inner = settings.values() if isinstance(settings, Mapping) else settings if isinstance(settings, list) else ()
+    for value in inner:
+        yield from classes(value)
 
 
 def merged(points: Curve) -> Curve:

@@ -157,8 +157,8 @@ def _bleu4(summed: Floats) -> Floats:
 
 def _pairing(study: Study) -> Pairing:
     def pairing(reference: Group, group: Group) -> list[str] | None:
-        paired = study.starts_from(group.name, reference.name) and group.seeds == reference.seeds
-        return group.runs if paired else None
+        related = study.starts_from(group.name, reference.name) or study.starts_from(reference.name, group.name)
+        return group.runs if related and group.seeds == reference.seeds else None
 
     return pairing
 
@@ -254,7 +254,7 @@ def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
             f"for the {len(tests)} tests of the table (Holm). Bold: interval and test agree that there is a difference."
         )
     if any(test.paired for test in tests):
-        note += " *Paired*: each run is compared with the run of the same seed that it started from."
+        note += " *Paired*: of two runs of the same seed, one started from the other."
     return note
 
 
@@ -262,7 +262,7 @@ def _spread(values: Sequence[float], places: int) -> str:
     """Return the mean and the deviation of several seeds, the value of one seed, or nothing."""
     if not values:
         return ""
-    deviation = f" ({statistics.stdev(values):.{places}f})" if len(values) > 1 else ""
+    deviation = f" ({np.std(values, ddof=1):.{places}f})" if len(values) > 1 else ""
     return f"{statistics.fmean(values):.{places}f}{deviation}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ class VariantTest:
     """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
 
     Attributes:
-        paired: Every run of the variant is compared with the run of the reference that it started from.
+        paired: Every run of the variant is compared with one of the reference; one of the two started from the other.
     """
 
     variant: str
@@ -102,7 +103,7 @@ def add_variants(
         result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
     for group in groups:
         for key, title in _LOGGED.items():
-            if all(key in runs[run].scores for run in group.runs):
+            if all(key in runs[run].scores and _is_on(runs[run], scored.common) for run in group.runs):
                 titles[key] = title
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
     _say_what_is_not_tested(result)
@@ -113,9 +114,14 @@ def add_variants(
         f"Obuchowski and Rockette; {RULE})."
     )
     if paired := dict.fromkeys(test.variant for test in tests if test.paired):
-        note += f" Paired, each run with the run of {first.name} that it started from: {', '.join(paired)}."
+        note += f" Paired, because of two runs one started from the other: {', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
+
+
+def _is_on(run: Run, images: Sequence[Any]) -> bool:
+    """Return whether a run's own scores are those of the images that all runs have."""
+    return not images or run.captions is None or len(run.captions) == len(images)
 
 
 def _say_what_is_not_tested(result: Comparison) -> None:

@@ -73,7 +73,7 @@ def _runs(result: Comparison) -> list[_Pair]:
 def _verdict(pair: _Pair, metric: str, titles: Mapping[str, str]) -> str:
     test, before, after = pair.tests[metric], pair.before[metric], pair.after[metric]
     change = f"{titles[metric]} ({_change(test)}), {pair.over}."
-    if not test.clear and abs(test.interval.value) < _HALF_A_DIGIT:
+    if abs(test.interval.value) < _HALF_A_DIGIT and not test.excludes_zero and f"{after:.1f}" == f"{before:.1f}":
         return f"Equal: {pair.other} and {pair.first} both have {after:.1f} {change}"
     return f"{finding(test)}: {pair.other} has {after:.1f} and {pair.first} {before:.1f} {change}"
 

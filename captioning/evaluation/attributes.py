@@ -48,7 +48,7 @@ def attribute_scores(judged: Iterable[JudgedAttribute]) -> dict[str, float]:
 def attribute_table(judged: Iterable[JudgedAttribute]) -> list[str]:
     """Return lines of the accuracy of every attribute with its denominators; [] without any."""
     lines = [
-        f"{name:20}{count.accuracy:8.2f}{count.right:>8} of {count.said:<6}{count.unsaid:>8}"
+        f"{name:20}{count.accuracy:8.2f}{count.right:>8} of {count.said:<6}{count.unsaid:>10}"
         for name, count in count_attributes(judged).items()
     ]
-    return [f"{'':20}{'right, %':>8}{'right of said':>18}{'not said':>8}", *lines] if lines else []
+    return [f"{'':20}{'right, %':>8}{'right of said':>18}{'not said':>10}", *lines] if lines else []

@@ -131,6 +131,7 @@ def differences(
     """Return how much higher ``second`` scores than ``first``, for each of the S scores that ``score`` gives.
 
     The p-value counts the observed difference as one of the exchanges, so it is at least 1 / (resamples + 1).
+    Exchanges that have no score are left out.
 
     Args:
         first, second: (images, C) of the same images.
@@ -143,10 +144,11 @@ def differences(
     drawn = bootstrap(counts, score, resamples=resamples, seed=seed)
     _, low, high = _summary(observed, (drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1), confidence)
     chance = randomization(first, second, score, resamples=resamples, seed=seed).reshape(resamples, -1)
+    exchanges = np.isfinite(chance).sum(axis=0)  # in the others one of the two has nothing to be scored
     as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # the same sums in another order may differ
     return [
         Difference(Interval(float(value), float(lower), float(upper)), float(p_value), corrected=float(p_value))
-        for value, lower, upper, p_value in zip(observed, low, high, (as_large + 1) / (resamples + 1), strict=True)
+        for value, lower, upper, p_value in zip(observed, low, high, (as_large + 1) / (exchanges + 1), strict=True)
     ]
 
 

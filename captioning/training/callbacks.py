@@ -60,7 +60,8 @@ class NamedCheckpoint(ModelCheckpoint):
         # Stopped inside an epoch, as by max_steps: Lightning counts the epoch as one that has ended.
         for progress in ("total", "current"):
             epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"][progress]
-            epochs["processed"] = min(epochs["processed"], epochs["started"] - 1)
+            if epochs["processed"] == epochs["started"] > 0:
+                epochs["processed"] -= 1
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if trainer.validating:  # the scores of the images before are lost: the resumed run validates all of them

@@ -140,7 +140,7 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
         (["a.ckpt", "b.ckpt", "--fractions", "2", "nan"], "at least 0 and not all 0, got 2.0, nan"),
         (["a.ckpt", "b.ckpt", "--fractions", "2", "inf"], "at least 0 and not all 0, got 2.0, inf"),
         (["a.ckpt", "gone.ckpt"], "gone.ckpt: the checkpoint cannot be read"),
-        (["a.ckpt", "pretrained"], "pretrained: an exported model has no mean; give the .ckpt file of its training"),
+        (["a.ckpt", "pretrained"], "pretrained: is an exported model; give the .ckpt file that it is from"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_line(argv, message, capsys):

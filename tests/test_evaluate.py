@@ -162,7 +162,7 @@ def test_an_exported_model_is_scored_as_its_checkpoint_is_and_its_folder_stays_a
         (["--device", "tpu"], "--device tpu: is not known"),
         (["--device", "cpu:0"], "--device cpu:0: is not known"),
         (["--model", "hf:nobody"], "hf:nobody"),
-        (["--ckpt_path", CHECKPOINT], "--ckpt_path: goes with captioning test; name the models with --model"),
+        (["--ckpt_path", CHECKPOINT], "--ckpt_path: is an option of captioning test; name the models with --model"),
         (["--beamsize=3"], "--beamsize: no such option; did you mean --beam_size?"),
     ],
 )

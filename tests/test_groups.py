@@ -189,7 +189,9 @@ def test_second_stages_are_compared_each_with_its_first(how):
     found = compare([*first, *second[::-1]], resamples=200)
     (expected, *_) = seed_differences(np.stack(words(first)), np.stack(words(second)), bleu_from_counts, paired=True)
     assert found.group_tests["second"]["bleu1"].interval == expected.interval
-    assert "Paired, because of two runs one started from the other: second." in found.tables[0].note
+    assert (
+        "Paired, because a run of first is the start or a part of each, or the reverse: second." in found.tables[0].note
+    )
     for each, start in zip(second, first, strict=True):
         each.folder = Path(f"x/second_{each.settings['seed_everything']}")
         start.folder = Path(f"x/first_{start.settings['seed_everything']}")

@@ -503,7 +503,7 @@ def test_runs_that_go_on_from_the_references_are_tested_in_pairs(measured):
     page = Path("results.md").read_text()
     rows = table(page, "val, ")
     assert rows["mean"][-1].endswith(", *paired*") and not rows["hard"][-1].endswith("*paired*")
-    assert "*Paired*: of two runs of the same seed, one started from the other." in page
+    assert "*Paired*: each run is compared with the run of the same seed, because one of the two started" in page
     shutil.rmtree("runs")
     main("--report", "results.md")  # The tests are those of the last report.
     assert table(Path("results.md").read_text(), "val, ") == rows

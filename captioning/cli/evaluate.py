@@ -158,7 +158,7 @@ def _check_options(options: list[str]) -> None:
     own = [name for action in parser()._actions for name in action.option_strings]
     for option in (word.partition("=")[0] for word in options if word.startswith("--")):
         if option in ("--ckpt_path", "--ensemble"):
-            raise InputError(f"{option}: goes with captioning test; name the models with --model")
+            raise InputError(f"{option}: is an option of captioning test; name the models with --model")
         if "." not in option and option not in _OPTIONS_OF_TEST and (meant := did_you_mean(option, own)):
             raise InputError(f"{option}: no such option{meant}")
 
@@ -183,9 +183,9 @@ def _checkpoint_of(model: str, folder: Path) -> Path:
 
 
 def _results(args: argparse.Namespace) -> Path | None:
-    """Return where the scores go, None for the folder of the model's run, or for a model of no file.
+    """Return the folder for the scores. None means the folder of the model's run, or that the model is not a file.
 
-    Those of other data go beside the model's own, and those of a checkpoint of no run into a folder of its name.
+    Scores on other data go to a folder inside the run's, those of a checkpoint outside any run to one named after it.
     """
     model, *others = args.models
     run = RunFolder.of(model)

@@ -309,9 +309,10 @@ def _weights(options: argparse.Namespace) -> None:
         tensors = {name: tensor.contiguous() for name, tensor in encoder.network.state_dict().items()}
         save_file(tensors, part, metadata={"network": f"timm {MOBILENET}"})
     print(
-        f"{path}: the published weights of {MOBILENET}. They expect padding on all sides: train with "
-        "--model.encoder.model_args '{}', or '{output_stride: 16}' where the config sets that, or "
-        "--model.encoder.same_padding false where the encoder is a MobileNetV1.\n"
+        f"{path}: the published weights of {MOBILENET}. They expect padding on all sides. Give captioning extract "
+        "and captioning fit one of these options: --model.encoder.model_args '{output_stride: 16}' if the config sets "
+        "output_stride; --model.encoder.same_padding false if its encoder is MobileNetV1; otherwise "
+        "--model.encoder.model_args '{}'.\n"
         "docs/results.md was measured with other weights, trained with TensorFlow's "
         "padding (pad_type: same), which are not published as a file for timm.",
         flush=True,

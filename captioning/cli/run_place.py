@@ -40,7 +40,7 @@ class RunPlace(NamedTuple):
         if "\0" in str(folder):
             raise InputError(f"--name {str(folder)!r}: control characters are not allowed")
         if config.name in (".", ".."):
-            raise InputError(f"--name {config.name}: is no name of a folder in {config.runs}")
+            raise InputError(f"--name {config.name}: is not a valid name of a folder")
         checkpoint = config.get("ckpt_path")
         if checkpoint in ("best", "last") or not (fitting or checkpoint):
             file = RunFolder(folder).checkpoint(checkpoint or "best")
@@ -53,7 +53,7 @@ class RunPlace(NamedTuple):
             elif fitting and not _same(owner, folder) and RunFolder(folder).is_trained():
                 raise InputError(f"{folder}: holds another run than {checkpoint} is of; give another --name")
             elif not (fitting or config.name or config.results) and RunFolder(folder).is_trained():
-                raise InputError(f"{folder}: holds another run than {checkpoint} is of; name a folder with --results")
+                raise InputError(f"{folder}: belongs to another run than {checkpoint}; give --results")
         elif process_rank() and _FOLDER in os.environ:
             folder = Path(os.environ[_FOLDER])
         if not fitting:  # a run that trains claims its folder

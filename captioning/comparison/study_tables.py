@@ -254,7 +254,10 @@ def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
             f"for the {len(tests)} tests of the table (Holm). Bold: interval and test agree that there is a difference."
         )
     if any(test.paired for test in tests):
-        note += " *Paired*: of two runs of the same seed, one started from the other."
+        note += (
+            " *Paired*: each run is compared with the run of the same seed, because one of the two started from the "
+            "other or is a mean that contains it."
+        )
     return note
 
 

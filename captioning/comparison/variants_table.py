@@ -25,7 +25,8 @@ class VariantTest:
     """How much higher the mean of a variant is than that of a reference, tested over images and seeds.
 
     Attributes:
-        paired: Every run of the variant is compared with one of the reference; one of the two started from the other.
+        paired: Whether each run of the variant is compared with one run of the reference. One of the two started from
+            the other, or is a mean that contains it.
     """
 
     variant: str
@@ -114,7 +115,10 @@ def add_variants(
         f"Obuchowski and Rockette; {RULE})."
     )
     if paired := dict.fromkeys(test.variant for test in tests if test.paired):
-        note += f" Paired, because of two runs one started from the other: {', '.join(paired)}."
+        note += (
+            f" Paired, each with the run of {first.name} that it started from, was the start of, or is a mean with: "
+        )
+        note += f"{', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 

@@ -18,8 +18,8 @@ class MobileNetV1(Encoder):
     """The first separable convolutions of MobileNetV1, with the names of timm's ``mobilenetv1_100``.
 
     Annotations equal those of ``TimmEncoder("mobilenetv1_100", ..., model_args={"pad_type": "same", "output_stride":
-    16})``, and without ``same_padding`` those without ``pad_type``. Beyond 1/16 of the image's side, dilation takes the
-    place of the last stride.
+    16})``. Without ``same_padding`` they equal those of the same encoder without ``pad_type``. Beyond 1/16 of the
+    image's side, dilation takes the place of the last stride.
 
     Args:
         layers: Number of separable convolutions, 6 to 13. The annotations have 512 channels up to the eleventh, and
@@ -28,8 +28,8 @@ class MobileNetV1(Encoder):
             initialises them at random.
         image_size: Side of the square input in pixels, a multiple of 16; the whole image is squashed into it.
         same_padding: Whether a convolution with a stride pads its input only below and on the right, like TensorFlow's
-            "same". The weights of the captioner in the package expect that. Those that ``captioning prepare weights``
-            gets expect padding on all sides, which is False.
+            "same". The weights of the captioner in the package expect that. Set it to False for the weights that
+            ``captioning prepare weights`` downloads: they expect padding on all sides.
         trainable_from: First stage that is fine-tuned, such as ``blocks.3``; None freezes everything.
         learning_rate: Learning rate of the fine-tuned part; None uses the decoder's.
 

@@ -88,7 +88,7 @@ class Likelihood(Objective):
         self.reduction = reduction or Reduction()
         likelihood = [NLL(label_smoothing), DoublyStochasticPenalty(attention_penalty), Entropy(entropy_weight)]
         if any(isinstance(term, Reinforce) for term in terms) and (estimator is not None or reward_weight != 1.0):
-            raise InputError("terms: Reinforce has its own; leave out estimator and reward_weight")
+            raise InputError("terms: Reinforce has its own estimator and weight; leave out estimator and reward_weight")
         reinforce = [] if estimator is None else [Reinforce(estimator, reward_weight)]
         self.terms = nn.ModuleList([*likelihood, *terms, *reinforce])
 

@@ -25,7 +25,7 @@ _WIDE = re.compile(r":[^{}]*\d{3}")  # a number of a million characters takes th
 class NamedCheckpoint(ModelCheckpoint):
     """Lightning's ``ModelCheckpoint``, whose template of file names leads to no other folder.
 
-    A run that stopped inside an epoch or a validation resumes there.
+    A run that stopped inside an epoch resumes there. After an error in a validation, all of it is repeated.
     """
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -32,8 +32,8 @@ class ResumedSettings(Callback):
     It also applies the schedule of gradient accumulation in a run that resumes inside an epoch: Lightning applies it
     only when an epoch begins.
 
-    Every setting that differs from the checkpoint's is printed on a line. Another class of optimizer is refused, and so
-    is an option of it that is true or false, which may need another state.
+    Every setting that differs from the checkpoint's is printed on a line. Another class of optimizer is refused.
+    So is a true/false option of the optimizer that has changed, because it may need another state.
     """
 
     def __init__(self) -> None:

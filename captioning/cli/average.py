@@ -47,9 +47,7 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     for model in arguments.models:
         if model == "pretrained" or model.startswith("hf:") or Path(model, "model.safetensors").exists():
-            raise InputError(
-                f"--model {model}: is an exported model, and average reads .ckpt files; give the one that it was exported from"
-            )
+            raise InputError(f"--model {model}: is an exported model; give the .ckpt file that it is from")
     check_tool("average", arguments.models, arguments.imports)
     checkpoints = [Path(model) for model in arguments.models]
 

@@ -115,10 +115,8 @@ def add_variants(
         f"Obuchowski and Rockette; {RULE})."
     )
     if paired := dict.fromkeys(test.variant for test in tests if test.paired):
-        note += (
-            f" Paired, each with the run of {first.name} that it started from, was the start of, or is a mean with: "
-        )
-        note += f"{', '.join(paired)}."
+        because = f"because a run of {first.name} is the start or a part of each, or the reverse"
+        note += f" Paired, {because}: {', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 

@@ -38,6 +38,7 @@ EPOCHS = 6  # of the configs
 TRAINING_SECONDS = 350.0  # of the steps; the demo should end within eight minutes, installation included
 OTHER_SECONDS = 90.0  # drawing the images, starting, validating and testing
 BESIDE = 2.0  # times a step measured alone, which has no other model beside it, no images to load and no optimizer
+CROWDED = 1.4  # times that, where a third model shares the processor
 IMAGES, CAPTIONS = 6000, 5  # images of an epoch, captions of each
 BATCH = 32  # images of a step in the configs, each with its captions
 SMALL_BATCH, FEW_CAPTIONS = 16, 2  # images of a step on a slow processor, captions of each in an epoch
@@ -237,7 +238,8 @@ def affordable() -> tuple[Plan, float]:
     """
     epoch = math.ceil(IMAGES / BATCH) * seconds_of_a_step(BATCH, CAPTIONS)
     for models in (list(RUNS), FIRST):
-        if (seconds := EPOCHS * epoch * len(models) / len(FIRST)) <= TRAINING_SECONDS:
+        crowded = CROWDED if len(models) > len(FIRST) else 1.0
+        if (seconds := EPOCHS * epoch * crowded * len(models) / len(FIRST)) <= TRAINING_SECONDS:
             return Plan(models), seconds
     epoch = math.ceil(IMAGES / SMALL_BATCH) * seconds_of_a_step(SMALL_BATCH, FEW_CAPTIONS)
     plan = Plan(FIRST, max(FEWEST_EPOCHS, int(TRAINING_SECONDS / epoch)), small=True)

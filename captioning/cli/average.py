@@ -17,7 +17,7 @@ from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, script_parser
 from captioning.cli.outputs import OutputFile
-from captioning.cli.usage import check_tool
+from captioning.cli.usage import check_tool, is_no_path
 from captioning.errors import InputError, exits_on_input_error
 
 
@@ -46,7 +46,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     for model in arguments.models:
-        if model == "pretrained" or model.startswith("hf:") or Path(model, "model.safetensors").exists():
+        if is_no_path(model) or Path(model, "model.safetensors").exists():
             raise InputError(f"--model {model}: is an exported model; give the .ckpt file that it is from")
     check_tool("average", arguments.models, arguments.imports)
     checkpoints = [Path(model) for model in arguments.models]

@@ -56,9 +56,7 @@ def main(argv: list[str] | None = None) -> None:
     if arguments.calibrate:
         captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
-        stored_weights(
-            captioner.captioner, arguments.dtype
-        )  # refuses a weight beyond the type before graphs are written
+        stored_weights(captioner.captioner, arguments.dtype)  # refuses a weight before a graph is written
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)

@@ -190,11 +190,15 @@ def check_named(models: Sequence[str], imports: Sequence[str], option: str = "--
         InputError: Names the option and what is not there.
     """
     for model in models:
-        named = model == "pretrained" or model.startswith("hf:")
-        if not named and not Path(model).exists():
+        if not is_no_path(model) and not Path(model).exists():
             hint = _near_checkpoint(Path(model), ["runs"])
             raise InputError(f"{option} {model}: the checkpoint cannot be read (no such file){hint}")
     check_imports(imports, [Path()])
+
+
+def is_no_path(model: str) -> bool:
+    """Return whether a model is named otherwise than by its path: the captioner in the package, or one of the hub."""
+    return model == "pretrained" or model.startswith("hf:")
 
 
 def announce_import(command: str) -> None:

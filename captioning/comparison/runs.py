@@ -161,11 +161,12 @@ def classes(settings: Any) -> Iterator[str]:
 
     Two of them may have one short name. A class of this package has several paths.
     """
-    for key, value in settings.items() if isinstance(settings, Mapping) else ():
-        if key == "class_path" and not str(value).startswith(("captioning.", "torch.", "pytorch_lightning.")):
-            yield str(value)
-    inner = settings.values() if isinstance(settings, Mapping) else settings if isinstance(settings, list) else ()
-    for value in inner:
+    if isinstance(settings, Mapping):
+        path = str(settings.get("class_path", "captioning."))
+        if not path.startswith(("captioning.", "torch.", "pytorch_lightning.")):
+            yield path
+        settings = list(settings.values())
+    for value in settings if isinstance(settings, list) else ():
         yield from classes(value)
 
 

@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8
 
 .DEFAULT_GOAL := help
-.PHONY: help demo pretrained reproduce-flickr8k bench test test-slow fuzz check docs format lock clean
+.PHONY: help demo pretrained reproduce-flickr8k bench test test-slow check docs format lock clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z0-9-]*\):.*  ## \(.*\)/\1|\2/p' Makefile | \
@@ -44,11 +44,6 @@ test: $(STAMP)  ## the quick tests
 
 test-slow: $(STAMP)  ## the slow tests, such as whole training runs
 	@$(PYTEST) -m slow
-
-# FUZZ="--cases 1000000 --seed 7 --json fuzz.json". A fault is printed with the command that reproduces it.
-FUZZ ?= --seconds 60
-fuzz: $(STAMP)  ## damage files, states, settings and command lines at random for a minute; each is used or refused
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz.py $(FUZZ)
 
 check: $(STAMP)  ## lint, formatting, types
 	$(BIN)/ruff check

@@ -23,11 +23,11 @@ from torch import Tensor
 
 from benchmarks.models import bare_likelihood
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
-from captioning.captioner import ImageCaptioner, load
 from captioning.cli.arguments import script_parser
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
+from captioning.inference import ImageCaptioner, load
 from captioning.model.captioner import Captioner
 from captioning.objective import (
     ArgmaxBaseline,

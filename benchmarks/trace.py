@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from captioning.captioner import load
+from captioning.inference import load
 
 # Name of the config -> options that change it.
 OPTIONS = {

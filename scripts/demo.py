@@ -27,7 +27,7 @@ from captioning.kernels.machine import limit_instructions
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from captioning.captioner.caption import Caption
+    from captioning.inference.caption import Caption
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "marginal": "shapes_marginal"}  # key in summary.json -> config
@@ -113,7 +113,7 @@ def caption_a_photograph(runs: Path) -> None:
     """Print the pretrained captioner's caption of a photograph, and draw where it looked."""
     from matplotlib.cbook import get_sample_data
 
-    from captioning.captioner import load
+    from captioning.inference import load
 
     photograph = Path(get_sample_data("grace_hopper.jpg", asfileobj=False))  # in the public domain
     overlay = runs / "photograph.png"
@@ -192,11 +192,11 @@ def begun(file: Path) -> Plan:
 
 def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     """Caption the first images of the test split, and draw the first; returns the summary's entry of a tested run."""
-    from captioning.captioner import load
     from captioning.cli.build import build
     from captioning.data import CaptionSource
     from captioning.evaluation.attributes import count_attributes
     from captioning.evaluation.records import read_captions
+    from captioning.inference import load
     from captioning.provenance import provenance
     from captioning.settings import read_config
 

@@ -131,9 +131,9 @@ def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
     Raises:
         InputError: Fewer than 99 % of the captions are equal.
     """
-    from captioning.captioner import load
     from captioning.cli.build import build
     from captioning.data import CaptionSource
+    from captioning.inference import load
 
     trained, exported = load(checkpoint), load(folder)
     (source,) = build({"data.source": CaptionSource}, [trained.settings])

@@ -135,7 +135,7 @@ def tested_pair(tmp_path, shapes_settings) -> tuple[Path, Path]:
     """Two tested runs; the captions of "hard" are what its checkpoint says, those of "soft" are not."""
     from helpers_runs import CSV, make_run, save_checkpoint
 
-    from captioning.captioner import load
+    from captioning.inference import load
 
     source, data = shapes_settings
     index = source.index("test")

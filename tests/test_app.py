@@ -18,9 +18,9 @@ from helpers import save_image
 from helpers_runs import WORDS, save_checkpoint
 from PIL import Image
 
-from captioning.captioner import load
 from captioning.cli import app
 from captioning.errors import printable
+from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent
 

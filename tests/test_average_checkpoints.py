@@ -12,8 +12,8 @@ from helpers_runs import WORDS, edit_checkpoint, save_checkpoint
 from torch import Tensor
 
 from captioning.attention import HardAttention
-from captioning.captioner import load
 from captioning.cli import average
+from captioning.inference import load
 from captioning.model import MarginalOutput
 
 

@@ -16,10 +16,10 @@ from helpers_training import last_checkpoint, make_data, make_module, make_shape
 from pytorch_lightning.callbacks import ModelCheckpoint
 
 from captioning.attention import AdditiveScore, HardAttention
-from captioning.captioner import load
 from captioning.cli.fit import main
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.training import CaptioningModule, CaptionSamples, WeightAverage
 
 STEPS = 7  # an epoch

@@ -18,7 +18,6 @@ from helpers_training import make_data, make_module, make_shapes, make_trainer
 from PIL import Image
 from pytorch_lightning.callbacks import LambdaCallback
 
-from captioning.captioner import load
 from captioning.checkpoint.average import average_checkpoints
 from captioning.checkpoint.calibration import (
     Calibration,
@@ -36,6 +35,7 @@ from captioning.cli.export import main as export
 from captioning.cli.fit import main as fit_model
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.training.datamodule import CaptionDataModule
 
 # The map from log-probabilities

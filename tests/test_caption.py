@@ -11,9 +11,9 @@ import pytest
 from helpers import random_view, trace_of
 from PIL import Image
 
-from captioning.captioner.caption import Alternative, Caption, Photo
 from captioning.cells import CellGrid
 from captioning.errors import InputError
+from captioning.inference.caption import Alternative, Caption, Photo
 from captioning.views.explorer import ExploredImage, explorer_page
 
 ROWS, COLUMNS = 3, 5

@@ -18,8 +18,8 @@ from helpers_runs import COLUMNS, ROWS, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention
-from captioning.captioner import load
 from captioning.cli import caption
+from captioning.inference import load
 from captioning.model import MarginalOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"

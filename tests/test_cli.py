@@ -18,12 +18,12 @@ import torch
 import yaml
 from helpers_runs import tiny_config
 
-from captioning.captioner import load
 from captioning.cli import evaluate
 from captioning.cli.command_line import with_run_config
 from captioning.cli.fit import main
 from captioning.cli.loggers import wandb_offline_without_account
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.tokenizers import PennTreebank
 from captioning.vocabulary import UNK
 

@@ -17,7 +17,6 @@ from helpers import SCRIPTS
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.captioner import load
 from captioning.cli import compare as compare_command
 from captioning.comparison.attention_explorer import _image_files, explore, load_models
 from captioning.comparison.compare import compare
@@ -27,6 +26,7 @@ from captioning.comparison.verdicts import ONE_SEED
 from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
+from captioning.inference import load
 from captioning.model import MarginalOutput
 
 

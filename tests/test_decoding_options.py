@@ -11,10 +11,10 @@ from helpers import save_image
 from helpers_runs import WORDS, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.captioner import DecodingOptions, ImageCaptioner, load
-from captioning.captioner.caption import Caption
 from captioning.cli.caption import main
 from captioning.errors import InputError
+from captioning.inference import DecodingOptions, ImageCaptioner, load
+from captioning.inference.caption import Caption
 from captioning.model import MarginalOutput
 
 MODELS = ["soft", "hard", "marginal", "ensemble"]

@@ -58,7 +58,7 @@ def test_the_report_says_what_is_right_of_what_is_said_and_what_was_expected(tmp
 
 def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, monkeypatch, capsys):
     load, photographs = Captioner(), []
-    monkeypatch.setattr("captioning.captioner.load", lambda: load)
+    monkeypatch.setattr("captioning.inference.load", lambda: load)
     load.caption = lambda images: photographs.extend(images) or [load]
     load_script("demo").caption_a_photograph(tmp_path / "runs")
     out = capsys.readouterr().out
@@ -71,7 +71,7 @@ def test_a_demo_without_the_pretrained_captioner_says_so_and_goes_on(tmp_path, m
     def missing():
         raise InputError("this installation has no pretrained captioner")
 
-    monkeypatch.setattr("captioning.captioner.load", missing)
+    monkeypatch.setattr("captioning.inference.load", missing)
     load_script("demo").caption_a_photograph(tmp_path)
     assert "no caption: this installation has no pretrained captioner" in capsys.readouterr().out
 

@@ -22,7 +22,6 @@ import yaml
 from helpers_runs import TINY, edit_checkpoint
 from helpers_training import enter_copy, trained_folder
 
-from captioning.captioner import load
 from captioning.cli import caption, evaluate
 from captioning.cli.allowed_values import checked_component, checked_plain
 from captioning.cli.build import build
@@ -34,6 +33,7 @@ from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySou
 from captioning.encoders import Encoder, TimmEncoder
 from captioning.errors import InputError, exits_on_input_error, printable
 from captioning.files import replacing, write_text
+from captioning.inference import load
 from captioning.training.callbacks import BestCheckpoint
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 

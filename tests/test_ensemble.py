@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
 from captioning.attention import SoftAttention as Soft
-from captioning.captioner import load
 from captioning.cells import CellGrid
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.model import AttentionDecoder, MarginalOutput, Output
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble

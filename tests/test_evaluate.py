@@ -14,7 +14,6 @@ import yaml
 from helpers_runs import tiny_config
 from PIL import Image
 
-from captioning.captioner import load
 from captioning.cells import CellGrid
 from captioning.cli import evaluate, export
 from captioning.cli.fit import main
@@ -22,6 +21,7 @@ from captioning.data.objects import GroundedObject
 from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.grounding import noun_hits, object_cells
+from captioning.inference import load
 from captioning.vocabulary import END, START
 
 CHECKPOINT = "runs/tiny/checkpoints/last.ckpt"

@@ -11,7 +11,6 @@ from helpers import save_image
 from helpers_runs import make_captions, save_checkpoint
 from safetensors import safe_open
 
-from captioning.captioner import load
 from captioning.cli import export as export_command
 from captioning.cli import model_card
 from captioning.encoders import Encoder
@@ -19,6 +18,7 @@ from captioning.errors import InputError
 from captioning.evaluation.records import write_evaluation
 from captioning.evaluation.scores import score_captions
 from captioning.files import sha256_of
+from captioning.inference import load
 
 SETTINGS = {
     "seed_everything": 7,

@@ -17,9 +17,9 @@ from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, save_checkpoint, tiny_config
 from helpers_training import enter_copy, trained_folder
 
-from captioning.captioner import load
 from captioning.cli.fit import main
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.run_folder import RunFolder
 from captioning.training.checkpoint_io import AtomicCheckpointIO
 

@@ -17,7 +17,6 @@ from helpers_runs import CAPTION, make_run, save_checkpoint
 from PIL import Image
 from pycocotools import mask as run_lengths
 
-from captioning.captioner import load
 from captioning.cli import caption, compare
 from captioning.comparison.wandb_runs import find_run
 from captioning.data import CocoSource, FolderSource, KarpathySource
@@ -27,6 +26,7 @@ from captioning.data.objects import check_outline
 from captioning.data.records import MAX_WORDS
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.vocabulary import Vocabulary
 
 

@@ -16,11 +16,11 @@ from helpers import load_script
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import tiny_config
 
-from captioning.captioner import DecodingOptions
 from captioning.cli.checks import while_restoring
 from captioning.cli.fit import main
 from captioning.cli.usage import COMMANDS, first_line
 from captioning.errors import InputError, exits_on_input_error
+from captioning.inference import DecodingOptions
 from captioning.run_folder import RunFolder
 
 

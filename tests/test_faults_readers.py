@@ -19,8 +19,6 @@ from helpers_faults import Fault, ends, faults
 from helpers_runs import make_captions, make_run, save_checkpoint, tiny_config
 from PIL import Image
 
-from captioning.captioner import DecodingOptions, load
-from captioning.captioner.caption import figure_suffix
 from captioning.cli import export
 from captioning.cli.build import build
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
@@ -32,6 +30,8 @@ from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
+from captioning.inference import DecodingOptions, load
+from captioning.inference.caption import figure_suffix
 from captioning.vocabulary import Vocabulary
 
 

@@ -19,13 +19,13 @@ from helpers import load_script, random_view
 from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import edit_checkpoint, make_run, save_checkpoint, tiny_config
 
-from captioning.captioner import load
 from captioning.checkpoint.io import damage_of
 from captioning.cli import average, caption, compare, evaluate, export
 from captioning.cli.fit import main
 from captioning.encoders.weights import read_weights
 from captioning.errors import InputError, check_range, exits_on_input_error, printable
 from captioning.files import cache_folder
+from captioning.inference import load
 from captioning.run_folder import RunFolder
 from captioning.training.wandb_run import WandbRun
 

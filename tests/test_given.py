@@ -14,10 +14,10 @@ from helpers import save_image
 from helpers_runs import save_checkpoint
 from PIL import Image
 
-from captioning.captioner import load
-from captioning.captioner.images import is_one, open_image
 from captioning.data import download
 from captioning.errors import InputError
+from captioning.inference import load
+from captioning.inference.images import is_one, open_image
 
 ADDRESS = "https://example.org/cat.png"
 

@@ -22,11 +22,11 @@ from captioning.attention import (
     SoftAttention,
     Sparsemax,
 )
-from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.records import read_scores
+from captioning.inference import load
 from captioning.model import MarginalOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood

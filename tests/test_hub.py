@@ -12,8 +12,8 @@ import pytest
 from helpers import save_image
 from helpers_runs import save_checkpoint
 
-from captioning.captioner import load
 from captioning.errors import InputError
+from captioning.inference import load
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs the hub extra")
 

@@ -16,8 +16,8 @@ from helpers_runs import COLUMNS, ROWS, SIDE, WORDS, save_checkpoint
 from PIL import Image
 
 from captioning.attention import HardAttention, SoftAttention
-from captioning.captioner import DecodingOptions, load
 from captioning.errors import InputError
+from captioning.inference import DecodingOptions, load
 from captioning.model import MarginalOutput
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, SPECIALS, START, Vocabulary
@@ -397,7 +397,7 @@ def test_a_checkpoint_that_cannot_be_rebuilt_says_why(tmp_path, changes, message
 def test_captioning_loads_no_library_that_it_does_not_need(checkpoint, images):
     program = f"""
 import sys
-from captioning.captioner import load
+from captioning.inference import load
 load({str(checkpoint)!r}).caption({str(images[0])!r})
 heavy = "torchvision timm nltk pytorch_lightning wandb pandas matplotlib pycocotools torch._dynamo sympy"
 print([name for name in heavy.split() if name in sys.modules])

@@ -299,7 +299,7 @@ def test_a_broken_layer_is_found(tmp_path, importer, text, message):
         ("data/records", "from captioning.data.transforms import Preprocessing"),
         ("training/datamodule", "import pytorch_lightning as pl"),
         ("training/wandb_run", "def f():\n    import wandb"),
-        ("scripts/compare_runs", "from captioning.captioner import load"),
+        ("scripts/compare_runs", "from captioning.inference import load"),
         ("comparison/wandb_runs", "def f():\n    import wandb"),
         ("data/download", "from urllib.request import urlopen"),
         ("views/explorer", "from urllib.parse import quote"),

@@ -215,7 +215,7 @@ def test_a_run_keeps_and_says_what_auto_was_and_is_scored_in_what_is_best_where_
 
 
 def test_weights_of_bfloat16_are_scored_and_captioned_with_in_float32(config, processor, capsys):
-    from captioning.captioner import load
+    from captioning.inference import load
 
     processor("avx2", bfloat16=0.5)
     main(["fit", "--config", "tiny.yaml"])

@@ -22,9 +22,9 @@ from captioning.attention import (
     SoftAttention,
     Sparsemax,
 )
-from captioning.captioner import load
 from captioning.cli import export
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.model import MarginalOutput
 
 for _library in ("onnx", "onnxscript", "onnxruntime"):

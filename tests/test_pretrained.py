@@ -11,11 +11,11 @@ import pytest
 from helpers import load_script, save_image
 from helpers_runs import save_checkpoint
 
-from captioning.captioner import load
 from captioning.checkpoint import pretrained
 from captioning.checkpoint.pretrained import FOLDER
 from captioning.cli import caption
 from captioning.errors import InputError
+from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = pytest.mark.skipif(not FOLDER.exists(), reason="the weights are not in this tree")
@@ -202,7 +202,7 @@ def test_an_export_whose_captions_differ_is_refused(tmp_path, monkeypatch, capsy
             assert split == "val"
             return type("Index", (), {"__len__": lambda self: 200, "image_path": lambda self, number: number})()
 
-    monkeypatch.setattr("captioning.captioner.load", lambda path: Model(0 if path == Path("a.ckpt") else 200 - equal))
+    monkeypatch.setattr("captioning.inference.load", lambda path: Model(0 if path == Path("a.ckpt") else 200 - equal))
     monkeypatch.setattr("captioning.cli.build.build", lambda *arguments: (Source(),))
     measurement = tmp_path / "measured.json"
     measurement.write_text('{"values": {}}')

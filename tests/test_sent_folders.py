@@ -14,7 +14,6 @@ from helpers_faults import Fault, ends, faults, proves
 from helpers_runs import tiny_config
 from helpers_training import enter_copy, trained_folder
 
-from captioning.captioner.images import _from_bytes
 from captioning.cli import run_place
 from captioning.cli.fit import main
 from captioning.data.images import load_image
@@ -22,6 +21,7 @@ from captioning.data.records import read_annotations
 from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
 from captioning.files import read_json, replacing, write_text
+from captioning.inference.images import _from_bytes
 from captioning.run_folder import RunFolder
 from captioning.training.callbacks import NamedCheckpoint
 from captioning.training.checkpoint_io import AtomicCheckpointIO

@@ -14,7 +14,6 @@ import yaml
 from helpers import save_image
 from helpers_runs import TINY, edit_checkpoint, save_checkpoint
 
-from captioning.captioner import load
 from captioning.cli import evaluate, export
 from captioning.cli.fit import main
 from captioning.cli.foreign_settings import evaluation_settings
@@ -22,6 +21,7 @@ from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.errors import InputError
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.scores import score_captions
+from captioning.inference import load
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 

@@ -26,12 +26,12 @@ from captioning.attention import (
     SoftAttention,
     UniformAttention,
 )
-from captioning.captioner import load
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, greedy
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.inference import load
 from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble

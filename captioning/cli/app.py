@@ -27,7 +27,7 @@ from captioning.errors import InputError, exits_on_input_error, printable
 if TYPE_CHECKING:
     from gradio import Blocks
 
-    from captioning.captioner import ImageCaptioner
+    from captioning.inference import ImageCaptioner
 
 _KEPT = 600  # seconds for which an uploaded photograph is kept
 _STYLE = """
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
     _check_address(arguments.host, arguments.port)
     print(f"captioning app: loading {printable(arguments.model)} ...", file=sys.stderr, flush=True)
 
-    from captioning.captioner import load
+    from captioning.inference import load
 
     app = serve(load(arguments.model), Path(arguments.model).stem, arguments.host, arguments.port)
     print(f"captioning app: {app.local_url} (Ctrl-C ends it)", file=sys.stderr, flush=True)

@@ -21,7 +21,7 @@ from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
 
 if TYPE_CHECKING:
-    from captioning.captioner import ImageCaptioner
+    from captioning.inference import ImageCaptioner
 
 
 def calibrate(captioner: ImageCaptioner) -> tuple[Calibration, dict[str, Any]]:

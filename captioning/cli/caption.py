@@ -40,8 +40,8 @@ from captioning.progress import Progress
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from captioning.captioner import DecodingOptions, ImageCaptioner
-    from captioning.captioner.caption import Caption
+    from captioning.inference import DecodingOptions, ImageCaptioner
+    from captioning.inference.caption import Caption
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
@@ -75,8 +75,8 @@ def main(argv: list[str] | None = None) -> None:
         _end(unreadable=len(unreadable), undrawn=0, images=len(unreadable), single=single)
     announce_import("caption")
 
-    from captioning.captioner import load
     from captioning.component import import_modules  # imports torch, which takes seconds: after the checks above
+    from captioning.inference import load
 
     import_modules(arguments.imports, [Path()])
     captioner = load(arguments.models, device_name(arguments.device))

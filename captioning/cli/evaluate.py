@@ -68,12 +68,12 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     """Test a model or an ensemble of several, print its scores, and return them with their origin."""
     import yaml
 
-    from captioning.captioner import load
     from captioning.cli.fit import main as captioning
     from captioning.cli.foreign_settings import evaluation_settings
     from captioning.component import import_modules
     from captioning.evaluation.attributes import attribute_table
     from captioning.evaluation.scores import UNIT
+    from captioning.inference import load
     from captioning.provenance import provenance
 
     data_file = [args.data] if args.data else []

@@ -32,12 +32,12 @@ from captioning.run_folder import RunFolder
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     check_tool("export", [arguments.model], arguments.imports)
-    from captioning.captioner import load
     from captioning.checkpoint.export import REPORT, WEIGHTS, refuse_other_folder, stored_weights
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.cli.calibrate import calibrate, summary
     from captioning.cli.model_card import card
     from captioning.component import import_modules
+    from captioning.inference import load
 
     folder = Path(arguments.output)
     if folder.exists() and not folder.is_dir():

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
-    from captioning.captioner import load
+    from captioning.inference import load
 
     try:
         encoder.load_state_dict(load(checkpoint).captioner.encoder.state_dict())

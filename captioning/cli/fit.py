@@ -19,7 +19,6 @@ from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
-from captioning.captioner import load
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
 from captioning.cli.checks import (
@@ -47,6 +46,7 @@ from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
 from captioning.errors import DEBUG, InputError, check_range, is_out_of_memory, one_line
 from captioning.files import write_text
+from captioning.inference import load
 from captioning.model.ensemble import Ensemble
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.captioner import ImageCaptioner
 from captioning.evaluation.records import read_captions, read_scores
 from captioning.evaluation.resampling import intervals
 from captioning.evaluation.scores import UNIT, count
+from captioning.inference import ImageCaptioner
 from captioning.tokenizers import Tokenizer
 
 
@@ -47,7 +47,7 @@ def card(
 _BEGINNING = """An image captioner with visual attention (*Show, Attend and Tell*, Xu et al. 2015).
 
 ```python
-from captioning.captioner import load
+from captioning.inference import load
 
 caption = load("THIS_FOLDER")("photo.jpg")
 print(caption.text)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from captioning.captioner import ImageCaptioner, load
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
 from captioning.evaluation.scores import TITLES
+from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, data_uri, explorer_fragment
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.captioner.caption import Photo
 from captioning.data.images import FORMATS, load_image, rgb, upright
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError, one_line
+from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
 """A path or https address, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height,

@@ -7,7 +7,7 @@ caption.save_figure("photo_attention.png")
 Several checkpoints make one captioner, an ensemble: ``load(["soft.ckpt", "hard.ckpt"])``.
 """
 
-from captioning.captioner.captioner import ImageCaptioner, load
-from captioning.captioner.options import DecodingOptions
+from captioning.inference.image_captioner import ImageCaptioner, load
+from captioning.inference.options import DecodingOptions
 
 __all__ = ["DecodingOptions", "ImageCaptioner", "load"]

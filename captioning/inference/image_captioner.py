@@ -16,9 +16,6 @@ import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.captioner.caption import Alternative, Caption
-from captioning.captioner.images import ImageSource, is_one, name_of, photo_of, views_of
-from captioning.captioner.options import DecodingOptions, configured_options
 from captioning.checkpoint.calibration import Calibration, view_statistics
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
@@ -27,6 +24,9 @@ from captioning.data.loading import read_ahead
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
+from captioning.inference.caption import Alternative, Caption
+from captioning.inference.images import ImageSource, is_one, name_of, photo_of, views_of
+from captioning.inference.options import DecodingOptions, configured_options
 from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.ensemble import Ensemble
 from captioning.vocabulary import Vocabulary

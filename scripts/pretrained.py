@@ -91,7 +91,7 @@ def recipe(runs: Path) -> list[Stage]:
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
     features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
     evaluate = ["evaluate", "--model", best[_MEAN]]
-    export = ["export", "--model", best[_MEAN], "--output", str(EXPORTED), "--calibrate"]
+    export = ["export", "--model", best[_MEAN], "--output", str(EXPORTED)]
     extract = ["extract", "--config", str(CONFIG), "--split", "train", "val", "--flipped"]
 
     def fit(stage: str, run: str, *options: str) -> Stage:

@@ -106,8 +106,8 @@ def test_plain_data_survives_json(caption):
     np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)
     np.testing.assert_allclose(content["betas"], caption.betas, rtol=1e-5)
     assert content["alternatives"] == [
-        {"caption": "a cat", "score": -1.5, "confidence": None},
-        {"caption": "cats sleep on mats", "score": -2.5, "confidence": None},
+        {"caption": "a cat", "score": -1.5},
+        {"caption": "cats sleep on mats", "score": -2.5},
     ]
 
 

@@ -65,7 +65,7 @@ def test_what_is_no_photograph_is_one_line(installed, name, tmp_path, capsys):
 @SHIPPED
 def test_it_is_small_enough_and_complete():
     files = {path.name: path.stat().st_size for path in FOLDER.iterdir()}
-    expected = "README.md SHA256SUMS calibration.json config.json model.safetensors vocabulary.json"
+    expected = "README.md SHA256SUMS config.json model.safetensors vocabulary.json"
     assert sorted(files) == expected.split()
     assert sum(files.values()) <= 24_000_000
 

@@ -132,7 +132,7 @@ def test_checkpoint_holds_all_that_rebuilds_the_captioner_and_runs_no_code(shape
     run_stage(trainer.fit, module, make_data(shapes))
     trainer.save_checkpoint(tmp_path / "x.ckpt")
     saved = torch.load(tmp_path / "x.ckpt", weights_only=True)["captioning"]
-    model = {"encoder", "decoder", "preprocessing", "vocabulary", "tokenizer", "calibration"}
+    model = {"encoder", "decoder", "preprocessing", "vocabulary", "tokenizer"}
     assert set(saved) == {"format", "settings"} | model
     assert saved["decoder"]["init_args"]["attention"]["class_path"].endswith("SoftAttention")
     assert not list(tmp_path.glob("*.part"))

@@ -58,7 +58,6 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     averaged = [{"checkpoint": str(path), "fraction": value} for path, value in zip(paths, fractions, strict=True)]
     result = {name: checkpoint[name] for name in _KEPT if name in checkpoint}
     result["state_dict"] |= {f"captioner.{name}": tensor for name, tensor in captioner.state_dict().items()}
-    result["captioning"].pop("calibration", None)  # of the last checkpoint's log-probabilities
     result["captioning"] |= {"settings": model.settings | {"averaged": averaged}}
     return result
 

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.format import describe
 from captioning.errors import InputError
 from captioning.files import is_lfs_pointer, read_json, replacing, sha256_of, write_json, write_text
@@ -26,7 +25,6 @@ from captioning.vocabulary import Vocabulary
 
 WEIGHTS, CONFIG, VOCABULARY, CARD = "model.safetensors", "config.json", "vocabulary.json", "README.md"
 CHECKSUMS = "SHA256SUMS"
-REPORT = "calibration.json"  # of `captioning export --calibrate`
 
 StoredType = Literal["float32", "float16", "bfloat16"]
 
@@ -45,7 +43,7 @@ def refuse_other_folder(folder: Path) -> None:
         InputError: The folder has a file of an export's name, but is not an export.
     """
     is_ours = is_export(folder) and (folder / VOCABULARY).is_file()  # which folders of other models lack
-    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS, REPORT):
+    for name in () if is_ours else (CARD, WEIGHTS, CONFIG, VOCABULARY, CHECKSUMS):
         if (folder / name).exists():
             raise InputError(f"--output {folder}: has a {name} of something else; give a folder of its own")
 
@@ -58,7 +56,6 @@ def write_export(
     card: str,
     *,
     dtype: StoredType = "float32",
-    calibration: Calibration | None = None,
 ) -> None:
     """Write a folder that ``read_export`` reads.
 
@@ -72,7 +69,6 @@ def write_export(
         card: The model card, in Markdown.
         dtype: Type that the large parameters are stored in. The model still computes in float32. The smallest ones,
             3 % of all numbers, and the buffers keep their types: they need the digits, and are small.
-        calibration: See ``describe``.
 
     Raises:
         InputError: The folder cannot be written or has the README of something else, or a weight is beyond the range
@@ -84,7 +80,7 @@ def write_export(
     weights = stored_weights(captioner, dtype)
     with replacing(folder / WEIGHTS, "--output") as part:
         part.write_bytes(save(weights, metadata={"format": "pt"}))  # save_file makes a file that only its owner reads
-    config = describe(captioner, vocabulary, settings, calibration)
+    config = describe(captioner, vocabulary, settings)
     write_json(folder / VOCABULARY, {"words": config.pop("vocabulary")}, indent=0)
     config["cells"] = dataclasses.asdict(captioner.encoder.cells)  # measuring them takes a second
     write_json(folder / CONFIG, _without_folders(config))

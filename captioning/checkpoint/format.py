@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from captioning.checkpoint.calibration import Calibration
 from captioning.component import budget
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
@@ -19,22 +18,15 @@ CHECKPOINT_FORMAT = 1
 """Counts up when a checkpoint's ``["captioning"]`` entry changes such that an older program cannot read it."""
 
 
-def describe(
-    captioner: Captioner,
-    vocabulary: Vocabulary,
-    settings: Mapping[str, Any],
-    calibration: Calibration | None = None,
-) -> dict[str, Any]:
+def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's ``["captioning"]`` entry, from which ``rebuild`` makes the model.
 
     Args:
         captioner: The model.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
-        calibration: The model's calibration; without it there is no entry.
     """
-    entry = {"calibration": calibration.to_dict()} if calibration is not None else {}
-    return entry | {
+    return {
         "format": CHECKPOINT_FORMAT,
         "encoder": captioner.encoder.to_config(),
         "decoder": captioner.decoder.to_config(),
@@ -43,16 +35,6 @@ def describe(
         "tokenizer": tokenizer_config(vocabulary.tokenizer),
         "settings": dict(settings),
     }
-
-
-def calibration_of(content: Mapping[str, Any]) -> Calibration | None:
-    """Return the calibration in a checkpoint's ``["captioning"]`` entry; None if there is none.
-
-    Raises:
-        InputError: It is damaged.
-    """
-    entry = content.get("calibration")
-    return None if entry is None else Calibration.from_dict(entry)
 
 
 def check_format(path: Path, content: Mapping[str, Any]) -> None:

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from captioning.cells import CellGrid
-from captioning.checkpoint.calibration import Calibration
 from captioning.checkpoint.export import is_export, read_export
-from captioning.checkpoint.format import calibration_of, check_format, rebuild
+from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint, write_checkpoint
 from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
@@ -31,14 +30,12 @@ class SavedModel(NamedTuple):
         captioner: Encoder and decoder with their weights.
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with; {} if that was not saved.
-        calibration: The model's calibration; None if it was not calibrated.
     """
 
     path: str
     captioner: Captioner
     vocabulary: Vocabulary
     settings: dict[str, Any]
-    calibration: Calibration | None = None
 
     def load_into(self, captioner: Captioner, vocabulary: Vocabulary) -> None:
         """Copy these weights into a captioner that is to be trained; its training batches count from 0.
@@ -88,7 +85,6 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     try:
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         settings = dict(content["settings"] or {})
-        calibration = calibration_of(content)
         captioner.to(target)
         if "cells" in content:
             captioner.encoder.cells = CellGrid.from_dict(content["cells"])
@@ -106,7 +102,7 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
         raise InputError(
             f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
         ) from error
-    return SavedModel(str(path), captioner, vocabulary, settings, calibration)
+    return SavedModel(str(path), captioner, vocabulary, settings)
 
 
 def _place(path: str | os.PathLike[str]) -> Path:

@@ -88,9 +88,6 @@ def main(argv: list[str] | None = None) -> None:
         unreadable.append(path)
         progress.say(f"error: {error}")
 
-    if arguments.confidence and captioner.calibration is None:
-        raise InputError(f"--confidence: {' + '.join(arguments.models)} is not calibrated; see captioning export")
-
     captions = captioner.stream(paths, options, batch_size=arguments.batch_size, on_error=skip)
     quiet = arguments.json == STDOUT
     writes = not quiet and any((arguments.json, arguments.overlay, arguments.explorer))
@@ -113,11 +110,6 @@ def main(argv: list[str] | None = None) -> None:
                 except InputError as error:
                     undrawn += 1
                     progress.say(f"error: {error}")
-            if caption.unlike is not None:
-                progress.say(
-                    f"warning: {printable(caption.path)}: this image is unlike {caption.unlike} that this model was "
-                    "trained on; do not trust the caption"
-                )
             if not quiet:
                 with _until_the_reader_leaves() if writes else nullcontext():  # files are written to their end
                     _print_captions(caption, arguments, single)
@@ -147,8 +139,6 @@ def _print_captions(caption: Caption, arguments: argparse.Namespace, single: boo
     for one in captions:
         columns = [] if single else [printable(caption.path)]
         columns.append(printable(one.text))
-        if arguments.confidence:
-            columns.append("" if one.confidence is None else f"{one.confidence:.2f}")
         print("\t".join(columns), flush=True)
 
 
@@ -159,9 +149,6 @@ def parser() -> argparse.ArgumentParser:
     )
     add_model_option(parser, several="an ensemble", required=False)
     add_json_option(parser, "words, alphas and more")
-    parser.add_argument(
-        "--confidence", action="store_true", help="also print how far to trust each caption, from 0 to 1"
-    )
     add_device_option(parser)
     add_batch_size_option(parser, 16)
     add_import_option(parser)

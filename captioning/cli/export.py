@@ -3,28 +3,20 @@
 The weights are stored as safetensors, and opening the folder runs no code. The card has the scores
 that `captioning test` wrote to the run's folder. Other commands take the folder as --model DIR.
 
-With --calibrate, the model captions the validation images of its own data. They are used to fit the
-confidence of captions and to tell which images are unlike the training data; calibration.json says
-how well this works on images that it was not fitted to.
-
 examples:
   captioning export --model runs/shapes_soft/checkpoints/best.ckpt --output exported/shapes_soft
   captioning export --model best.ckpt --output exported/mine --license cc-by-4.0 --dtype float16
-  captioning export --model best.ckpt --output exported/mine --calibrate
 """
 
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 
 from captioning.cli.arguments import add_import_option, add_model_option, script_parser
 from captioning.cli.usage import check_tool
 from captioning.errors import InputError, exits_on_input_error, one_line
-from captioning.files import refuse_inputs, write_json
-from captioning.provenance import provenance
+from captioning.files import refuse_inputs
 from captioning.run_folder import RunFolder
 
 
@@ -32,9 +24,8 @@ from captioning.run_folder import RunFolder
 def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     check_tool("export", [arguments.model], arguments.imports)
-    from captioning.checkpoint.export import REPORT, WEIGHTS, refuse_other_folder, stored_weights
+    from captioning.checkpoint.export import WEIGHTS, refuse_other_folder, stored_weights
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
-    from captioning.cli.calibrate import calibrate, summary
     from captioning.cli.model_card import card
     from captioning.component import import_modules
     from captioning.inference import load
@@ -52,21 +43,12 @@ def main(argv: list[str] | None = None) -> None:
     captioner = load(arguments.model)
     run = RunFolder.of(arguments.model)
     name = run.path.resolve().name if run else Path(arguments.model).stem
-    report = None
-    if arguments.calibrate:
-        captioner.calibration, report = calibrate(captioner)
     if arguments.onnx:
         stored_weights(captioner.captioner, arguments.dtype)  # refuses a weight before a graph is written
         write_onnx(captioner.captioner, folder)
     checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)
     captioner.export(folder, text, dtype=arguments.dtype)
-    if report is not None:
-        command = f"captioning export {shlex.join(sys.argv[1:] if argv is None else argv)}"
-        write_json(folder / REPORT, report | provenance(command=command, seed=None), indent=1)
-        print(summary(report))
-    else:
-        (folder / REPORT).unlink(missing_ok=True)  # of an earlier model
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")
 
@@ -89,7 +71,6 @@ def parser() -> argparse.ArgumentParser:
         "--notes", type=Path, metavar="FILE.md", help="Markdown sections that replace those of the card, or follow them"
     )
     parser.add_argument("--onnx", action="store_true", help="also write ONNX graphs, for scripts/caption_onnx.py")
-    parser.add_argument("--calibrate", action="store_true", help="fit the confidence of captions to validation images")
     add_import_option(parser)
     return parser
 

@@ -52,8 +52,6 @@ class Alternative:
         score: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
-        confidences: Calibrated probability of each word that it is supported, which is that a person who describes the
-            image uses it, too; None if the model is not calibrated.
     """
 
     text: str
@@ -62,12 +60,6 @@ class Alternative:
     score: float
     finished: bool
     trace: AttentionTrace
-    confidences: list[float] | None = dataclasses.field(default=None, kw_only=True)
-
-    @property
-    def confidence(self) -> float | None:
-        """The expected fraction of the words that are supported; None if the model is not calibrated."""
-        return float(np.mean(self.confidences)) if self.confidences else None
 
     @property
     def alphas(self) -> Float32:
@@ -92,8 +84,6 @@ class Caption(Alternative):
     Attributes:
         cells: Where the L locations lie on the view.
         view: The pixels that the model saw, after resizing and cropping.
-        unlike: What the model was trained on, such as "the generated shapes", if the image is unlike it and the caption
-            is not to be trusted; None otherwise, and if the model is not calibrated.
         path: Path of the image file; None for an image given as pixels.
         photo: Reads the whole image again and returns it; None where there is only the view.
         alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
@@ -101,7 +91,6 @@ class Caption(Alternative):
 
     cells: CellGrid
     view: Image.Image
-    unlike: str | None = dataclasses.field(default=None, kw_only=True)
     path: str | None = None
     photo: Callable[[], Photo] | None = None
     alternatives: list[Alternative] = dataclasses.field(default_factory=list)
@@ -191,8 +180,7 @@ class Caption(Alternative):
 
         "cells" has the centre of the first location and the distance from one to the next, [y, x] in pixels of the
         view. "posteriors" is null unless the output sums over locations. "chosen" has the location that hard attention
-        chose at each word, null where the context is an expectation. "confidence", "confidences" and "unlike" are null
-        if the model is not calibrated.
+        chose at each word, null where the context is an expectation.
         """
         return {
             "image": self.path,
@@ -201,9 +189,6 @@ class Caption(Alternative):
             "log_probs": self.log_probs,
             "score": self.score,
             "finished": self.finished,
-            "confidence": self.confidence,
-            "confidences": self.confidences,
-            "unlike": self.unlike,
             "grid_size": list(self.grid_size),
             "cells": {"offset": list(self.cells.offset), "stride": list(self.cells.stride)},
             "view_size": [self.view.height, self.view.width],
@@ -211,10 +196,7 @@ class Caption(Alternative):
             "betas": None if self.betas is None else _rounded(self.betas),
             "posteriors": None if self.posteriors is None else [_rounded(alpha) for alpha in self.posteriors],
             "chosen": self.trace.chosen(),
-            "alternatives": [
-                {"caption": caption.text, "score": caption.score, "confidence": caption.confidence}
-                for caption in self.alternatives
-            ],
+            "alternatives": [{"caption": caption.text, "score": caption.score} for caption in self.alternatives],
         }
 
     def __repr__(self) -> str:

@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 
 from captioning import decoding
-from captioning.checkpoint.calibration import Calibration, view_statistics
 from captioning.checkpoint.export import StoredType, write_export
 from captioning.checkpoint.load import SavedModel, read_model
 from captioning.checkpoint.pretrained import PRETRAINED
@@ -78,7 +77,7 @@ def load(
 
 def _captioner(saved: SavedModel) -> ImageCaptioner[Captioner]:
     try:
-        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings, saved.calibration)
+        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings)
     except (InputError, TypeError) as error:  # in its decoding options
         raise InputError(f"{saved.path}: {error}") from error
 
@@ -91,8 +90,6 @@ class ImageCaptioner(Generic[Model]):
         vocabulary: The words that it knows.
         settings: The full configuration that the (first) model was trained with; {} if that was not saved.
         options: The default decoding options, those of the search in the training configuration.
-        calibration: What tells the confidence of captions and images that are unlike the training data; None for a
-            model that is not calibrated, and for ensembles.
     """
 
     def __init__(
@@ -100,13 +97,11 @@ class ImageCaptioner(Generic[Model]):
         captioner: Model,
         vocabulary: Vocabulary,
         settings: dict[str, Any] | None = None,
-        calibration: Calibration | None = None,
     ) -> None:
         self.captioner: Model = captioner.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = configured_options(self.settings)
-        self.calibration = calibration
 
     @property
     def encoder(self) -> Encoder:
@@ -131,9 +126,7 @@ class ImageCaptioner(Generic[Model]):
         captioner: CaptionModel = self.captioner
         if not isinstance(captioner, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        write_export(
-            Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype, calibration=self.calibration
-        )
+        write_export(Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload
     def caption(
@@ -272,23 +265,9 @@ class ImageCaptioner(Generic[Model]):
             decoded = self.captioner.with_posterior(memory, self._search(memory, options))
         captions = []
         for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
-            best, *others = (self._fields(hypothesis) | self._confidences(hypothesis) for hypothesis in hypotheses)
-            best["unlike"] = self._unlike(view, hypotheses[0], options)
+            best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
             captions.append(self._to_caption(source, view, best, [Alternative(**fields) for fields in others]))
         return captions
-
-    def _confidences(self, hypothesis: Hypothesis) -> dict[str, list[float]]:
-        if self.calibration is None:
-            return {}
-        return {"confidences": self.calibration.confidences(hypothesis.log_probs[: len(hypothesis.ids)])}
-
-    def _unlike(self, view: Image.Image, hypothesis: Hypothesis, options: DecodingOptions) -> str | None:
-        """Return what the model was trained on if the image is unlike it."""
-        if self.calibration is None:
-            return None
-        log_probs = hypothesis.log_probs[: len(hypothesis.ids)]
-        mean = sum(log_probs) / len(log_probs) if log_probs and options.unconstrained else None
-        return self.calibration.data if self.calibration.is_unlike(view_statistics(view), mean) else None
 
     def _to_caption(
         self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()

@@ -77,11 +77,6 @@ class DecodingOptions(BeamOptions):
             raise InputError(f"samples={self.samples}: greedy decoding has one caption; use beam or sample")
 
     @property
-    def unconstrained(self) -> bool:
-        """Whether captions are the most probable ones, so that low probabilities say something of the image."""
-        return self.method != "sample" and self.diverse == 1 and self.no_repeat_ngram is None and self.prefix is None
-
-    @property
     def width(self) -> int:
         """The beam size: at least ``beam_size`` and ``samples``, and a multiple of the groups."""
         return -(-max(self.beam_size, self.samples or 1) // self.diverse) * self.diverse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -15,8 +14,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from captioning.attention import StochasticAttention, UniformAttention
-from captioning.checkpoint.calibration import Calibration, ViewDistribution
-from captioning.checkpoint.format import calibration_of, describe
+from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
@@ -27,7 +25,6 @@ from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective, SelfCriticalTraining
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
-from captioning.training.calibration import calibrate, validation_views
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
@@ -76,8 +73,6 @@ class CaptioningModule(EvaluatedModule):
         """The model whose weights the captioner begins with when it is assembled."""
         self.loaded_step = 0
         """Optimizer step at which the checkpoint that was loaded last was saved."""
-        self.calibration: Calibration | None = None
-        """What the last validation tells of the model's captions of other images."""
         self._random_state: dict[str, Any] | None = None
         self._begins_with_weights = False  # whether these are another run's
 
@@ -156,20 +151,6 @@ class CaptioningModule(EvaluatedModule):
         if not isinstance(self.attention, UniformAttention) and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
-    # Validation
-
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        trainer: Any = self.trainer
-        if trainer.state.fn == "fit" and not (trainer.sanity_checking or trainer.fast_dev_run):
-            self.calibration = calibrate(
-                self.data.source.description, self._validation_views, self.results, self.word_log_probs
-            )
-
-    @functools.cached_property
-    def _validation_views(self) -> ViewDistribution | None:
-        return validation_views(self.data)
-
     # Optimization
 
     def configure_optimizers(self) -> Any:
@@ -228,7 +209,7 @@ class CaptioningModule(EvaluatedModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
         assert self.captioner is not None and self.vocabulary is not None
-        checkpoint["captioning"] = describe(self.captioner, self.vocabulary, self.settings, self.calibration)
+        checkpoint["captioning"] = describe(self.captioner, self.vocabulary, self.settings)
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -246,7 +227,6 @@ class CaptioningModule(EvaluatedModule):
             raise InputError("the checkpoint holds the model alone; training cannot go on from it")
         if states > 1:
             raise InputError(f"the checkpoint has the states of {states} optimizers; a run has one")
-        self.calibration = calibration_of(content)
         self._random_state = checkpoint.get("random_state")
         self.loaded_step = checkpoint.get("global_step", 0)
 

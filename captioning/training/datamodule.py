@@ -19,8 +19,8 @@ from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
 from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
+from captioning.data.old_sampler import CaptionBatchSampler, ImageBatchSampler, is_position
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
-from captioning.data.sampler import CaptionBatchSampler, ImageBatchSampler, is_position
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line

@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, Timer
 from torch import Tensor, nn
 
-from captioning.data.sampler import is_position
+from captioning.data.old_sampler import is_position
 from captioning.errors import InputError, one_line, shortened
 
 _SCORES = (int, float, str, Tensor)  # of callbacks, which have none before the first validation

@@ -32,7 +32,7 @@ from captioning.settings import read_config
 from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
 IMAGES, CAPTIONS, WORDS = 118_287, 591_753, 27_000
-CONFIGS = ("coco_vgg19_soft", "coco_vgg19_hard", "coco_vgg19_marginal", "coco_vgg19_transformer")
+CONFIGS = ("coco_vgg19_soft", "coco_vgg19_hard", "coco_vgg19_summed", "coco_vgg19_transformer")
 _FILES = 8
 _ROOT = Path(__file__).resolve().parent.parent
 _TINY_LSTM = ("hidden_dim=8", "embedding_dim=7", "attention.init_args.score.init_args.attention_dim=5")

@@ -17,7 +17,7 @@ from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
 from captioning.kernels.compilation import Mode
 from captioning.kernels.machine import has_bfloat16_products
-from captioning.model import Decoder, MarginalOutput
+from captioning.model import Decoder, SummedOutput
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -68,8 +68,8 @@ MODELS = {
     "soft": Model(lstm),
     "hard": Model(lambda sizes: lstm(sizes, HardAttention)),
     "two_samples": Model(lstm, samples=2),
-    "marginal": Model(lambda sizes: lstm(sizes, output=MarginalOutput())),
-    "marginal_blocks": Model(lambda sizes: lstm(sizes, output=MarginalOutput(block=(2, 2)))),
+    "marginal": Model(lambda sizes: lstm(sizes, output=SummedOutput())),
+    "marginal_blocks": Model(lambda sizes: lstm(sizes, output=SummedOutput(block=(2, 2)))),
     "transformer": Model(transformer),
 }
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from captioning.inference.caption import Caption
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "marginal": "shapes_marginal"}  # key in summary.json -> config
-TITLES = {"soft": "soft", "hard": "hard, drawn", "marginal": "hard, summed exactly"}
+RUNS = {"soft": "shapes_soft", "hard": "shapes_hard", "summed": "shapes_summed"}  # key in summary.json -> config
+TITLES = {"soft": "soft", "hard": "hard, drawn", "summed": "summed"}
 FIRST = list(RUNS)[:2]  # always trained; the others only where the processor is quick enough
 VALIDATE_EVERY = 3  # epochs, as far as this divides them; a validation takes a twelfth of an epoch
 EPOCHS = 6  # of the configs

@@ -18,13 +18,13 @@ from captioning.attention import AdditiveScore, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.files import write_json
-from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood
 from captioning.vocabulary import UNK
 
 FILE = Path(__file__).with_suffix(".json")
-KINDS = ("soft", "hard", "marginal")
+KINDS = ("soft", "hard", "summed")
 STEPS, V = 10, 13
 
 
@@ -37,7 +37,7 @@ def losses(kind: str, *, lr: float = 0.2, scale: float = 1.0) -> list[float]:
     """
     draw = np.random.default_rng(5)
     attention = HardAttention(AdditiveScore(6), ramp=[0, 1]) if kind == "hard" else SoftAttention(AdditiveScore(6))
-    output = MarginalOutput() if kind == "marginal" else None
+    output = SummedOutput() if kind == "summed" else None
     decoder = AttentionDecoder(attention, embedding_dim=8, hidden_dim=10, dropout=0.0, output=output)
     captioner = Captioner(ConvEncoder((4, 7), (2, 2), image_size=12), decoder, vocabulary_size=V).train()
     # L_h, L_z and L_o last: the order in which they got their numbers when the losses were stored.

@@ -20,7 +20,7 @@ from PIL import Image
 from captioning.attention import HardAttention
 from captioning.cli import caption
 from captioning.inference import load
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 
 CAPTION_IMAGE = SCRIPTS / "caption_image.py"
 
@@ -125,8 +125,8 @@ def test_the_style_of_an_overlay_can_be_the_papers(capsys, checkpoint, folder, t
     assert np.ptp(scale, axis=2).max() == 0 and np.ptp(color[-60:-20, 10:100].astype(int), axis=2).max() > 40
 
 
-def test_a_marginal_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
-    checkpoint = save_checkpoint(tmp_path / "marginal.ckpt", output=MarginalOutput(), search={"max_length": 4})
+def test_a_summed_outputs_posterior_is_drawn_and_explored(capsys, folder, tmp_path):
+    checkpoint = save_checkpoint(tmp_path / "marginal.ckpt", output=SummedOutput(), search={"max_length": 4})
     targets = {name: tmp_path / f"x.{name}" for name in ("png", "svg", "html", "json")}
     for name in ("png", "svg"):
         run(capsys, folder / "b.png", "--model", checkpoint, "--overlay", targets[name])

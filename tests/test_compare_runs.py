@@ -27,7 +27,7 @@ from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.scores import NAMES
 from captioning.inference import load
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 
 
 def number_of(image: dict) -> int:
@@ -180,8 +180,8 @@ def test_captions_differ_first_where_words_do_or_one_ends(captions, place):
     assert Disagreement(1, dict(zip("xyz", captions, strict=False)), {}, []).first_difference == place
 
 
-def test_a_marginal_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
-    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=MarginalOutput())
+def test_a_summed_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
+    save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=SummedOutput())
     page, _ = explored_by(tested_pair)
     images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
     for image in images:
@@ -295,15 +295,15 @@ def test_runs_of_one_name_get_distinct_names(tmp_path):
 @pytest.mark.parametrize(
     ("name", "called"),
     [
-        ("marginal", "hard, summed exactly"),
-        ("marginal_1", "hard, summed exactly 1"),
-        ("shapes_marginal-2", "shapes hard, summed exactly 2"),
+        ("marginal", "summed"),
+        ("marginal_1", "summed 1"),
+        ("shapes_summed-2", "shapes summed 2"),
         ("marginals", "marginals"),
         ("soft", "soft"),
     ],
 )
 def test_a_summed_likelihood_is_called_what_it_is(name, called):
-    summed = {"model": {"decoder": {"class_path": "x.D", "init_args": {"output": {"class_path": "x.MarginalOutput"}}}}}
+    summed = {"model": {"decoder": {"class_path": "x.D", "init_args": {"output": {"class_path": "x.SummedOutput"}}}}}
     runs = [Run(name, "x", settings=summed), Run("marginal ", "x")]
     name_runs(runs)
     assert [run.name for run in runs] == [called, "marginal "]  # the second has no such output

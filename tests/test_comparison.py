@@ -349,7 +349,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
             "model": {
                 "decoder": {
                     "class_path": "x.D",
-                    "init_args": {"attention": attention, "output": {"class_path": "x.MarginalOutput"}},
+                    "init_args": {"attention": attention, "output": {"class_path": "x.SummedOutput"}},
                 }
             }
         },
@@ -364,7 +364,7 @@ def test_speed_size_and_decoding_stand_side_by_side():
     assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
     assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
     kind = cells(found, title, "Attention")[1]
-    assert (kind.text, kind.detail) == ("hard, summed exactly", "HardAttention, DotScore, MarginalOutput")
+    assert (kind.text, kind.detail) == ("summed", "HardAttention, DotScore, SummedOutput")
     assert cells(found, title, "Context in the test")[1].text == "argmax"
 
 

@@ -16,7 +16,7 @@ from captioning.data.batch import pad_captions
 from captioning.encoders import ConvEncoder
 from captioning.kernels import compilation, recurrence
 from captioning.kernels.compilation import ShapeBuckets
-from captioning.model import AttentionDecoder, DecoderOutput, MarginalOutput, Output
+from captioning.model import AttentionDecoder, DecoderOutput, Output, SummedOutput
 from captioning.training.module import CaptioningModule
 from captioning.vocabulary import Vocabulary
 
@@ -79,7 +79,7 @@ def assert_same(compiled: AttentionDecoder, eager: AttentionDecoder, *batch, **t
         torch.testing.assert_close(one.grad, other.grad, msg=name, **tolerance)
 
 
-@pytest.mark.parametrize(("output", "normaliser"), [(None, Softmax), (MarginalOutput, Softmax), (None, Entmax15)])
+@pytest.mark.parametrize(("output", "normaliser"), [(None, Softmax), (SummedOutput, Softmax), (None, Entmax15)])
 def test_a_compiled_recurrence_gives_the_same_numbers_and_compiles_once_for_captions_of_any_length(
     output, normaliser, backend
 ):

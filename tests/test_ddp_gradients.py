@@ -23,7 +23,7 @@ from captioning.attention import (
 )
 from captioning.data.batch import CaptionBatch
 from captioning.encoders import ConvEncoder
-from captioning.model import AttentionDecoder, Decoder, MarginalOutput, Output, TransformerDecoder
+from captioning.model import AttentionDecoder, Decoder, Output, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import (
     ArcticReduction,
@@ -70,7 +70,7 @@ CASES = {
     "leave one out, the authors' reduction": Case(hard, {"estimator": LeaveOneOut(2), "reduction": ArcticReduction()}),
     "argmax baseline": Case(hard, {"estimator": ArgmaxBaseline()}),
     "expected context": Case(hard, {"estimator": ExpectedContextBaseline()}),
-    "marginal": Case(SoftAttention, {"samples": 2}, output=MarginalOutput),
+    "summed": Case(SoftAttention, {"samples": 2}, output=SummedOutput),
 }
 
 

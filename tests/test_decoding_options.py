@@ -15,9 +15,9 @@ from captioning.cli.caption import main
 from captioning.errors import InputError
 from captioning.inference import DecodingOptions, ImageCaptioner, load
 from captioning.inference.caption import Caption
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 
-MODELS = ["soft", "hard", "marginal", "ensemble"]
+MODELS = ["soft", "hard", "summed", "ensemble"]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def captioners(tmp_path_factory) -> dict[str, ImageCaptioner]:
     paths = {
         "soft": save_checkpoint(folder / "soft.ckpt"),
         "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
-        "marginal": save_checkpoint(folder / "marginal.ckpt", output=MarginalOutput()),
+        "summed": save_checkpoint(folder / "marginal.ckpt", output=SummedOutput()),
     }
     return {name: load(path) for name, path in paths.items()} | {"ensemble": load([*paths.values()])}
 
@@ -62,7 +62,7 @@ def test_every_caption_begins_with_the_prefix_is_long_enough_and_repeats_nothing
         assert max(Counter(itertools.pairwise(caption.words)).values()) == 1
         assert len(caption.log_probs) == len(caption.words) + caption.finished
         assert len(caption.alphas) == len(caption.words)
-        assert (caption.posteriors is not None) == (name == "marginal")
+        assert (caption.posteriors is not None) == (name == "summed")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -124,7 +124,7 @@ def test_a_quick_processor_trains_a_third_model_and_a_slow_one_small_batches(
     demo = load_script("demo")
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda *sizes: {(32, 5): step, (16, 2): small_step}[sizes])
     plan, seconds = demo.affordable()
-    assert plan == (["soft", "hard", "marginal"][:models], epochs, small)
+    assert plan == (["soft", "hard", "summed"][:models], epochs, small)
     assert seconds == pytest.approx(
         epochs * (375 * small_step if small else 188 * step * (1 if models == 2 else 1.5 * demo.CROWDED))
     )

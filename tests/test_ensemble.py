@@ -21,7 +21,7 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.model import AttentionDecoder, MarginalOutput, Output
+from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective.reductions import token_log_probs
@@ -51,7 +51,7 @@ def make_members() -> list[Captioner]:
     members = [
         make_member(1, Soft(CoverageScore(5))),
         make_member(2, HardAttention(AdditiveScore(4))),
-        make_member(3, Soft(AdditiveScore(3)), MarginalOutput()),
+        make_member(3, Soft(AdditiveScore(3)), SummedOutput()),
         make_member(
             4, MultiHeadAttention(AdditiveScore(5), heads=2), channels=(4, 8), strides=(2, 4), image_size=2 * SIDE
         ),
@@ -221,18 +221,18 @@ def files(tmp_path_factory) -> dict[str, Path]:
     return {
         "soft": save_checkpoint(folder / "soft.ckpt", search={"max_length": T}),
         "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
-        "marginal": save_checkpoint(folder / "marginal.ckpt", output=MarginalOutput()),
+        "summed": save_checkpoint(folder / "marginal.ckpt", output=SummedOutput()),
         "image": save_image(folder / "image.png", 3),
     }
 
 
 def test_several_checkpoints_load_as_one_captioner(files):
-    captioner = load([files["soft"], files["hard"], files["marginal"]])
+    captioner = load([files["soft"], files["hard"], files["summed"]])
     caption = captioner.caption(files["image"])
     assert caption.words and set(caption.words) <= set(WORDS)
     assert caption.alphas.shape == (len(caption.words), 9) and len(caption.alternatives) == 2
     np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
-    alone = [load(files[name]) for name in ("soft", "hard", "marginal")]
+    alone = [load(files[name]) for name in ("soft", "hard", "summed")]
     pixels = captioner.encoder.preprocessing.normalise(caption.view)[None]
     memories = [member.captioner.encode(pixels) for member in alone]
     words = [START, *(WORDS.index(word) + len(Vocabulary(WORDS)) - len(WORDS) for word in caption.words), END]

@@ -27,7 +27,7 @@ from captioning.evaluation.files import read_results
 from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, object_cells, pointing_on
 from captioning.evaluation.records import CaptionedImage, read_captions, read_scores, write_evaluation
 from captioning.evaluation.rouge import rouge_l
-from captioning.model import AttentionDecoder, MarginalOutput, Output
+from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import reductions
 from captioning.vocabulary import Vocabulary
@@ -108,7 +108,7 @@ def test_captions_are_judged_if_the_data_set_knows_the_truth(split):
 
 
 def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
-    split = Split(source, SoftAttention(AdditiveScore(10)), MarginalOutput())
+    split = Split(source, SoftAttention(AdditiveScore(10)), SummedOutput())
     batch = split.batch(0, 1, 2)
     scores, images = split.evaluator(batch).evaluated.finish()
     with torch.inference_mode():

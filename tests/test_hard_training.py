@@ -27,7 +27,7 @@ from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.records import read_scores
 from captioning.inference import load
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood
 from captioning.objective.collapse import PATIENCE, attention_statistics
@@ -92,7 +92,7 @@ def test_fit_logs_the_fixed_keys(shapes, tmp_path, attention, estimator, keys):
 @pytest.mark.parametrize("normaliser", [Sparsemax, Entmax15])
 def test_sparse_alphas_are_trained_and_log_the_size_of_their_support(shapes, tmp_path, selection, normaliser):
     attention = selection(AdditiveScore(10), normaliser=normaliser())
-    module = make_module(attention, MarginalOutput() if selection is SoftAttention else None)
+    module = make_module(attention, SummedOutput() if selection is SoftAttention else None)
     trainer = quick_trainer(tmp_path, max_steps=3)
     run_stage(trainer.fit, module, make_data(shapes))
     logged = {name: float(value) for name, value in trainer.logged_metrics.items() if "train/" in name}
@@ -102,12 +102,12 @@ def test_sparse_alphas_are_trained_and_log_the_size_of_their_support(shapes, tmp
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_a_marginal_output_is_trained_resumed_and_tested(shapes, tmp_path, precision):
+def test_a_summed_output_is_trained_resumed_and_tested(shapes, tmp_path, precision):
     """With label smoothing and two samples; a run that is resumed ends with the same weights."""
 
     def make() -> CaptioningModule:
         objective = Likelihood(label_smoothing=0.1, samples=2)
-        return make_module(SoftAttention(AdditiveScore(10)), MarginalOutput(block=(2, 2)), objective=objective)
+        return make_module(SoftAttention(AdditiveScore(10)), SummedOutput(block=(2, 2)), objective=objective)
 
     whole = make()
     run_stage(quick_trainer(tmp_path / "whole", max_epochs=2, precision=precision).fit, whole, make_data(shapes))

@@ -18,7 +18,7 @@ from PIL import Image
 from captioning.attention import HardAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.inference import DecodingOptions, load
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 from captioning.trace import EXPECTATION
 from captioning.vocabulary import END, SPECIALS, START, Vocabulary
 
@@ -64,7 +64,7 @@ def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
 
 
 @pytest.mark.parametrize(
-    ("attention", "output"), [(SoftAttention, None), (HardAttention, None), (SoftAttention, MarginalOutput())]
+    ("attention", "output"), [(SoftAttention, None), (HardAttention, None), (SoftAttention, SummedOutput())]
 )
 def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images, attention, output):
     captioner = load(save_checkpoint(tmp_path / "x.ckpt", attention=attention, output=output))
@@ -235,8 +235,8 @@ def test_soft_attention_forms_its_contexts_with_the_alphas(captioner, images):
 
 @pytest.mark.parametrize("options", [{}, {"rank": 2}, {"block": (2, 2), "rank": 3}])
 @pytest.mark.parametrize("method", ["beam", "greedy", "sample"])
-def test_a_checkpoint_with_a_marginal_output_tells_the_posterior_of_every_word(tmp_path, images, method, options):
-    captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=MarginalOutput(**options)))
+def test_a_checkpoint_with_a_summed_output_tells_the_posterior_of_every_word(tmp_path, images, method, options):
+    captioner = load(save_checkpoint(tmp_path / "x.ckpt", output=SummedOutput(**options)))
     caption = captioner.caption(images[0], method=method, max_length=5)
     T = len(caption.words)
     assert T and caption.posteriors.shape == caption.alphas.shape == (T, ROWS * COLUMNS)

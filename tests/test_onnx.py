@@ -25,7 +25,7 @@ from captioning.attention import (
 from captioning.cli import export
 from captioning.errors import InputError
 from captioning.inference import load
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 
 for _library in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(_library, reason="needs the onnx extra")
@@ -74,8 +74,8 @@ def exported(tmp_path: Path, **changes) -> tuple[Path, Path]:
     "changes",
     [
         pytest.param({}, id="soft"),
-        pytest.param({"output": MarginalOutput()}, id="marginal"),
-        pytest.param({"output": MarginalOutput(), "attention": sparse}, id="summed over a sparse support"),
+        pytest.param({"output": SummedOutput()}, id="marginal"),
+        pytest.param({"output": SummedOutput(), "attention": sparse}, id="summed over a sparse support"),
         pytest.param({"attention": entmax}, id="1.5-entmax", marks=pytest.mark.slow),
         pytest.param({"gated": False, "attention": heads}, id="heads", marks=pytest.mark.slow),
         pytest.param({"attention": hard}, id="hard argmax", marks=pytest.mark.slow),

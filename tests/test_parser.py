@@ -68,7 +68,7 @@ def settings(tmp_path, monkeypatch):
             "--model.decoder.attention.score DotScor",
             "model.decoder.attention.score: DotScor is no class that can stand",
         ),
-        ("--model.decoder.output ShapesSource", "there; one of DeepOutput, MarginalOutput"),
+        ("--model.decoder.output ShapesSource", "there; one of DeepOutput, SummedOutput"),
         (
             "--model.decoder.attention.score.attention_dim x",
             "attention.score.attention_dim: must be a whole number, got",

@@ -12,7 +12,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Step, beam_search, greedy
 from captioning.encoders import ConvEncoder
 from captioning.kernels.cross_entropy import step_nll
-from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import UNK
@@ -29,7 +29,7 @@ def precision(name: str):
         yield
 
 
-def make_captioner(name: str, output: MarginalOutput | None = None) -> Captioner:
+def make_captioner(name: str, output: SummedOutput | None = None) -> Captioner:
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(6)), embedding_dim=16, hidden_dim=12, output=output)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=8), decoder, vocabulary_size=V)
     torch.nn.init.normal_(decoder.output.L_z.weight, std=0.5)
@@ -42,7 +42,7 @@ def annotations(name: str) -> torch.Tensor:
     return torch.randn(B, L, D).to(WEIGHTS.get(name, torch.float32))
 
 
-@pytest.mark.parametrize("output", [None, MarginalOutput])
+@pytest.mark.parametrize("output", [None, SummedOutput])
 @pytest.mark.parametrize("name", PRECISIONS)
 def test_beam_of_one_equals_greedy_in_every_precision(name, output):
     captioner = make_captioner(name, output and output())
@@ -55,7 +55,7 @@ def test_beam_of_one_equals_greedy_in_every_precision(name, output):
     assert len({tuple(h.ids) for h in first}) > B // 2  # the captions do differ
 
 
-@pytest.mark.parametrize("output", [None, MarginalOutput])
+@pytest.mark.parametrize("output", [None, SummedOutput])
 @pytest.mark.parametrize("name", ["bf16-true", "64-true"])
 def test_kernels_keep_their_types_if_lightning_changes_the_default(name, output):
     """Its precision plugin does so around every step; what C writes as float32 must not lie in memory of another."""

@@ -27,7 +27,7 @@ from captioning.data.sampler import CaptionBatchSampler
 from captioning.decoding import BeamOptions, Constraints, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError, printable
-from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective.reductions import caption_nll
 from captioning.tokenizers import PUNCTUATION, tokenize, tokenize_all
@@ -182,14 +182,14 @@ def test_padded_captions_have_their_words_and_lengths(examples):
 
 def make_decoder(kind: str) -> AttentionDecoder:
     attention: type[Attention] = HardAttention if kind == "hard" else SoftAttention
-    output = MarginalOutput() if kind == "marginal" else None
+    output = SummedOutput() if kind == "summed" else None
     decoder = AttentionDecoder(attention(AdditiveScore(4)), embedding_dim=E, hidden_dim=H, output=output)
     torch.manual_seed(0)
     decoder.build(V, D, None)
     return decoder.eval()
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard", "marginal"])
+@pytest.mark.parametrize("kind", ["soft", "hard", "summed"])
 @EXAMPLES
 def test_a_masked_batch_has_the_loss_of_its_captions_alone(examples, kind):
     """Neither the padding of captions nor that of regions is seen, whatever is in it."""
@@ -283,7 +283,7 @@ def test_no_beam_finds_more_than_there_is_and_the_widest_finds_the_best(examples
         assert narrow[0].ids == first.ids == drawn.ids
 
 
-@pytest.mark.parametrize("kind", ["soft", "hard", "marginal"])
+@pytest.mark.parametrize("kind", ["soft", "hard", "summed"])
 @EXAMPLES
 def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
     decoder = make_decoder(kind)

@@ -16,7 +16,7 @@ from captioning.attention import (
 )
 from captioning.data.batch import pad_captions
 from captioning.kernels import recurrence
-from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model import AttentionDecoder, SummedOutput
 
 B, L, D, E, H, V = 3, 5, 6, 4, 8, 17
 WORDS = {1: [2, 5, 1], 2: [1, 2, 6, 1, 1, 1]}  # of each caption, by the captions of an image
@@ -87,7 +87,7 @@ def test_images_that_have_ended_leave_and_change_no_output_and_no_gradient(atten
 
 
 def test_a_sum_over_locations_takes_part(monkeypatch):
-    decoder = make_decoder(SoftAttention(AdditiveScore(16)), MarginalOutput())
+    decoder = make_decoder(SoftAttention(AdditiveScore(16)), SummedOutput())
     left = forced(decoder, WORDS[2], masked=False)
     monkeypatch.setattr(recurrence, "FEW_ENOUGH", 0.0)
     for name, value in forced(decoder, WORDS[2], masked=False).items():

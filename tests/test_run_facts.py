@@ -240,7 +240,7 @@ def test_the_sweep_trains_every_config_with_every_seed_whatever_the_order_of_its
         assert "--runs=runs/soft_hard" in others
         (seed,) = [word for word in others if word.startswith("--seed_everything=")]
         found.add((Path(config).stem, seed))
-    assert len(found) == 9 and {config for config, _ in found} == {"shapes_soft", "shapes_marginal", "shapes_hard"}
+    assert len(found) == 9 and {config for config, _ in found} == {"shapes_soft", "shapes_summed", "shapes_hard"}
 
 
 def test_a_run_of_a_sweep_has_the_sweeps_seed_and_a_folder_that_names_it(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from captioning.attention import (
     SoftAttention,
 )
 from captioning.data.batch import pad_captions
-from captioning.model import AttentionDecoder, MarginalOutput, TransformerDecoder
+from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 
 B, L, D, H, V, SAMPLES = 3, 9, 6, 7, 11, 2
 WORDS = [[4, 5, 6, 7], [8, 9], [10, 4, 5]]
@@ -66,7 +66,7 @@ def forced(decoder, samples: int, times: int):
     "make",
     [
         lambda: lstm(soft()),
-        lambda: lstm(soft(), output=MarginalOutput()),
+        lambda: lstm(soft(), output=SummedOutput()),
         lambda: lstm(soft(), gated=False, init_layers=2),
         lambda: lstm(soft(dropout=0.3)),
         lambda: lstm(SoftAttention(CoverageScore(5))),

@@ -40,7 +40,7 @@ from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import DocumentFrequencies, cider_d
 from captioning.evaluation.rewards import CaptionReward
 from captioning.kernels.dropout import Dropout
-from captioning.model import AttentionDecoder, MarginalOutput, TransformerDecoder
+from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import SelfCriticalTraining
 from captioning.training import CaptioningModule
@@ -67,8 +67,8 @@ CASES: dict[str, Callable[[], dict]] = {
         "annotation_layer": AnnotationLSTM(3),
         "standardize_annotations": True,
     },
-    "marginal": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput()},
-    "marginal of rank 3": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": MarginalOutput(rank=3)},
+    "summed": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": SummedOutput()},
+    "summed of rank 3": lambda: {"attention": SoftAttention(AdditiveScore(4)), "output": SummedOutput(rank=3)},
     "transformer": lambda: {
         "decoder": TransformerDecoder(
             MultiHeadAttention(ScaledDotScore(), heads=2), dim=4, layers=2, heads=2, dropout=0.3, tie_embeddings=True
@@ -130,7 +130,7 @@ def probabilities(captioner: Captioner, batch: CaptionBatch) -> Tensor:
 
 
 def begun(objective: SelfCriticalTraining) -> SelfCriticalTraining:
-    objective.begin(reward, SEARCH)
+    objective.begin(SoftAttention(AdditiveScore(4)), lambda _: reward, SEARCH)
     return objective
 
 
@@ -145,7 +145,7 @@ def gradient(captioner: Captioner, loss: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("case", "options"),
     [(case, {"samples": 2}) for case in CASES]
-    + [("soft", {"samples": 1, "baseline": "greedy"}), ("marginal", {"samples": 2, "baseline": "greedy"})],
+    + [("soft", {"samples": 1, "baseline": "greedy"}), ("summed", {"samples": 2, "baseline": "greedy"})],
 )
 def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, monkeypatch):
     """The sum over all tuples of samples, each with its probability, against the sum over all captions."""
@@ -165,7 +165,7 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("case", ["soft", "hard, argmax", "marginal", "transformer"])
+@pytest.mark.parametrize("case", ["soft", "hard, argmax", "summed", "transformer"])
 def test_likelihood_adds_the_nll_of_the_references_per_caption(case, monkeypatch):
     """Against the log softmax of the decoder's logits, one caption at a time; <unk> is a word of the references."""
     captioner, batch = make_captioner(case), make_batch(images=2)
@@ -190,7 +190,7 @@ def test_likelihood_adds_the_nll_of_the_references_per_caption(case, monkeypatch
     assert not torch.allclose(expected, reward_alone, rtol=0.01)
 
 
-@pytest.mark.parametrize("case", ["soft", "hard, argmax", "marginal"])
+@pytest.mark.parametrize("case", ["soft", "hard, argmax", "summed"])
 def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
     captioner, batch = make_captioner(case), make_batch()
     draws = 6000
@@ -205,7 +205,7 @@ def test_captions_are_drawn_with_the_probability_that_is_differentiated(case):
     torch.testing.assert_close(baseline, (rewards.sum() - rewards) / (draws - 1))
 
 
-@pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "marginal", "transformer"])
+@pytest.mark.parametrize("case", ["soft", "hard, argmax", "gumbel", "read first", "summed", "transformer"])
 def test_dropout_drops_units_and_changes_nothing_else(case, monkeypatch):
     """Masks change the gradient; without dropped units it stays the same; statistics and schedules do not move."""
 

@@ -20,7 +20,7 @@ from captioning.attention import AdditiveScore, HardAttention
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
 from captioning.evaluation.files import read_results
-from captioning.model import MarginalOutput
+from captioning.model import SummedOutput
 from captioning.objective import ArgmaxBaseline, Likelihood
 from captioning.training import CaptionSamples, Throughput, Unfreeze
 from captioning.training.checkpoint_io import AtomicCheckpointIO
@@ -226,13 +226,13 @@ def test_samples_are_drawn_for_the_first_validation_images(shapes, tmp_path):
     assert sorted(p.name for p in (tmp_path / "samples").iterdir()) == [f"{i}_001.png" for i in first]
 
 
-def test_samples_of_a_marginal_output_show_the_posterior(shapes, tmp_path, monkeypatch):
+def test_samples_of_a_summed_output_show_the_posterior(shapes, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         "captioning.views.overlays.attention_figure",
         lambda view, words, trace, cells, **options: drawn.append((words, trace, options)) or Figure(),
     )
-    module = make_module(output=MarginalOutput())
+    module = make_module(output=SummedOutput())
     run_stage(make_trainer(tmp_path, callbacks=[CaptionSamples(2)]).fit, module, make_data(shapes))
     assert len(drawn) == 2
     for words, trace, options in drawn:

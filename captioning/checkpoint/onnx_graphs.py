@@ -25,7 +25,7 @@ from captioning.errors import InputError, one_line
 from captioning.files import complete, errors_named, part_of
 from captioning.kernels.marginal import Located
 from captioning.model import AttentionDecoder, Captioner, CaptionModel
-from captioning.model.marginal import LocatedMemory
+from captioning.model.summed import LocatedMemory
 from captioning.vocabulary import START, UNK
 
 ENCODER, STEP = "encoder.onnx", "step.onnx"

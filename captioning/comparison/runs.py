@@ -208,13 +208,13 @@ def _version(path: Path) -> int:
     return int(digits) if digits.isdigit() else -1
 
 
-SUMMED = "hard, summed exactly"
-"""What comparisons call a model with ``MarginalOutput``, whose class is named after the marginal likelihood."""
+SUMMED = "summed"
+"""What comparisons call a model with ``SummedOutput``, whatever its attention is called."""
 
 
 def is_summed(run: Run) -> bool:
     """Return whether the likelihood of a word is summed over all locations."""
-    return flat(run.settings).get("model.decoder.output") == "MarginalOutput"
+    return flat(run.settings).get("model.decoder.output") == "SummedOutput"
 
 
 def name_runs(runs: Sequence[Run]) -> None:

@@ -4,8 +4,8 @@ from captioning.model.captioner import Captioner, CaptionModel
 from captioning.model.decoder import Decoder, DecoderOutput
 from captioning.model.ensemble import Ensemble
 from captioning.model.lstm import AttentionDecoder
-from captioning.model.marginal import MarginalOutput
 from captioning.model.output import DeepOutput, Output
+from captioning.model.summed import SummedOutput
 from captioning.model.transformer import TransformerDecoder
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "DecoderOutput",
     "DeepOutput",
     "Ensemble",
-    "MarginalOutput",
     "Output",
+    "SummedOutput",
     "TransformerDecoder",
 ]

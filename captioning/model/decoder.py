@@ -23,7 +23,7 @@ class DecoderOutput:
     """Teacher forcing over N captions of T steps. The M = sum(lengths) existing steps are packed, caption by caption.
 
     Attributes:
-        logits: (M, V); with a marginal output they are log-probabilities.
+        logits: (M, V); with a summed output they are log-probabilities.
         targets: (M,) int64, the words of the captions at those steps, <end> included.
         mask: (N, T) bool, True where a step exists; ``mask.nonzero()`` gives the rows of ``logits``.
         trace: Trace of all (N, T) steps; at steps that do not exist, alphas, betas and heads are 0 and locations

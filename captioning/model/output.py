@@ -51,9 +51,9 @@ class Words(NamedTuple):
     """The words of M steps.
 
     Attributes:
-        logits: (M, V); with a marginal output they are log-probabilities.
+        logits: (M, V); with a summed output they are log-probabilities.
         posterior: (M, L), the probability that the word came from a location, given the word and that the step used
-            the image at all; sums to 1. None in training, without targets, and for outputs that are no mixture.
+            the image at all; sums to 1. None in training, without targets, and for outputs that sum over no locations.
     """
 
     logits: Tensor

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 
 from captioning.attention import Attention
 from captioning.component import Component
 from captioning.data.batch import CaptionBatch
+from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, DecoderOutput
 from captioning.objective.estimators import Estimator, MovingAverage
@@ -36,8 +37,18 @@ class Loss(NamedTuple):
     output: DecoderOutput
 
 
+Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
+"""``reward(records, captions)`` returns one number (N,) for each of N captions of images, given by training records."""
+
+
 class Objective(Component):
-    """What training minimises."""
+    """What training minimises.
+
+    Attributes:
+        second_stage: Whether training needs the weights of a model that captions already.
+    """
+
+    second_stage = False
 
     def connect(self, attention: Attention) -> Self:
         """Prepare for a decoder's attention; called once, when the model is put together.
@@ -46,6 +57,18 @@ class Objective(Component):
             InputError: An option has no effect on this attention, or does not work with it.
         """
         return self
+
+    def begin(self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions) -> None:
+        """Prepare for training; called once, before its first batch.
+
+        Args:
+            attention: The decoder's attention.
+            reward_of: Returns the reward of captions that the options of this objective describe.
+            search: The search of validation, which limits the lengths of captions.
+
+        Raises:
+            InputError: The attention's inference mode does not work with this objective.
+        """
 
     @abstractmethod
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:

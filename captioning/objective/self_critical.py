@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -28,13 +28,10 @@ from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError
 from captioning.model import Captioner, Decoder, DecoderOutput
-from captioning.objective.objective import Loss, Objective
+from captioning.objective.objective import Loss, Objective, Reward
 from captioning.objective.processes import process_count, summed
 from captioning.objective.reductions import step_log_probs
 from captioning.vocabulary import END
-
-Reward = Callable[[Sequence[int], Sequence[Hypothesis]], Tensor]
-"""``reward(records, captions)`` returns one number (N,) for each of N captions of images, given by training records."""
 
 
 class SelfCriticalTraining(Objective):
@@ -57,6 +54,8 @@ class SelfCriticalTraining(Objective):
     Raises:
         InputError: An option is out of its range.
     """
+
+    second_stage = True
 
     def __init__(
         self,
@@ -90,20 +89,15 @@ class SelfCriticalTraining(Objective):
         self._reward: Reward | None = None
         self._search = BeamOptions()
 
-    @staticmethod
-    def check(attention: Attention) -> None:
-        """Refuse attention that draws locations while captions are drawn: the gradient would ignore those draws.
+    def begin(self, attention: Attention, reward_of: Callable[[Any], Reward], search: BeamOptions) -> None:
+        """Set the reward of captions, and the search that limits their lengths.
 
         Raises:
-            InputError: It does.
+            InputError: The attention draws locations while captions are drawn: the gradient would ignore those draws.
         """
         if attention.inference == "sample":
             raise InputError("objective: captions are drawn with the attention's inference expected or argmax")
-
-    def begin(self, reward: Reward, search: BeamOptions) -> None:
-        """Set the reward of captions, and the search that limits their lengths, before training."""
-        self._reward = reward
-        self._search = search
+        self._reward, self._search = reward_of(self), search
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         """Return the objective of the batch's images, and of its captions if ``likelihood`` is not 0.

@@ -22,7 +22,7 @@ from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
 from captioning.evaluation.rewards import CaptionReward
 from captioning.model import Captioner, Decoder
-from captioning.objective import Likelihood, Objective, SelfCriticalTraining
+from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, summed
 from captioning.training.evaluation_loops import EvaluatedModule
@@ -107,15 +107,15 @@ class CaptioningModule(EvaluatedModule):
                     f"{self.attention.ramp[0]}, and the training has {batches:.0f}; set "
                     "--model.decoder.init_args.attention.init_args.ramp"
                 )
-        if isinstance(self.objective, SelfCriticalTraining):
-            assert self.vocabulary is not None
-            self.objective.check(self.attention)
-            if self.trainer.ckpt_path is None and not self._begins_with_weights:
-                rank_zero_warn(
-                    "self-critical training begins with random weights; pass first-stage weights with --init_from"
-                )
-            reward = CaptionReward(self.objective, self.data.index("train"), self.vocabulary)
-            self.objective.begin(reward, self.search)
+        if self.objective.second_stage and self.trainer.ckpt_path is None and not self._begins_with_weights:
+            rank_zero_warn(
+                "self-critical training begins with random weights; pass first-stage weights with --init_from"
+            )
+        self.objective.begin(self.attention, self._reward, self.search)
+
+    def _reward(self, options: Any) -> CaptionReward:
+        assert self.vocabulary is not None
+        return CaptionReward(options, self.data.index("train"), self.vocabulary)
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
         assert self.captioner is not None

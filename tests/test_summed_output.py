@@ -1,4 +1,4 @@
-"""The marginal output in the decoder: its likelihood against NumPy, its gradient against differences, and its uses."""
+"""The summed output in the decoder: its likelihood against NumPy, its gradient against differences, and its uses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.model import AttentionDecoder, MarginalOutput
+from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective import Likelihood, reductions
 from captioning.vocabulary import END
@@ -41,10 +41,10 @@ L = GRID[0] * GRID[1]
 WORDS = ([4, 6, 5], [5], [7, 12])
 
 
-def make_captioner(output: MarginalOutput | None = None, attention=None, *, std=0.7, dropout=0.0, **options):
+def make_captioner(output: SummedOutput | None = None, attention=None, *, std=0.7, dropout=0.0, **options):
     attention = attention or SoftAttention(AdditiveScore(A))
     decoder = AttentionDecoder(
-        attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=output or MarginalOutput(), **options
+        attention, embedding_dim=E, hidden_dim=H, dropout=dropout, output=output or SummedOutput(), **options
     )
     encoder = ConvEncoder((D,), (4,), image_size=16)
     encoder.grid_size = GRID
@@ -98,7 +98,7 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[t
     return captions
 
 
-def mixture_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
+def summed_of(captioner: Captioner, batch: CaptionBatch, output) -> np.ndarray:
     """log p of every word at all steps of all captions, (M, V)."""
     captions = log_likelihoods(captioner, batch, output)
     return np.concatenate([np.logaddexp.reduce(log_w[:, :, None] + log_p, axis=1) for log_w, log_p in captions])
@@ -141,10 +141,10 @@ OUTPUTS = {
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_likelihood_is_the_sum_over_locations(options, masked):
-    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask() if masked else None)
+    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask() if masked else None)
     with torch.no_grad():
         output = captioner(batch)
-        expected = mixture_of(captioner, batch, captioner.decoder.output)
+        expected = summed_of(captioner, batch, captioner.decoder.output)
     np.testing.assert_allclose(output.logits.double().numpy(), expected, atol=2e-5)
     np.testing.assert_allclose(output.logits.exp().sum(1).numpy(), 1, atol=1e-5)
 
@@ -173,19 +173,19 @@ def test_any_soft_attention_with_and_without_a_gate(make):
     output = captioner(batch)
     reductions.caption_nll(output.logits, output.targets).backward()
     with torch.no_grad():
-        expected = mixture_of(captioner, batch, captioner.decoder.output)
+        expected = summed_of(captioner, batch, captioner.decoder.output)
         (log_w, _), *_ = log_likelihoods(captioner, batch, captioner.decoder.output)
     np.testing.assert_allclose(output.logits.detach().double().numpy(), expected, atol=2e-5)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.decoder.parameters())
     assert (np.ptp(log_w[:, 1:], axis=1).max() < 1e-6) == isinstance(attention, UniformAttention)
 
 
-def test_label_smoothing_holds_against_the_mixture():
+def test_label_smoothing_holds_against_the_sum():
     captioner, batch = make_captioner(), make_batch()
     objective = Likelihood(attention_penalty=0.0, label_smoothing=0.2).connect(captioner.decoder.attention)
     with torch.no_grad():
         loss, _, output = objective(captioner, batch)
-        log_p = mixture_of(captioner, batch, captioner.decoder.output)
+        log_p = summed_of(captioner, batch, captioner.decoder.output)
     of_targets = log_p[np.arange(len(log_p)), output.targets.numpy()]
     assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
 
@@ -198,7 +198,7 @@ def test_label_smoothing_holds_against_the_mixture():
 def test_gradient_of_the_objective_matches_finite_differences(options, normaliser):
     """Of the NLL and the penalty with respect to every parameter's first entries, in float64."""
     attention = SoftAttention(AdditiveScore(A), normaliser=normaliser)
-    captioner = make_captioner(MarginalOutput(**options), attention).double()
+    captioner = make_captioner(SummedOutput(**options), attention).double()
     batch = make_batch(mask=some_mask(), dtype=torch.double)
     objective = Likelihood(attention_penalty=0.3, label_smoothing=0.1).connect(captioner.decoder.attention)
     parameters = list(captioner.decoder.parameters())
@@ -220,23 +220,23 @@ def test_configuration_and_parameters_are_those_of_the_deep_output_and_a_map_to_
     deep = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
     deep.build(V, D, GRID)
     for options, more in (({"block": (2, 2)}, set()), ({"rank": 2}, {"output.projection.weight"})):
-        decoder = make_captioner(MarginalOutput(**options)).decoder
+        decoder = make_captioner(SummedOutput(**options)).decoder
         assert decoder.state_dict().keys() - deep.state_dict().keys() == more
         config = decoder.to_config()
-        assert config["init_args"]["output"]["class_path"] == "captioning.model.MarginalOutput"
+        assert config["init_args"]["output"]["class_path"] == "captioning.model.SummedOutput"
         again = AttentionDecoder.from_config(config)
         assert again.to_config() == config
         assert (again.output.block, again.output.rank) == (options.get("block"), options.get("rank"))
 
 
 def built(grid_size: tuple[int, int] | None = GRID, **options) -> AttentionDecoder:
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=MarginalOutput(**options))
+    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, output=SummedOutput(**options))
     decoder.build(V, D, grid_size)
     return decoder
 
 
 def with_attention(attention: Attention) -> AttentionDecoder:
-    return AttentionDecoder(attention, output=MarginalOutput())
+    return AttentionDecoder(attention, output=SummedOutput())
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def with_attention(attention: Attention) -> AttentionDecoder:
         (lambda: with_attention(HardAttention(AdditiveScore(A))), "HardAttention chooses locations itself"),
         (lambda: with_attention(GumbelAttention(AdditiveScore(A))), "GumbelAttention chooses locations itself"),
         (lambda: with_attention(MultiHeadAttention(ScaledDotScore(), heads=1)), "looks at several locations at once"),
-        (lambda: MarginalOutput(block=(0, 2)), "block"),
-        (lambda: MarginalOutput(rank=0), "rank"),
+        (lambda: SummedOutput(block=(0, 2)), "block"),
+        (lambda: SummedOutput(rank=0), "rank"),
         (lambda: built(rank=E + 1), "exceeds the embedding's size 6"),
         (lambda: built(None, block=(2, 2)), "needs annotations on a grid"),
         (
@@ -283,7 +283,7 @@ def test_reinforce_bound_of_the_same_model_is_below_the_likelihood():
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_posterior_is_bayes_rule(options):
-    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask())
+    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask())
     with torch.no_grad():
         output = captioner(batch)
     posterior = output.trace.posterior
@@ -303,7 +303,7 @@ def test_posterior_is_bayes_rule(options):
 
 def test_posterior_keeps_the_prior_within_a_component():
     """A word says which block was looked at, not which of its cells."""
-    captioner, batch = make_captioner(MarginalOutput(block=(2, 2))), make_batch()
+    captioner, batch = make_captioner(SummedOutput(block=(2, 2))), make_batch()
     with torch.no_grad():
         trace = captioner(batch).trace
     cells = torch.tensor([0, 1, 4, 5])
@@ -314,7 +314,7 @@ def test_posterior_keeps_the_prior_within_a_component():
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_search_steps_equal_teacher_forcing(options):
-    captioner, batch = make_captioner(MarginalOutput(**options)), make_batch(mask=some_mask())
+    captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask())
     decoder = captioner.decoder
     with torch.no_grad():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
@@ -331,7 +331,7 @@ def test_search_steps_equal_teacher_forcing(options):
 
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_searches_in_a_batch_equal_those_of_single_images(options):
-    captioner, batch = make_captioner(MarginalOutput(**options), std=1.0), make_batch(mask=some_mask())
+    captioner, batch = make_captioner(SummedOutput(**options), std=1.0), make_batch(mask=some_mask())
     with torch.inference_mode():
         memory = captioner.encode(annotations=batch.annotations, mask=batch.annotation_mask)
         together = captioner.search(memory, BeamOptions(beam_size=3, max_length=8))

@@ -24,7 +24,7 @@ class LocatedMemory(Memory):
         return replace(super().select(images), located=self.located.select(images))
 
 
-class MarginalOutput(Output):
+class SummedOutput(Output):
     """The word's likelihood summed over locations, exactly (Deng et al. 2018): hard attention without draws.
 
     p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and one more

@@ -27,7 +27,7 @@ from captioning.cli.allowed_values import checked_component, checked_plain
 from captioning.cli.build import build
 from captioning.cli.fit import main
 from captioning.cli.foreign_settings import resume_settings
-from captioning.cli.parser import CommandLineParser
+from captioning.cli.old_parser import CommandLineParser
 from captioning.component import import_modules
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource, ShapesSource
 from captioning.encoders import Encoder, TimmEncoder

@@ -59,7 +59,7 @@ ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in f
 
 # Library -> the only places that may import it: modules or folders, named from captioning/, or scripts.<name>.
 LIBRARIES: dict[tuple[str, ...], str] = {
-    ("pytorch_lightning", "lightning_fabric"): "training cli.fit cli.parser",
+    ("pytorch_lightning", "lightning_fabric"): "training cli.fit cli.old_parser",
     ("lightning",): "",  # the same library under its other name: an object of one fails isinstance checks of the other
     ("wandb",): "training.wandb_run comparison.wandb_runs comparison.wandb_report",
     (

@@ -10,9 +10,9 @@ import pytest
 import yaml
 from helpers_runs import TINY
 
-from captioning.cli import parser as parsers
+from captioning.cli import old_parser as parsers
 from captioning.cli.fit import CaptioningCLI, main
-from captioning.cli.parser import explain
+from captioning.cli.old_parser import explain
 from captioning.cli.usage import COMMANDS, command_help
 from captioning.component import Component, public_path, subclasses
 from captioning.data import CaptionSource, FolderSource

@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     captioner = load(args.model)
     batches = read_batches(captioner, args.data, args.captions, args.warm_up + 1)
-    values = measure(captioner.captioner, batches[0], batches[1:], args.draws)
+    values = measure(captioner.model, batches[0], batches[1:], args.draws)
     print(f"{'':36}{'decoder':>10}{'score':>10}{'per pass':>10}")
     for name, value in values.items():
         print(f"{name:36}{value['ratio']:10.4f}{value['score_ratio']:10.4f}{value['ratio_per_row']:10.4f}")

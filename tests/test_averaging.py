@@ -112,7 +112,7 @@ def test_validations_and_checkpoints_use_the_average_and_training_does_not_notic
 
 def test_a_checkpoint_captions_with_the_average(shapes, tmp_path):
     module, _ = fit(shapes, tmp_path, last_checkpoint(tmp_path))
-    loaded = load(tmp_path / "last.ckpt").captioner.state_dict()
+    loaded = load(tmp_path / "last.ckpt").model.state_dict()
     assert_equal({f"captioner.{name}": value for name, value in loaded.items()}, {
         name: value for name, value in state_of(module).items() if name.startswith("captioner.")
     })  # fmt: skip

@@ -13,35 +13,33 @@ from PIL import Image
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError
-from captioning.inference.caption import Alternative, Caption, Photo
+from captioning.inference.caption import Caption
 from captioning.views.explorer import ExploredImage, explorer_page
 
 ROWS, COLUMNS = 3, 5
 CELLS = ROWS * COLUMNS
 
 
-def fields(text: str, seed: int = 0) -> dict:
+def make(text: str, seed: int) -> Caption:
     words = text.split()
     alphas = np.random.default_rng(seed).dirichlet(np.ones(CELLS), size=len(words)).astype(np.float32)
-    return {
-        "text": text,
-        "words": words,
-        "log_probs": [-0.5] * (len(words) + 1),
-        "score": -0.5 * (len(words) + 1),
-        "finished": True,
-        "trace": trace_of(alphas, np.linspace(0.25, 1, len(words))),
-    }
+    return Caption(
+        text=text,
+        words=words,
+        log_probs=[-0.5] * (len(words) + 1),
+        score=-0.5 * (len(words) + 1),
+        finished=True,
+        trace=trace_of(alphas, np.linspace(0.25, 1, len(words))),
+        cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
+        view=Image.new("RGB", (40, 24), "gray"),
+        path="cats.jpg",
+    )
 
 
 @pytest.fixture
 def caption() -> Caption:
-    return Caption(
-        **fields("two cats sleep"),
-        cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
-        view=Image.new("RGB", (40, 24), "gray"),
-        path="cats.jpg",
-        alternatives=[Alternative(**fields("a cat", 1)), Alternative(**fields("cats sleep on mats", 2))],
-    )
+    best, *others = (make(text, seed) for seed, text in enumerate(["two cats sleep", "a cat", "cats sleep on mats"]))
+    return dataclasses.replace(best, alternatives=others)
 
 
 def hard(caption: Caption, cells: list[int]) -> Caption:
@@ -57,7 +55,7 @@ def test_the_figure_has_a_panel_for_every_word(caption):
 
 def test_the_figure_shows_the_whole_photo_where_it_can_be_read(caption):
     photo = random_view(160, 90)
-    whole = dataclasses.replace(caption, photo=lambda: Photo(photo, (0.1, 0, 0.9, 1)))
+    whole = dataclasses.replace(caption, photo=lambda: (photo, (0.1, 0, 0.9, 1)))
     axes = whole.figure("paper").axes[0]
     assert axes.images[0].get_array().shape == (90, 160, 3)
     assert len(axes.patches) == 2

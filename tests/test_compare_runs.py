@@ -214,7 +214,7 @@ def test_sampled_contexts_repeat_with_the_seed_and_change_no_global_state(tested
     assert first == again and first != other
     assert notices[-1] == "The contexts of hard were sampled in the test; the attention shown comes from other draws."
     assert torch.equal(torch.get_rng_state(), before)
-    assert models["hard"].captioner.decoder.attention.inference == "expected"
+    assert models["hard"].model.decoder.attention.inference == "expected"
 
 
 def test_a_data_source_outside_the_package_is_not_imported(tested_pair):
@@ -231,7 +231,7 @@ def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
     run = read_run(tested_pair[0])
     models, troubles = load_models([run])
     assert run.settings["model"]["search"]["beam_size"] == 2 and not troubles
-    decoder = sum(p.numel() for p in models["soft"].captioner.decoder.parameters())
+    decoder = sum(p.numel() for p in models["soft"].model.decoder.parameters())
     assert run.parameters == {"decoder": decoder, "encoder": 1366}
 
 

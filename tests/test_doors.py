@@ -399,7 +399,7 @@ def test_a_module_that_the_user_imports_by_name_may_be_used(workdir, capsys, mon
     checkpoint = "runs/mine/checkpoints/last.ckpt"
     main(["test", "--ckpt_path", checkpoint, "--import=own_score_of_doors"])
     evaluate.main(["--model", checkpoint, "--import", "own_score_of_doors"])
-    assert type(load(checkpoint).captioner.decoder.attention.score).__name__ == "OwnScore"
+    assert type(load(checkpoint).model.decoder.attention.score).__name__ == "OwnScore"
 
 
 def test_a_module_that_cannot_be_imported_is_one_line(workdir, capsys, monkeypatch):

@@ -234,12 +234,12 @@ def test_several_checkpoints_load_as_one_captioner(files):
     np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
     alone = [load(files[name]) for name in ("soft", "hard", "summed")]
     pixels = captioner.encoder.preprocessing.normalise(caption.view)[None]
-    memories = [member.captioner.encode(pixels) for member in alone]
+    memories = [member.model.encode(pixels) for member in alone]
     words = [START, *(WORDS.index(word) + len(Vocabulary(WORDS)) - len(WORDS) for word in caption.words), END]
-    states = [member.captioner.init_state(memory) for member, memory in zip(alone, memories, strict=True)]
+    states = [member.model.init_state(memory) for member, memory in zip(alone, memories, strict=True)]
     for token, following, log_prob in zip(words, words[1:], caption.log_probs, strict=False):
         steps = [
-            member.captioner.stepper(memory)(torch.tensor([token]), state)
+            member.model.stepper(memory)(torch.tensor([token]), state)
             for member, memory, state in zip(alone, memories, states, strict=True)
         ]
         states = [step.state for step in steps]

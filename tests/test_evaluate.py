@@ -186,8 +186,8 @@ def test_settings_without_what_a_measurement_names_are_refused_before_scoring(wo
 @torch.inference_mode()
 def alphas_of(model, path: str, text: str) -> np.ndarray:
     """(T, L), one step of the decoder after the other."""
-    memory = model.captioner.encode(model.encoder.preprocessing(Image.open(path))[None])
-    step, state = model.captioner.stepper(memory), model.captioner.decoder.init_state(memory)
+    memory = model.model.encode(model.encoder.preprocessing(Image.open(path))[None])
+    step, state = model.model.stepper(memory), model.model.decoder.init_state(memory)
     rows = []
     for token in [START, *model.vocabulary.encode(text.split())]:
         looked = step(torch.tensor([token]), state)

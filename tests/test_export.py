@@ -62,7 +62,7 @@ def test_the_weights_are_those_of_the_model_alone(run):
     assert sorted(file.name for file in folder.iterdir()) == [
         *("README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.json")
     ]
-    expected = load(run / "checkpoints/best.ckpt").captioner.state_dict()
+    expected = load(run / "checkpoints/best.ckpt").model.state_dict()
     with safe_open(folder / "model.safetensors", "pt") as file:
         assert set(file.keys()) == set(expected)
         assert all(torch.equal(file.get_tensor(name), tensor) for name, tensor in expected.items())
@@ -75,7 +75,7 @@ def test_all_files_can_be_read_by_whom_the_folder_is_passed_on_to(run):
 
 def test_an_export_can_be_exported_again(run, tmp_path):
     load(export(run)).export(tmp_path / "again", "# card\n")
-    assert load(tmp_path / "again").captioner.decoder.hidden_dim == 7
+    assert load(tmp_path / "again").model.decoder.hidden_dim == 7
 
 
 def test_the_card_says_what_it_is_what_it_learned_from_and_how_well(run):
@@ -124,7 +124,7 @@ def test_a_card_without_a_test_says_so(tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_all_but_the_smallest_parameters_are_stored_in_half_the_bytes_and_computed_with_in_float32(run, dtype):
-    captioner = load(run / "checkpoints/best.ckpt").captioner
+    captioner = load(run / "checkpoints/best.ckpt").model
     expected, parameters = captioner.state_dict(), dict(captioner.named_parameters())
     folder = export(run, "--dtype", dtype)
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -134,7 +134,7 @@ def test_all_but_the_smallest_parameters_are_stored_in_half_the_bytes_and_comput
     assert len(small) + len(large) == len(parameters) and max(small) <= min(large)
     assert sum(small) <= 0.03 * sum(small + large) < sum(small) + min(large)
     assert all(types[name] == expected[name].dtype for name in types.keys() - parameters.keys())  # statistics
-    for name, tensor in load(folder).captioner.state_dict().items():
+    for name, tensor in load(folder).model.state_dict().items():
         assert tensor.dtype == expected[name].dtype
         assert torch.equal(tensor, expected[name].to(types[name]).to(tensor.dtype))
 
@@ -142,14 +142,14 @@ def test_all_but_the_smallest_parameters_are_stored_in_half_the_bytes_and_comput
 def test_a_weight_beyond_float16_is_refused_before_anything_is_written(run, tmp_path):
     captioner = load(run / "checkpoints/best.ckpt")
     with torch.no_grad():
-        captioner.captioner.decoder.embedding.weight[2, 3] = -7e4
+        captioner.model.decoder.embedding.weight[2, 3] = -7e4
     with pytest.raises(
         InputError, match=r"--dtype float16: decoder.embedding.weight reaches 7e\+04, .* 65504; take bf"
     ):
         captioner.export(tmp_path / "new", dtype="float16")
     assert not (tmp_path / "new").exists()
     captioner.export(tmp_path / "new", dtype="bfloat16")
-    assert load(tmp_path / "new").captioner.decoder.embedding.weight[2, 3] == -70144
+    assert load(tmp_path / "new").model.decoder.embedding.weight[2, 3] == -70144
 
 
 def test_cells_are_not_measured_again(run, monkeypatch):

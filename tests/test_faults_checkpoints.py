@@ -132,7 +132,7 @@ def test_settings_that_are_no_plain_data_are_refused(workdir, fault, case):
 @proves(Fault("weights so large that sums of them are not finite", "gives no word a finite probability"))
 def test_a_model_without_probabilities_says_so(workdir, fault):
     captioner = load(LAST)
-    captioner.captioner.decoder.output.L_o.bias.fill_(float("inf"))  # as such sums are
+    captioner.model.decoder.output.L_o.bias.fill_(float("inf"))  # as such sums are
     with pytest.raises(InputError) as caught:
         captioner(random_view(30, 20))
     assert fault.sees in str(caught.value)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +11,9 @@ from helpers import save_image
 from helpers_runs import save_checkpoint
 from PIL import Image
 
-from captioning.data import download
 from captioning.errors import InputError
 from captioning.inference import load
 from captioning.inference.images import is_one, open_image
-
-ADDRESS = "https://example.org/cat.png"
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +24,6 @@ def captioner(tmp_path_factory):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     return save_image(tmp_path_factory.mktemp("images") / "cat.png", 3, (30, 20))
-
-
-class Answer(io.BytesIO):
-    def __init__(self, content: bytes, url: str = ADDRESS) -> None:
-        super().__init__(content)
-        self.url = url
-
-
-@pytest.fixture
-def web(monkeypatch):
-    """Answers of addresses instead of the network's."""
-    answers: dict[str, Answer] = {}
-
-    def urlopen(url, timeout):
-        if url not in answers:
-            raise urllib.error.URLError("no such host")
-        return answers[url]
-
-    monkeypatch.setattr(urllib.request, "urlopen", urlopen)
-    return answers
 
 
 def pixels(path: Path) -> Image.Image:
@@ -66,7 +40,6 @@ def forms(path: Path) -> dict:
         "text": str(path),
         "PIL": pixels(path),
         "bytes": path.read_bytes(),
-        "bytearray": bytearray(path.read_bytes()),
         "array": array,
         "floating-point array": array / 255,
         "tensor": tensor,
@@ -75,7 +48,7 @@ def forms(path: Path) -> dict:
     }
 
 
-@pytest.mark.parametrize("form", ["path", "text", "PIL", "bytes", "bytearray", "array", "tensor"])
+@pytest.mark.parametrize("form", ["path", "text", "PIL", "bytes", "array", "tensor"])
 def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
     caption = captioner(forms(path)[form], max_length=6)
     expected = captioner.caption(path, max_length=6)
@@ -108,9 +81,9 @@ def test_a_batch_is_captioned_image_by_image(captioner, path, tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        (None, r"images: an image is a path, .*, got NoneType None"),
+        (None, r"images: an image is a path, .*, got NoneType"),
         ({"image": "cat.png"}, "got dict"),
-        ([3.5], r"image: must be a path, .*, got float 3\.5"),
+        ([3.5], r"image: must be a path, .*, got float"),
         (
             np.zeros((4, 5, 2), np.uint8),
             r"array must be \(height, width, 1, 3 or 4\) or \(height, width\), got \(4, 5, 2\)",
@@ -124,25 +97,6 @@ def test_what_is_no_image_is_said(captioner, source, message):
         captioner(source)
 
 
-def test_an_address_is_fetched_when_asked(captioner, path, web):
-    web[ADDRESS] = Answer(path.read_bytes())
-    caption = captioner(ADDRESS, download=True, max_length=6)
-    assert caption.text == captioner(path, max_length=6).text and caption.path == ADDRESS
-
-
-@pytest.mark.parametrize(
-    ("address", "answer", "message"),
-    [
-        ("http://example.org/a.png", None, "only https addresses are fetched"),
-        (ADDRESS, None, "no such host"),
-        (ADDRESS, Answer(b"", "http://example.org/a.png"), "leads to http://example.org/a.png, which is not https"),
-        (ADDRESS, Answer(b"x" * 300), "has more than 200 bytes"),
-        (ADDRESS, Answer(b"<html>"), "6 bytes that are no image file"),
-    ],
-)
-def test_an_address_without_an_image_is_one_line(captioner, web, monkeypatch, address, answer, message):
-    monkeypatch.setattr(download, "LARGEST_IMAGE", 200)
-    if answer is not None:
-        web[address] = answer
-    with pytest.raises(InputError, match=message):
-        captioner(address, download=True)
+def test_an_address_is_not_fetched(captioner):
+    with pytest.raises(InputError, match=r"https://example\.org/a\.png: is an address; download the image"):
+        captioner("https://example.org/a.png")

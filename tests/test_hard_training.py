@@ -228,7 +228,7 @@ def test_the_api_forms_contexts_as_the_mode_says(trained):
     assert (sure.trace.locations == sure.alphas.argmax(1)).all()
     first, second = (captioner.caption(image, inference="sample", seed=8) for _ in range(2))
     assert (first.trace.locations == second.trace.locations).all() and (first.trace.locations >= 0).all()
-    assert captioner.captioner.decoder.attention.inference == "expected"
+    assert captioner.model.decoder.attention.inference == "expected"
     with pytest.raises(InputError, match="seed=1 has an effect only when sampling"):
         captioner.caption(image, inference="argmax", seed=1)
 

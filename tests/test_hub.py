@@ -96,8 +96,8 @@ def test_a_captioner_is_loaded_by_its_name(hub, tmp_path):
 def test_a_revision_is_the_one_that_is_asked_for(hub, tmp_path):
     other = load(save_checkpoint(tmp_path / "other.ckpt", gated=False))
     other.export(hub.root / "owner/mine" / COMMITS["v1"])
-    assert not load("hf:owner/mine@v1").captioner.decoder.gated
-    assert load(f"hf:owner/mine@{COMMITS['main']}").captioner.decoder.gated
+    assert not load("hf:owner/mine@v1").model.decoder.gated
+    assert load(f"hf:owner/mine@{COMMITS['main']}").model.decoder.gated
 
 
 def test_what_was_downloaded_once_is_there_without_a_connection(hub, tmp_path, monkeypatch):
@@ -112,7 +112,7 @@ def test_what_was_downloaded_once_is_there_without_a_connection(hub, tmp_path, m
 
 def test_a_captioner_without_a_card_is_one(hub):
     (hub.root / "owner/mine" / COMMITS["main"] / "README.md").unlink()
-    assert load("hf:owner/mine").captioner.decoder.hidden_dim == 7
+    assert load("hf:owner/mine").model.decoder.hidden_dim == 7
 
 
 @pytest.mark.parametrize(

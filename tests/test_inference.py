@@ -73,7 +73,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
     captions = captioner.force_decode(images, given, inference=inference, batch_size=3)
     assert [caption.words for caption in captions] == given
     for path, words, caption in zip(images, given, captions, strict=True):
-        model = captioner.captioner
+        model = captioner.model
         memory = model.encode(captioner.encoder.preprocessing(captioner.encoder.preprocessing.load(path)).unsqueeze(0))
         state, token = model.decoder.init_state(memory), START
         with torch.inference_mode(), model.decoder.attention.inferring(inference or "expected"):
@@ -123,11 +123,11 @@ def test_a_photo_that_is_gone_when_it_is_drawn_is_named(captioner, tmp_path):
 
 def test_the_saved_model_captions_as_the_one_in_memory(checkpoint, captioner, images):
     content = torch.load(checkpoint, weights_only=True)
-    assert {f"captioner.{name}" for name in captioner.captioner.state_dict()} == set(content["state_dict"])
-    for name, tensor in captioner.captioner.state_dict().items():
+    assert {f"captioner.{name}" for name in captioner.model.state_dict()} == set(content["state_dict"])
+    for name, tensor in captioner.model.state_dict().items():
         assert torch.equal(tensor, content["state_dict"][f"captioner.{name}"])
-    assert not captioner.captioner.training
-    assert not any(parameter.requires_grad for parameter in captioner.captioner.parameters())
+    assert not captioner.model.training
+    assert not any(parameter.requires_grad for parameter in captioner.model.parameters())
     assert captioner.vocabulary == Vocabulary(WORDS)
     assert len(captioner.vocabulary) == len(SPECIALS) + len(WORDS)
 

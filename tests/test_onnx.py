@@ -191,11 +191,11 @@ def test_a_graph_that_computes_something_else_is_refused(tmp_path, monkeypatch):
 
     def write_and_change(module, *arguments):
         write(module, *arguments)
-        captioner.captioner.decoder.output.L_o.bias[5] -= 3.0
+        captioner.model.decoder.output.L_o.bias[5] -= 3.0
 
     monkeypatch.setattr(onnx_graphs, "_export", write_and_change)
     with pytest.raises(InputError, match=r"step\.onnx: log_probs is off by"):
-        onnx_graphs.write_onnx(captioner.captioner, tmp_path / "out")
+        onnx_graphs.write_onnx(captioner.model, tmp_path / "out")
     assert not list((tmp_path / "out").iterdir())  # neither graph, whole or half
 
 
@@ -204,4 +204,4 @@ def test_without_the_libraries_the_line_says_what_to_install(tmp_path, monkeypat
 
     monkeypatch.setattr(onnx_graphs.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"needs onnx and onnxscript; pip install -e '\.\[onnx\]'"):
-        onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")).captioner, tmp_path / "out")
+        onnx_graphs.write_onnx(load(save_checkpoint(tmp_path / "best.ckpt")).model, tmp_path / "out")

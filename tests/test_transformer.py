@@ -360,9 +360,9 @@ def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
     assert math.isfinite(float(trainer.callback_metrics["val/bleu4"]))
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     captioner = load(tmp_path / "last.ckpt")
-    assert isinstance(captioner.captioner.decoder, TransformerDecoder)
+    assert isinstance(captioner.model.decoder, TransformerDecoder)
     for name, weight in module.captioner.state_dict().items():
-        assert torch.equal(weight, captioner.captioner.state_dict()[name])
+        assert torch.equal(weight, captioner.model.state_dict()[name])
     captioner.export(tmp_path / "exported")
     image = save_image(tmp_path / "image.png", size=(48, 48))
     captions = [load(path)(image) for path in (tmp_path / "last.ckpt", tmp_path / "exported")]

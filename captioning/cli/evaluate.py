@@ -88,7 +88,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
         raise InputError(f"{model}: was saved without a config; use `captioning test --config CONFIG`")
     settings = evaluation_settings(trained, model)
     training = _training(trained, model)
-    attention = captioner.captioner.decoder.attention
+    attention = captioner.model.decoder.attention
     if args.inference is not None:
         attention.inference = args.inference  # refuses a mode that this attention does not have
     with tempfile.TemporaryDirectory() as folder:

@@ -44,8 +44,8 @@ def main(argv: list[str] | None = None) -> None:
     run = RunFolder.of(arguments.model)
     name = run.path.resolve().name if run else Path(arguments.model).stem
     if arguments.onnx:
-        stored_weights(captioner.captioner, arguments.dtype)  # refuses a weight before a graph is written
-        write_onnx(captioner.captioner, folder)
+        stored_weights(captioner.model, arguments.dtype)  # refuses a weight before a graph is written
+        write_onnx(captioner.model, folder)
     checkpoint = Path(arguments.model).name
     text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)
     captioner.export(folder, text, dtype=arguments.dtype)

@@ -89,7 +89,7 @@ def _load_encoder(encoder: Encoder, checkpoint: str) -> None:
     from captioning.inference import load
 
     try:
-        encoder.load_state_dict(load(checkpoint).captioner.encoder.state_dict())
+        encoder.load_state_dict(load(checkpoint).encoder.state_dict())
     except RuntimeError as error:
         raise InputError(
             f"--init_from {checkpoint}: its encoder is not that of the config ({one_line(error)})"

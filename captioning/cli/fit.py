@@ -358,7 +358,7 @@ class CaptioningCLI(LightningCLI):
     def before_validate(self) -> None:
         config = self.config[self.subcommand]
         if config.ensemble:
-            ensemble = load([config.ckpt_path, *config.ensemble]).captioner
+            ensemble = load([config.ckpt_path, *config.ensemble]).model
             assert isinstance(ensemble, Ensemble)
             self.model.join(ensemble.captioners[1:])
 

@@ -64,7 +64,7 @@ def _sections(notes: str) -> dict[str, str]:
 
 
 def _parts(captioner: ImageCaptioner) -> list[tuple[str, str]]:
-    encoder, decoder = captioner.encoder, captioner.captioner.decoder
+    encoder, decoder = captioner.encoder, captioner.model.decoder
     grid, pixels = (" x ".join(map(str, size)) for size in (encoder.grid_size, encoder.preprocessing.size))
     (y, x), (down, across), error = encoder.cells.offset, encoder.cells.stride, max(encoder.cells.standard_error)
     first = f"{y:g} pixels down and {x:g} across" + f" (standard error {error:.2g})" * (error > 0)

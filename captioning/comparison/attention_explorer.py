@@ -39,7 +39,7 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
             problems.append(str(error))
             continue
         models[run.name] = model
-        modules = {"decoder": model.captioner.decoder, "encoder": model.captioner.encoder}
+        modules = {"decoder": model.model.decoder, "encoder": model.encoder}
         run.parameters = {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
         run.settings = run.settings or model.settings
     return models, problems
@@ -87,7 +87,7 @@ def explore(
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
         tested_captions = [item.captions[run.name].split() for item in items]
         notices += _doubts(run, model, tested_captions)
-        inference = run.search.get("inference", model.captioner.decoder.attention.inference)
+        inference = run.search.get("inference", model.model.decoder.attention.inference)
         try:
             captions = model.force_decode(
                 [files[item.image_id] for item in items],

@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,22 +28,14 @@ FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 Float32 = NDArray[np.float32]
 
-
-class Photo(NamedTuple):
-    """An image before preprocessing, upright, and the model's view of it.
-
-    Attributes:
-        image: The whole image; a large one may be reduced.
-        region: (left, top, right, bottom) of the view as fractions of the image's width and height.
-    """
-
-    image: Image.Image
-    region: tuple[float, float, float, float]
+Photo: TypeAlias = tuple[Image.Image, tuple[float, float, float, float]]
+"""A whole upright image, which may be reduced, and the region that the model sees: (left, top, right, bottom) as
+fractions of its width and height."""
 
 
 @dataclass(frozen=True)
-class Alternative:
-    """A caption that the search ended with, and the attention at each word.
+class Caption:
+    """A caption that a search ended with, with the attention at each word and the image.
 
     Attributes:
         text: The words as people write them, in English with spaces between them.
@@ -52,6 +44,11 @@ class Alternative:
         score: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
+        cells: Where the L locations lie on the view.
+        view: The pixels that the model saw, after resizing and cropping.
+        path: Path of the image file; None for an image given as pixels.
+        photo: Reads the whole image again and returns it; None where there is only the view.
+        alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
     """
 
     text: str
@@ -60,6 +57,11 @@ class Alternative:
     score: float
     finished: bool
     trace: AttentionTrace
+    cells: CellGrid
+    view: Image.Image
+    path: str | None = None
+    photo: Callable[[], Photo] | None = None
+    alternatives: list[Caption] = dataclasses.field(default_factory=list)
 
     @property
     def alphas(self) -> Float32:
@@ -75,25 +77,6 @@ class Alternative:
     def posteriors(self) -> Float32 | None:
         """(T, L), the probabilities of the locations given the word; None unless the output sums over locations."""
         return self.trace.posterior
-
-
-@dataclass(frozen=True)
-class Caption(Alternative):
-    """The first caption of an image's search, with its attention and the other captions.
-
-    Attributes:
-        cells: Where the L locations lie on the view.
-        view: The pixels that the model saw, after resizing and cropping.
-        path: Path of the image file; None for an image given as pixels.
-        photo: Reads the whole image again and returns it; None where there is only the view.
-        alternatives: The other captions: of the beam, best first, or drawn, in the order of drawing.
-    """
-
-    cells: CellGrid
-    view: Image.Image
-    path: str | None = None
-    photo: Callable[[], Photo] | None = None
-    alternatives: list[Alternative] = dataclasses.field(default_factory=list)
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -120,19 +103,33 @@ class Caption(Alternative):
             raise InputError(f"style must be one of {', '.join(LOOKS)}, got {style!r}")
         if heads and self.trace.heads is None:
             raise InputError("heads: this model's attention has none; leave it out")
-        whole = Photo(self.view, WHOLE) if self.photo is None else self.photo()
+        photo, region = (self.view, WHOLE) if self.photo is None else self.photo()
         return attention_figure(
             self.view,
             self.words,
             self.trace,
             self.cells,
-            photo=whole.image,
-            region=whole.region,
+            photo=photo,
+            region=region,
             style=style,
             text=self.text,
             heads=heads,
             details=details,
         )
+
+    def save_figure(
+        self, path: str | Path, style: Style = "color", *, heads: bool = False, details: bool = False
+    ) -> None:
+        """Write ``figure`` to a .png, .pdf or .svg file.
+
+        Raises:
+            InputError: The suffix is another one, the file cannot be written, or ``figure`` refuses.
+        """
+        from matplotlib import rc_context
+
+        suffix = figure_suffix(path)
+        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
+            self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
 
     def for_explorer(
         self,
@@ -152,28 +149,7 @@ class Caption(Alternative):
         """
         from captioning.views.explorer import RunCaptions
 
-        return RunCaptions(
-            run=run,
-            captions=[self, *self.alternatives],
-            cells=self.cells,
-            references=references,
-            numbers=numbers or {},
-            start=start,
-        )
-
-    def save_figure(
-        self, path: str | Path, style: Style = "color", *, heads: bool = False, details: bool = False
-    ) -> None:
-        """Write ``figure`` to a .png, .pdf or .svg file.
-
-        Raises:
-            InputError: The suffix is another one, the file cannot be written, or ``figure`` refuses.
-        """
-        from matplotlib import rc_context
-
-        suffix = figure_suffix(path)
-        with rc_context({"pdf.fonttype": 42}), replacing(Path(path)) as part:  # TrueType: publishers refuse the default
-            self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
+        return RunCaptions(run, [self, *self.alternatives], self.cells, references, numbers or {}, start)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

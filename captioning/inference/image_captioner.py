@@ -23,7 +23,7 @@ from captioning.data.loading import read_ahead
 from captioning.decoding import Hypothesis
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_whole
-from captioning.inference.caption import Alternative, Caption
+from captioning.inference.caption import Caption
 from captioning.inference.images import ImageSource, is_one, name_of, photo_of, views_of
 from captioning.inference.options import DecodingOptions, configured_options
 from captioning.model.captioner import Captioner, CaptionModel
@@ -86,7 +86,7 @@ class ImageCaptioner(Generic[Model]):
     """Captions images. ``load`` makes one from a checkpoint, or from several.
 
     Attributes:
-        captioner: The model or the ensemble, in evaluation mode.
+        model: The model or the ensemble, in evaluation mode.
         vocabulary: The words that it knows.
         settings: The full configuration that the (first) model was trained with; {} if that was not saved.
         options: The default decoding options, those of the search in the training configuration.
@@ -94,11 +94,11 @@ class ImageCaptioner(Generic[Model]):
 
     def __init__(
         self,
-        captioner: Model,
+        model: Model,
         vocabulary: Vocabulary,
         settings: dict[str, Any] | None = None,
     ) -> None:
-        self.captioner: Model = captioner.eval().requires_grad_(False)
+        self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
         self.options = configured_options(self.settings)
@@ -106,11 +106,11 @@ class ImageCaptioner(Generic[Model]):
     @property
     def encoder(self) -> Encoder:
         """The encoder of the (first) model; its ``preprocessing`` makes the view, ``cells`` places the locations."""
-        return self.captioner.encoder
+        return self.model.encoder
 
     @property
     def device(self) -> torch.device:
-        return next(self.captioner.parameters()).device
+        return next(self.model.parameters()).device
 
     def export(self, folder: str | Path, card: str = "", *, dtype: StoredType = "float32") -> None:
         """Write a folder that ``load`` takes, to be passed on: safetensors, JSON and a model card in Markdown.
@@ -123,32 +123,25 @@ class ImageCaptioner(Generic[Model]):
         Raises:
             InputError: The folder cannot be written, a weight is too large for the type, or this is an ensemble.
         """
-        captioner: CaptionModel = self.captioner
-        if not isinstance(captioner, Captioner):
+        model: CaptionModel = self.model
+        if not isinstance(model, Captioner):
             raise InputError("an ensemble is not exported as one; export its members")
-        write_export(Path(folder), captioner, self.vocabulary, self.settings, card, dtype=dtype)
+        write_export(Path(folder), model, self.vocabulary, self.settings, card, dtype=dtype)
 
     @overload
-    def caption(
-        self, images: ImageSource, *, batch_size: int = 16, download: bool = False, **options: Any
-    ) -> Caption: ...
+    def caption(self, images: ImageSource, *, batch_size: int = 16, **options: Any) -> Caption: ...
 
     @overload
-    def caption(
-        self, images: Iterable[ImageSource], *, batch_size: int = 16, download: bool = False, **options: Any
-    ) -> list[Caption]: ...
+    def caption(self, images: Iterable[ImageSource], *, batch_size: int = 16, **options: Any) -> list[Caption]: ...
 
-    def caption(
-        self, images: Any, *, batch_size: int = 16, download: bool = False, **options: Any
-    ) -> Caption | list[Caption]:
+    def caption(self, images: Any, *, batch_size: int = 16, **options: Any) -> Caption | list[Caption]:
         """Return the caption of an image, or the captions of several in their order. ``captioner(images)`` is the same.
 
         Args:
             images: One image or several. An image is a path, a PIL image, the bytes of an image file, an array (height,
-                width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1, or an https address. An
-                array or a tensor with four dimensions is a batch.
+                width, 3) or a tensor (3, height, width), uint8 or floating-point in 0 .. 1. An array or a tensor with
+                four dimensions is a batch.
             batch_size: Number of images that go through the model together.
-            download: Fetch images that are given by an https address; they are refused by default.
             options: Fields of ``DecodingOptions`` such as ``beam_size=5``. Others keep their values in
                 ``self.options``, as does an option that is None.
 
@@ -158,7 +151,7 @@ class ImageCaptioner(Generic[Model]):
         given = {name: value for name, value in options.items() if value is not None}
         merged = dataclasses.replace(self.options, **given)
         one = is_one(images)
-        captions = list(self.stream([images] if one else images, merged, batch_size=batch_size, download=download))
+        captions = list(self.stream([images] if one else images, merged, batch_size=batch_size))
         return captions[0] if one else captions
 
     __call__ = caption
@@ -169,7 +162,6 @@ class ImageCaptioner(Generic[Model]):
         options: DecodingOptions | None = None,
         *,
         batch_size: int = 16,
-        download: bool = False,
         on_error: Callable[[ImageSource, InputError], None] | None = None,
     ) -> Iterator[Caption]:
         """Yield captions in the order of the images, as soon as each batch is done.
@@ -180,7 +172,6 @@ class ImageCaptioner(Generic[Model]):
             images: Images as ``caption`` takes them, read when they are needed.
             options: Options of the search, ``self.options`` by default.
             batch_size: Number of images that go through the model together.
-            download: Fetch images that are given by an https address.
             on_error: Called with an image that cannot be read and the error; the image is then left out. By default
                 the error is raised.
         """
@@ -191,7 +182,7 @@ class ImageCaptioner(Generic[Model]):
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read(batch: list[ImageSource]) -> list[tuple[ImageSource, list[Image.Image] | InputError]]:
-                return list(zip(batch, pool.map(lambda source: self._try_views(source, download), batch), strict=True))
+                return list(zip(batch, pool.map(lambda source: self._try_views(source), batch), strict=True))
 
             for number, batch in enumerate(read_ahead(read, batches, threads=1, depth=0 if waits else 1)):
                 readable = []
@@ -208,7 +199,7 @@ class ImageCaptioner(Generic[Model]):
     def _try_views(self, source: ImageSource, download: bool) -> list[Image.Image] | InputError:
         """Return the image as each preprocessing of the models makes it; the first is the caption's ``view``."""
         try:
-            return views_of(source, self.captioner.preprocessings, download=download)
+            return views_of(source, self.model.preprocessings)
         except InputError as error:
             return error
 
@@ -246,15 +237,14 @@ class ImageCaptioner(Generic[Model]):
             batch = slice(start, start + batch_size)
             ids = [self.vocabulary.encode(words) for words in captions[batch]]
             with torch.inference_mode(), self._inferring(options, number):
-                views = [views_of(source, self.captioner.preprocessings) for source in images[batch]]
-                hypotheses = self.captioner.force_decode(self._encode(views), ids)
+                views = [views_of(source, self.model.preprocessings) for source in images[batch]]
+                hypotheses = self.model.force_decode(self._encode(views), ids)
             for source, (view, *_), hypothesis, words in zip(
                 images[batch], views, hypotheses, captions[batch], strict=True
             ):
                 text = self.vocabulary.tokenizer.join(words)
-                results.append(
-                    self._to_caption(source, view, self._fields(hypothesis) | {"words": list(words), "text": text})
-                )
+                caption = self._to_caption(source, view, hypothesis)
+                results.append(dataclasses.replace(caption, words=list(words), text=text))
         return results
 
     def _caption_views(
@@ -262,44 +252,35 @@ class ImageCaptioner(Generic[Model]):
     ) -> list[Caption]:
         with torch.inference_mode(), self._inferring(options, number):
             memory = self._encode([views for _, views in images])
-            decoded = self.captioner.with_posterior(memory, self._search(memory, options))
+            decoded = self.model.with_posterior(memory, self._search(memory, options))
         captions = []
         for (source, (view, *_)), hypotheses in zip(images, decoded, strict=True):
-            best, *others = (self._fields(hypothesis) for hypothesis in hypotheses)
-            captions.append(self._to_caption(source, view, best, [Alternative(**fields) for fields in others]))
+            best, *others = (self._to_caption(source, view, hypothesis) for hypothesis in hypotheses)
+            captions.append(dataclasses.replace(best, alternatives=others))
         return captions
 
-    def _to_caption(
-        self, source: ImageSource, view: Image.Image, fields: dict[str, Any], others: Sequence[Alternative] = ()
-    ) -> Caption:
+    def _to_caption(self, source: ImageSource, view: Image.Image, hypothesis: Hypothesis) -> Caption:
+        words = self.vocabulary.decode(hypothesis.ids)
         return Caption(
-            **fields,
+            text=self.vocabulary.tokenizer.join(words),
+            words=words,
+            log_probs=hypothesis.log_probs,
+            score=hypothesis.score,
+            finished=hypothesis.finished,
+            trace=hypothesis.trace.map(lambda tensor: tensor.numpy()),
             cells=self.encoder.cells,
             view=view,
             path=name_of(source),
             photo=functools.partial(photo_of, source, self.encoder.preprocessing),
-            alternatives=list(others),
         )
-
-    def _fields(self, hypothesis: Hypothesis) -> dict[str, Any]:
-        """Return the fields of an ``Alternative``."""
-        words = self.vocabulary.decode(hypothesis.ids)
-        return {
-            "text": self.vocabulary.tokenizer.join(words),
-            "words": words,
-            "log_probs": hypothesis.log_probs,
-            "score": hypothesis.score,
-            "finished": hypothesis.finished,
-            "trace": hypothesis.trace.map(lambda tensor: tensor.numpy()),
-        }
 
     def _encode(self, views: Sequence[Sequence[Image.Image]]) -> Any:
         """Return the memory of images, each given as one view for each preprocessing of the models."""
         pixels = [
             preprocessing.normalise_all(column, self.device)
-            for preprocessing, column in zip(self.captioner.preprocessings, zip(*views, strict=True), strict=True)
+            for preprocessing, column in zip(self.model.preprocessings, zip(*views, strict=True), strict=True)
         ]
-        return self.captioner.encode_views(pixels)
+        return self.model.encode_views(pixels)
 
     @contextmanager
     def _inferring(self, options: DecodingOptions, number: int) -> Iterator[None]:
@@ -307,14 +288,14 @@ class ImageCaptioner(Generic[Model]):
         devices = [self.device] if self.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices, enabled=options.seed is not None),
-            self.captioner.inferring(options.inference),
+            self.model.inferring(options.inference),
         ):
             if options.seed is not None:
                 torch.manual_seed(options.seed + number)  # a different stream for every batch
             yield
 
     def _search(self, memory: Any, options: DecodingOptions) -> list[list[Hypothesis]]:
-        step, state = self.captioner.stepper(memory), self.captioner.init_state(memory)
+        step, state = self.model.stepper(memory), self.model.init_state(memory)
         limits: dict[str, Any] = {
             "max_length": options.max_length,
             "constraints": options.constraints(self.vocabulary),

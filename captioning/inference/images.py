@@ -1,4 +1,4 @@
-"""Images as callers have them, and how the models see them: paths, PIL images, arrays, tensors, bytes, addresses."""
+"""Images as callers have them, and how the models see them: paths, PIL images, arrays, tensors, bytes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from captioning.errors import InputError, one_line
 from captioning.inference.caption import Photo
 
 ImageSource = str | os.PathLike[str] | Image.Image | bytes | NDArray[Any] | Tensor
-"""A path or https address, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height,
-width), or a tensor (1, 3 or 4, height, width) or (height, width); numbers are uint8, or floating-point in 0 .. 1."""
+"""A path, a PIL image, the bytes of an image file, an array (height, width, 1, 3 or 4) or (height, width), or a tensor
+(1, 3 or 4, height, width) or (height, width); numbers are uint8, or floating-point in 0 .. 1."""
 
-_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array, a tensor or an https address"
+_ACCEPTED = "a path, a PIL image, the bytes of an image file, an array or a tensor"
 _PHOTO_SIDE = 768  # pixels of a photograph's shorter side, about what a figure shows
 
 
-def views_of(
-    source: ImageSource, preprocessings: Sequence[Preprocessing], *, download: bool = False
-) -> list[Image.Image]:
+def views_of(source: ImageSource, preprocessings: Sequence[Preprocessing]) -> list[Image.Image]:
     """Return the pixels that the models see of an image, for each preprocessing.
 
     A photograph that its camera marked as rotated is turned upright. So is one of a folder in training; COCO's are
@@ -38,7 +36,7 @@ def views_of(
     Raises:
         InputError: The source is not an image.
     """
-    image = open_image(source, download=download)
+    image = open_image(source)
     try:
         return [
             preprocessing.view(upright(rgb(image) if isinstance(image, Image.Image) else preprocessing.load(image)))
@@ -56,9 +54,9 @@ def photo_of(source: ImageSource, preprocessing: Preprocessing) -> Photo:
     Raises:
         InputError: The file is no longer an image.
     """
-    image = open_image(source, download=True)  # it was captioned, so following its address was allowed
+    image = open_image(source)
     photo = upright(rgb(image) if isinstance(image, Image.Image) else load_image(image, minimum_side=_PHOTO_SIDE))
-    return Photo(photo, preprocessing.region(photo.size))
+    return photo, preprocessing.region(photo.size)
 
 
 def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
@@ -69,24 +67,20 @@ def is_one(images: ImageSource | Iterable[ImageSource]) -> bool:
     """
     if isinstance(images, (np.ndarray, Tensor)):
         return images.ndim != 4
-    if isinstance(images, (str, os.PathLike, Image.Image, bytes, bytearray, memoryview)):
+    if isinstance(images, (str, os.PathLike, Image.Image, bytes)):
         return True
     if isinstance(images, dict) or not isinstance(images, Iterable):
-        raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {_shown(images)}")
+        raise InputError(f"images: an image is {_ACCEPTED}, or give several of them, got {type(images).__name__}")
     return False
 
 
 def name_of(source: ImageSource) -> str | None:
-    """Return the path or address of an image; None for one that is given as pixels."""
+    """Return the path of an image; None for one that is given as pixels."""
     return os.fspath(source) if isinstance(source, (str, os.PathLike)) else None
 
 
-def open_image(source: ImageSource, *, download: bool = False) -> Path | Image.Image:
+def open_image(source: ImageSource) -> Path | Image.Image:
     """Return the path of a file, or the pixels of anything else.
-
-    Args:
-        source: The image.
-        download: Fetch an https address. By default it is refused, so that a list of names makes no connections.
 
     Raises:
         InputError: The source is not an image.
@@ -95,40 +89,34 @@ def open_image(source: ImageSource, *, download: bool = False) -> Path | Image.I
         return source
     if isinstance(source, (np.ndarray, Tensor)):
         return _from_numbers(source)
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        return _from_bytes(bytes(source), "bytes")
+    if isinstance(source, bytes):
+        return _from_bytes(source)
     if not isinstance(source, (str, os.PathLike)):
-        raise InputError(f"image: must be {_ACCEPTED}, got {_shown(source)}")
+        raise InputError(f"image: must be {_ACCEPTED}, got {type(source).__name__}")
     if isinstance(source, str) and source.startswith(("https://", "http://")):
-        if not download:
-            raise InputError(f"{source}: is an address; save the image as a file, or in Python give download=True")
-        from captioning.data.download import fetch_image
-
-        return _from_bytes(fetch_image(source), source)
+        raise InputError(f"{source}: is an address; download the image and give its file")
     return Path(source)
 
 
-def _from_bytes(content: bytes, name: str) -> Image.Image:
+def _from_bytes(content: bytes) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
     except Exception as error:  # Pillow raises errors of many types for damaged bytes
-        raise InputError(f"{name}: {len(content):,} bytes that are no image file ({one_line(error, 120)})") from error
+        raise InputError(f"bytes: {len(content):,} bytes that are no image file ({one_line(error, 120)})") from error
     return image
 
 
 def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
     """Return an array (.., channels) or a tensor (channels, ..) as RGB."""
-    kind = "tensor" if isinstance(source, Tensor) else "array"
+    kind, expected, values = "array", "(height, width, 1, 3 or 4)", source
     if isinstance(source, Tensor):
+        kind, expected = "tensor", "(1, 3 or 4, height, width)"
         pixels = source.detach().cpu()
         pixels = pixels.float() if pixels.dtype in (torch.bfloat16, torch.float16) else pixels
-        values: NDArray[Any] = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
-    else:
-        values = source
+        values = pixels.permute(1, 2, 0).numpy() if pixels.ndim == 3 else pixels.numpy()
     shape = tuple(source.shape)
     if values.ndim not in (2, 3) or 0 in shape or (values.ndim == 3 and values.shape[-1] not in (1, 3, 4)):
-        expected = "(1, 3 or 4, height, width)" if kind == "tensor" else "(height, width, 1, 3 or 4)"
         raise InputError(f"image: {kind} must be {expected} or (height, width), got {shape}")
     if np.issubdtype(values.dtype, np.floating):
         low, high = float(values.min()), float(values.max())
@@ -139,9 +127,3 @@ def _from_numbers(source: NDArray[Any] | Tensor) -> Image.Image:
         raise InputError(f"image: {kind} must be uint8, or floating-point in 0 .. 1, got {values.dtype}")
     squeezed = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
     return rgb(Image.fromarray(np.ascontiguousarray(squeezed)))
-
-
-def _shown(value: object) -> str:
-    kind, text = type(value).__name__, repr(value)
-    count = f" of {len(value)}" if isinstance(value, Sequence) else ""
-    return f"{kind}{count}" if len(text) > 60 else f"{kind} {text}"

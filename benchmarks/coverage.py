@@ -31,7 +31,7 @@ from scipy.special import stdtrit
 from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.bleu import bleu_from_counts
-from captioning.evaluation.resampling import Floats, Score
+from captioning.evaluation.resampling import Floats, Statistic
 from captioning.evaluation.seeds import Gains, JackknifedRuns
 from captioning.files import write_json, write_text
 from captioning.provenance import provenance
@@ -181,7 +181,7 @@ def _caption_counts(right: Floats, reference: Floats, random: Generator) -> Floa
     return counts.reshape(*right.shape[:2], -1)
 
 
-def _score(name: str, batch: int) -> Score:
+def _score(name: str, batch: int) -> Statistic:
     """Return what turns summed counts into the score of every replication."""
     if name != "BLEU-4":
         return lambda summed: summed[..., :-1] / summed[..., -1:]

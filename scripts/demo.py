@@ -21,7 +21,6 @@ from captioning.cli.arguments import script_parser
 from captioning.cli.commands import Commands
 from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
-from captioning.evaluation.attributes import AttributeCount
 from captioning.files import replacing, write_json, write_text
 from captioning.kernels.machine import limit_instructions
 from captioning.run_folder import RunFolder
@@ -194,8 +193,6 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     """Caption the first images of the test split, and draw the first; returns the summary's entry of a tested run."""
     from captioning.cli.build import build
     from captioning.data import CaptionSource
-    from captioning.evaluation.attributes import count_attributes
-    from captioning.evaluation.records import read_captions
     from captioning.inference import load
     from captioning.provenance import provenance
     from captioning.settings import read_config
@@ -213,12 +210,9 @@ def entry_of(runs: Path, name: str, seconds: float) -> dict[str, Any]:
     }
     overlay_file = folder.path / "overlay.png"
     draw(captions[0], overlay_file)
-    tested = read_captions(folder.path / "test_captions.json").values()
-    attributes = count_attributes(item for image in tested for item in image.attributes)
     return {
         **{f"bleu{n}": round(scores[f"test/bleu{n}"], 2) for n in range(1, 5)},
         "pointing_accuracy": round(scores.get("test/pointing_accuracy", 0.0), 2),  # 0 if no noun names an object
-        "attributes": {attribute: counts._asdict() for attribute, counts in attributes.items()},
         "seconds": round(seconds, 1),
         "checkpoint": str(best),
         "overlay": str(overlay_file),
@@ -330,15 +324,11 @@ def with_captions(readme: str, entry: dict[str, Any]) -> str:
 
 
 def score_table(summary: dict[str, Any]) -> list[str]:
-    """Return the lines of a table with a column for each model: its scores, then the attributes of its captions."""
+    """Return the lines of a table with a column for each model."""
     entries = list(summary.values())
     names = ["bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"]
     rows = {"": [TITLES[name] for name in summary]}
     rows |= {name: [f"{entry[name]:.1f}" for entry in entries] for name in names}
-    rows["attributes"] = ["% right of said (not said)"] * len(entries)
-    for name in sorted({name for entry in entries for name in entry["attributes"]}):
-        counts = [AttributeCount(**entry["attributes"].get(name, {})) for entry in entries]
-        rows[name] = [f"{count.accuracy:.1f} % of {count.said} ({count.unsaid})" for count in counts]
     return [f"{name:18}" + "".join(f"{cell:>28}" for cell in cells) for name, cells in rows.items()]
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from captioning.cli import evaluate as evaluate_command
 from captioning.errors import InputError
-from captioning.evaluation import scores
+from captioning.evaluation import metrics
 from captioning.evaluation.files import pair, read_references, read_results, write_results
-from captioning.evaluation.scores import score_captions
+from captioning.evaluation.metrics import caption_metrics
 from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
@@ -146,17 +146,17 @@ def evaluate(*arguments: str) -> None:
 
 
 def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkeypatch):
-    monkeypatch.setattr(scores, "FAMILIES", scores.FAMILIES[:3])  # METEOR takes seconds; test_java_scores.py has it
+    monkeypatch.setattr(metrics, "FAMILIES", metrics.FAMILIES[:3])  # METEOR takes seconds; test_java_scores.py has it
     evaluate("--captions", "results.json", "--references", "refs.json")
     printed = capsys.readouterr().out
-    expected = score_captions(
+    expected = caption_metrics(
         *pair(read_results(Path("results.json")), read_references(Path("refs.json")).words, where=folder), java=False
     )
     assert "2 captions of 3 images with references" in printed
-    for name in scores.NAMES[:6]:
-        (line,) = (line for line in printed.splitlines() if line.startswith(scores.TITLES[name]))
+    for name in metrics.NAMES[:6]:
+        (line,) = (line for line in printed.splitlines() if line.startswith(metrics.TITLES[name]))
         assert f"{expected[name]:8.2f}" in line and " to " in line
-    assert PennTreebank.description in printed and scores.UNIT in printed
+    assert PennTreebank.description in printed and metrics.UNIT in printed
     assert 0 < expected["bleu4"] < 100 and expected["cider_d"] > 0
 
 

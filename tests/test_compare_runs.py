@@ -25,7 +25,7 @@ from captioning.comparison.runs import Run, WandbPlace, common_folder, name_runs
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
-from captioning.evaluation.scores import NAMES
+from captioning.evaluation.metrics import NAMES
 from captioning.inference import load
 from captioning.model import SummedOutput
 

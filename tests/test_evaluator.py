@@ -13,19 +13,20 @@ import torch
 from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
-from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
 from captioning.data.shapes import ShapesSource
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
+from captioning.evaluation import evaluate
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.files import read_results
-from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, object_cells, pointing_on
-from captioning.evaluation.records import CaptionedImage, read_captions, read_scores, write_evaluation
+from captioning.evaluation.grounding import ObjectCells, grounding_metrics, noun_hits, object_cells, pointing_on
+from captioning.evaluation.metrics import METRICS
+from captioning.evaluation.records import CaptionedImage, read_captions, read_metrics, write_evaluation
 from captioning.evaluation.rouge import rouge_l
 from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
@@ -47,16 +48,12 @@ class Split:
         self.captioner = Captioner(encoder, decoder, vocabulary_size=len(self.vocabulary)).eval()
         self.dataset = CaptionDataset(self.index, self.vocabulary, encoder.preprocessing, by_image=True)
         self.lookup = source.objects("val")
-        self.judge_of_images = source.attributes("val")
 
     def batch(self, *rows: int) -> CaptionBatch:
         return self.dataset[list(rows)]
 
     def objects(self, row: int) -> list[ObjectCells]:
         return object_cells(self.lookup(int(self.index.image_ids[row])), self.captioner.encoder.cells)
-
-    def judge(self, row: int, words: Sequence[str]) -> list[JudgedAttribute]:
-        return self.judge_of_images(int(self.index.image_ids[row]), words)
 
     def evaluator(self, *batches: CaptionBatch, **options) -> Evaluator:
         search = BeamOptions(beam_size=2, max_length=9)
@@ -96,15 +93,13 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     assert "bound" not in scores
 
 
-def test_captions_are_judged_if_the_data_set_knows_the_truth(split):
-    scores, images = split.evaluator(split.batch(0, 1, 2, 3, 4), judge=split.judge).evaluated.finish()
-    assert [image.attributes for image in images] == [split.judge(row, image.words) for row, image in enumerate(images)]
-    judged = [item for image in images for item in image.attributes if item.attribute == "shape"]
-    said = [item for item in judged if item.said is not None]
-    assert scores["attribute_shape"] == pytest.approx(100 * sum(item.right for item in said) / max(1, len(said)))
-    assert scores["attribute_shape_unsaid"] == pytest.approx(100 * (1 - len(said) / len(judged)))
-    unjudged, images = split.evaluator(split.batch(0)).evaluated.finish()
-    assert not any(name.startswith("attribute") for name in unjudged) and images[0].attributes == []
+def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
+    search = BeamOptions(beam_size=2, max_length=9)
+    metrics, images = evaluate(split.captioner, split.vocabulary, source, search, split="val", batch_size=2)
+    by_hand = split.evaluator(split.batch(0, 1), split.batch(2, 3), split.batch(4)).evaluated.finish()
+    assert (metrics, images) == by_hand and set(metrics) <= set(METRICS)
+    first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)[1]
+    assert first == images[:2]
 
 
 def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
@@ -118,7 +113,7 @@ def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):
         words = split.vocabulary.decode(batch.captions[number, 1 : batch.lengths[number]].tolist())
         for of_posterior, weights in ((False, trace.alphas), (True, trace.posterior)):
             judged[of_posterior] += noun_hits(words, weights[number].numpy(), split.objects(image_index))
-    prior, posterior = (grounding_scores(judged[key]) for key in (False, True))
+    prior, posterior = (grounding_metrics(judged[key]) for key in (False, True))
     for measure in ("pointing_accuracy", "attention_correctness"):
         assert scores[f"reference_{measure}"] == pytest.approx(prior[measure])
         assert scores[f"reference_posterior_{measure}"] == pytest.approx(posterior[measure])
@@ -183,19 +178,18 @@ def test_bounds_of_stochastic_attention_stand_beside_the_nll_where_they_are_want
 
 
 def test_what_is_written_reads_back(split, tmp_path):
-    evaluator = split.evaluator(split.batch(0, 1, 2), judge=split.judge)
+    evaluator = split.evaluator(split.batch(0, 1, 2))
     scores, images = evaluator.evaluated.finish()
     write_evaluation(tmp_path, "test", scores, images, search={"beam_size": 2}, tokens="letters")
     assert json.loads((tmp_path / "test_metrics.json").read_text())["tokens"] == "letters"
-    assert read_scores(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})
+    assert read_metrics(tmp_path / "test_metrics.json") == (scores, {"beam_size": 2})
     assert read_captions(tmp_path / "test_captions.json") == {image.image_id: image for image in images}
     assert any(image.hits for image in images) or any(image.reference_hits for image in images)
     entry = json.loads((tmp_path / "test_captions.json").read_text())[0]
-    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits", "attributes", "outlines"]
+    judged = ["hits", "reference_hits", "posterior_hits", "reference_posterior_hits", "outlines"]
     assert list(entry) == ["image_id", "caption", "log_prob", "finished", "references", *judged]
     fields = ["step", "noun", "hit", "chance", "centre_hit", "correctness", "uniform", "centre", "location", "objects"]
     assert [list(hit) for hit in entry["reference_hits"]] == [fields] * len(entry["reference_hits"])
-    assert list(entry["attributes"][0]) == ["attribute", "said", "true", "right"]
 
 
 def test_pointing_judged_again_on_other_cells_is_that_of_a_model_that_has_them(split):

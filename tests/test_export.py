@@ -15,8 +15,8 @@ from captioning.cli import export as export_command
 from captioning.cli import model_card
 from captioning.encoders import Encoder
 from captioning.errors import InputError
+from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.records import write_evaluation
-from captioning.evaluation.scores import score_captions
 from captioning.files import sha256_of
 from captioning.inference import load
 
@@ -35,7 +35,7 @@ def run(tmp_path):
     (folder / "checkpoints").mkdir(parents=True)
     save_checkpoint(folder / "checkpoints/best.ckpt", settings=SETTINGS)
     images = list(make_captions(20).values())
-    scores = score_captions([image.words for image in images], [image.reference_words for image in images])
+    scores = caption_metrics([image.words for image in images], [image.reference_words for image in images])
     write_evaluation(folder, "test", scores | {"nll": 1.25}, images, search={"beam_size": 2})
     return folder
 

@@ -25,7 +25,7 @@ from captioning.attention import (
 from captioning.checkpoint.load import SavedModel
 from captioning.data.shapes import ShapesSource
 from captioning.errors import InputError
-from captioning.evaluation.records import read_scores
+from captioning.evaluation.records import read_metrics
 from captioning.inference import load
 from captioning.model import SummedOutput
 from captioning.model.captioner import Captioner
@@ -122,7 +122,7 @@ def test_a_summed_output_is_trained_resumed_and_tested(shapes, tmp_path, precisi
         assert torch.equal(one, other), name
     tester = quick_trainer(tmp_path / "test", precision=precision)
     run_stage(tester.test, rest, make_data(shapes), verbose=False)
-    scores, _ = read_scores(tmp_path / "test" / "test_metrics.json")
+    scores, _ = read_metrics(tmp_path / "test" / "test_metrics.json")
     for measure in ("pointing_accuracy", "attention_correctness"):
         assert {f"reference_{measure}", f"reference_posterior_{measure}"} <= scores.keys()
     assert math.isfinite(scores["nll"])

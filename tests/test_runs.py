@@ -9,7 +9,7 @@ from helpers_runs import CAPTION, make_run
 
 from captioning.comparison.runs import Run, flat, number, read_run
 from captioning.errors import InputError
-from captioning.evaluation.records import NounHit, read_scores
+from captioning.evaluation.records import NounHit, read_metrics
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):
@@ -88,7 +88,7 @@ def test_a_damaged_file_is_named(tmp_path, file, text, message):
 def test_numbers_that_no_test_writes_are_refused(tmp_path):
     (tmp_path / "test_metrics.json").write_text('{"test/bleu4": 1, "search": {"beam_size": 1%s}}' % ("0" * 400))
     with pytest.raises(InputError, match=r"test_metrics\.json: beam_size is no number that `captioning test` writes"):
-        read_scores(tmp_path / "test_metrics.json")
+        read_metrics(tmp_path / "test_metrics.json")
 
 
 def test_settings_become_lines_with_short_names_of_classes():

@@ -20,7 +20,7 @@ from captioning.cli.foreign_settings import evaluation_settings
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.errors import InputError
 from captioning.evaluation.files import pair, read_references, read_results
-from captioning.evaluation.scores import score_captions
+from captioning.evaluation.metrics import caption_metrics
 from captioning.inference import load
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
@@ -192,7 +192,7 @@ def check_scores(tokenizer: str, captions: list[list[str]]) -> dict[int, str]:
     metrics = json.loads(Path("runs/tiny/test_metrics.json").read_text())
     assert (metrics["search"]["tokenizer"], metrics["search"]["checkpoint"]) == (tokenizer, "best.ckpt")
     said = [tokenizer_from(tokenizer).tokenize(results[i]) for i in sorted(results)]
-    expected = score_captions(said, [[words] for words in captions], java=False)
+    expected = caption_metrics(said, [[words] for words in captions], java=False)
     assert len(said) == len(captions) and any(said)
     for name in ("bleu1", "bleu4", "rouge_l", "cider_d"):
         assert metrics[f"test/{name}"] == pytest.approx(expected[name])
@@ -240,7 +240,7 @@ def test_a_file_of_captions_is_scored_by_characters(tmp_path, capsys):
     evaluate.main([*command, "--tokenizer", "Characters"])
     printed = capsys.readouterr().out
     words = [[list(CHINESE[0].strip("。")), list(CHINESE[2].strip("。"))], [list(CHINESE[1]), list(CHINESE[3])]]
-    expected = score_captions([list(text) for text in said.values()], words, java=False)
+    expected = caption_metrics([list(text) for text in said.values()], words, java=False)
     line = next(line for line in printed.splitlines() if line.startswith("BLEU-4"))
     assert float(line.split()[1]) == pytest.approx(expected["bleu4"], abs=0.006) and expected["bleu4"] > 20
     assert f"Tokens: {Characters.description}." in printed and "METEOR" not in printed

@@ -101,7 +101,7 @@ def test_a_tool_shows_the_traceback_of_an_error(tmp_path):
 
 def test_what_is_left_out_is_said_after_the_results(capsys):
     with footnotes():
-        logging.getLogger("captioning.evaluation.scores").warning("no SPICE: no Java")
+        logging.getLogger("captioning.evaluation.metrics").warning("no SPICE: no Java")
         print("results", file=sys.stderr)
     assert capsys.readouterr().err == "results\nno SPICE: no Java\n"
 

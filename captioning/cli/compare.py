@@ -128,10 +128,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--metric",
-        choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor", "spice"),
+        choices=("bleu1", "bleu2", "bleu3", "bleu4", "rouge_l", "cider_d", "meteor"),
         default="bleu4",
         metavar="NAME",
-        help="metric of the verdict: bleu1 .. bleu4, rouge_l, cider_d, meteor or spice (default: %(default)s)",
+        help="metric of the verdict: bleu1 .. bleu4, rouge_l, cider_d or meteor (default: %(default)s)",
     )
     parser.add_argument(
         "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data set"

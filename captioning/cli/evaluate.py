@@ -71,8 +71,7 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     from captioning.cli.fit import main as captioning
     from captioning.cli.foreign_settings import evaluation_settings
     from captioning.component import import_modules
-    from captioning.evaluation.attributes import attribute_table
-    from captioning.evaluation.scores import UNIT
+    from captioning.evaluation.metrics import UNIT
     from captioning.inference import load
     from captioning.provenance import provenance
 
@@ -126,8 +125,6 @@ def _score_models(args: argparse.Namespace, overrides: list[str], argv: list[str
     print(f"\n{split} split, {len(images)} images{models}; {context}")
     _print_scores(scores)
     _print_grounding(scores)
-    if table := attribute_table(item for image in images for item in image.attributes):
-        print("", *table, sep="\n")
     described = cli.config_dump["model"] | {name: trained["model"].get(name) for name in ("optimizer", "scheduler")}
     return {
         "values": scores,
@@ -206,12 +203,12 @@ def _device_options(device: str) -> list[str]:
 
 def _print_scores(scores: dict[str, float]) -> None:
     """Print BLEU with and without brevity penalty, then the other scores that there are."""
-    from captioning.evaluation.scores import TITLES
+    from captioning.evaluation.metrics import TITLES
 
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
     for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
         print(f"{title:20}" + "".join(f"{scores[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
-    for name in ("rouge_l", "cider_d", "meteor", "spice", "length_ratio", "nll", "bound", "iwae_bound"):
+    for name in ("rouge_l", "cider_d", "meteor", "length_ratio", "nll", "bound", "iwae_bound"):
         if name in scores:
             print(f"{TITLES.get(name, name):20}{scores[name]:8.2f}")
 
@@ -246,8 +243,8 @@ def _score_file(argv: list[str]) -> dict[str, Any]:
     """Print the scores of a file of captions with their intervals, and return them."""
     from captioning.component import import_modules
     from captioning.evaluation.files import pair, read_references, read_results
+    from captioning.evaluation.metrics import UNIT, count
     from captioning.evaluation.resampling import intervals
-    from captioning.evaluation.scores import UNIT, count
     from captioning.vocabulary import tokenizer_from
 
     options = parser()
@@ -266,7 +263,7 @@ def _score_file(argv: list[str]) -> dict[str, Any]:
     print(f"{'':12}{'score':>8}  {'95 % interval':>18}")
     values = {}
     for family, counts in count(hypotheses, references_of_images, java=tokenizer.english):
-        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True):
+        for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True):
             print(f"{title:12}{value:8.2f}  {f'{low:.2f} to {high:.2f}':>18}")
             values[title] = {"value": float(value), "interval": [float(low), float(high)]}
     print(f"{UNIT}. Intervals: bootstrap over images, 1000 resamples.\nTokens: {tokens}.")

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioning.evaluation.records import read_captions, read_scores
+from captioning.evaluation.metrics import UNIT, count
+from captioning.evaluation.records import read_captions, read_metrics
 from captioning.evaluation.resampling import intervals
-from captioning.evaluation.scores import UNIT, count
 from captioning.inference import ImageCaptioner
 from captioning.tokenizers import Tokenizer
 
@@ -133,7 +133,7 @@ def _splits(run: Path, checkpoint: str, tokenizer: Tokenizer) -> Iterator[str]:
         metrics, captions = (run / f"{stage}_{what}.json" for what in ("metrics", "captions"))
         if not (metrics.is_file() and captions.is_file()):
             continue
-        scores, search = read_scores(metrics)
+        scores, search = read_metrics(metrics)
         if search.pop("checkpoint", checkpoint) != checkpoint:
             continue
         images = read_captions(captions)
@@ -151,7 +151,7 @@ def _with_intervals(images: list[Any], *, java: bool) -> list[tuple[str, float, 
     return [
         (title, float(value), float(low), float(high))
         for family, counts in count(hypotheses, references, java=java)
-        for title, (value, low, high) in zip(family.titles, intervals(counts, family.scores).T, strict=True)
+        for title, (value, low, high) in zip(family.titles, intervals(counts, family.values).T, strict=True)
     ]
 
 

@@ -211,7 +211,7 @@ def announce_import(command: str) -> None:
 def footnotes() -> Iterator[None]:
     """Print what scores are left out, and why, after the results instead of before them."""
     notes: list[str] = []
-    logger, handler = logging.getLogger("captioning.evaluation.scores"), logging.Handler()
+    logger, handler = logging.getLogger("captioning.evaluation.metrics"), logging.Handler()
     handler.emit = lambda record: notes.append(record.getMessage())  # type: ignore[method-assign]
     propagates, logger.propagate = logger.propagate, False
     logger.addHandler(handler)

@@ -13,7 +13,7 @@ from captioning.comparison.runs import Run
 from captioning.component import known_class
 from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
-from captioning.evaluation.scores import TITLES
+from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import ExploredImage, data_uri, explorer_fragment
 

@@ -10,9 +10,9 @@ import numpy as np
 from captioning.comparison.formats import plain_cell
 from captioning.comparison.measures import Measure, Scored, add_score_table
 from captioning.comparison.result import Comparison, Disagreement, Row
+from captioning.evaluation.metrics import Family, count
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats
-from captioning.evaluation.scores import Family, count
 
 Counted = list[tuple[Family, Floats]]
 """Counts (images, C) of every family of scores."""
@@ -31,7 +31,7 @@ def caption_measures(counted: dict[str, Counted]) -> list[Measure]:
             names,
             family.titles,
             {run: counts for run, of_run in counted.items() for other, counts in of_run if other.names == names},
-            family.scores,
+            family.values,
         )
         for names, family in families.items()
     ]

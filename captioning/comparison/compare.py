@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioning.comparison import attributes_table, grounding_table
+from captioning.comparison import grounding_table
 from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
 from captioning.comparison.common_grid import on_one_grid
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
@@ -15,7 +15,7 @@ from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import add_verdicts
 from captioning.errors import InputError
-from captioning.evaluation.scores import FAMILIES, TITLES
+from captioning.evaluation.metrics import FAMILIES, TITLES
 
 
 def compare(
@@ -31,11 +31,11 @@ def compare(
 
     Args:
         runs: Runs with different names.
-        metric: One of ``evaluation.scores.NAMES``, for the verdict and for the scores of single images.
+        metric: One of ``evaluation.metrics.NAMES``, for the verdict and for the scores of single images.
         resamples: Resamples of the images, for every interval and every test.
         seed: Seed of the resampling.
         images: Number of disagreements to list.
-        java: Whether to compute METEOR and SPICE, where they are available and all runs use the English tokenizer.
+        java: Whether to compute METEOR, where it is available and all runs use the English tokenizer.
 
     Raises:
         InputError: ``metric`` is not available, or the kept results of a test are damaged.
@@ -56,7 +56,6 @@ def compare(
     java = java and not any(run.search.get("tokenizer") for run in runs)
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
     captions, nouns = caption_measures(counted), grounding_table.grounding_measures(scored)
-    attributes = attributes_table.attribute_measures(scored)
     if counted and not any(metric in measure.keys for measure in captions):
         missing = next(family.missing for family in FAMILIES if metric in family.names)
         reason = missing() if java and missing is not None else None
@@ -66,9 +65,7 @@ def compare(
     if nouns:
         add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
         result.notices += grid_notices
-    if attributes:
-        add_score_table(result, scored, attributes, attributes_table.TITLE, attributes_table.NOTE)
-    measures = [measure for measure in [*captions, *nouns, *attributes] if not measure.baseline]
+    measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
     if any(len(group.runs) > 1 for group in groups):
         add_variants(result, scored, measures, groups, named)
     add_verdicts(result, titles_of(measures))

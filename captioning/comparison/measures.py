@@ -10,7 +10,16 @@ from captioning.comparison.formats import measured_cell, plain_cell, with_best
 from captioning.comparison.result import Comparison, Row, Table
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, Score, differences, holm, intervals
+from captioning.evaluation.resampling import (
+    LEVEL,
+    Difference,
+    Floats,
+    Interval,
+    Statistic,
+    differences,
+    holm,
+    intervals,
+)
 
 CORRECTED = " Bold: clearly best. The p-values are corrected for the tests in this table (Holm); the intervals are not."
 _OVER_IMAGES = f" The tests are over images; {ONE_SEED}."
@@ -54,7 +63,7 @@ class Measure(NamedTuple):
     keys: tuple[str, ...]
     titles: tuple[str, ...]
     counts: dict[str, Floats]
-    scores: Score
+    scores: Statistic
     baseline: bool = False
     unit: str = ""
 

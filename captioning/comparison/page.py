@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from captioning.comparison.charts import axis_of, line_chart
 from captioning.comparison.colors import Color, run_colors, started_over
 from captioning.comparison.result import Comparison
-from captioning.evaluation.scores import TITLES
+from captioning.evaluation.metrics import TITLES
 from captioning.views.page import render
 
 _NO_RUN = Color("#767676", "#a0a0a0")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from captioning.comparison.result import Cell, Comparison, Row, Table
 from captioning.comparison.runs import Run
-from captioning.evaluation.scores import TITLES
+from captioning.evaluation.metrics import TITLES
 
 _NAMES = ("bleu1", "bleu2", "bleu3", "bleu4", "meteor")
 _SOFT, _HARD = "paper, soft", "paper, hard"

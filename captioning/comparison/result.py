@@ -129,7 +129,7 @@ class Comparison:
 
     Attributes:
         runs: Names of the runs, those of one variant together. All are compared with the first.
-        metric: One of ``evaluation.scores.NAMES``, for verdicts and scores of single images.
+        metric: One of ``evaluation.metrics.NAMES``, for verdicts and scores of single images.
         variants: The names of the runs, one list for each variant; if empty, every run is one.
         verdicts: By run or by group of several seeds, sentences on how it differs from the first.
         notices: Sentences on what limits the comparison.

@@ -15,7 +15,7 @@ from typing import Any
 
 from captioning.cells import CellGrid
 from captioning.errors import InputError, one_line
-from captioning.evaluation.records import CaptionedImage, read_captions, read_cells, read_scores
+from captioning.evaluation.records import CaptionedImage, read_captions, read_cells, read_metrics
 from captioning.files import regular
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config
@@ -116,7 +116,7 @@ def add_test(run: Run, folder: Path) -> None:
     """Add to ``run`` what `captioning test` left in its folder, or the command that leaves it there."""
     scores, captions = folder / "test_metrics.json", folder / "test_captions.json"
     if scores.is_file():
-        run.scores, run.search = read_scores(scores)
+        run.scores, run.search = read_metrics(scores)
         run.cells = read_cells(scores)
         tested = RunFolder(folder).checkpoints / Path(str(run.search.get("checkpoint"))).name
         run.checkpoint = tested if tested.is_file() else run.checkpoint

@@ -1,1 +1,19 @@
 """How good captions are and where attention looks: an evaluator over batches, its records, and the metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__all__ = ["evaluate"]
+
+if TYPE_CHECKING:
+    from captioning.evaluation.evaluator import evaluate
+
+
+def __getattr__(name: str) -> Any:
+    """Import ``evaluate`` when it is used, because it imports torch."""
+    if name == "evaluate":
+        from captioning.evaluation.evaluator import evaluate
+
+        return evaluate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Evaluates a split batch by batch: scores of captions, the NLL of references, and where attention looked."""
+"""Evaluates a split batch by batch: metrics of captions, the NLL of references, and where attention looked."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
-from captioning.data.records import CaptionIndex
+from captioning.data.loading import CaptionDataset
+from captioning.data.records import CaptionIndex, CaptionSource
+from captioning.data.sampler import ImageBatchSampler
+from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis
-from captioning.evaluation.attributes import attribute_scores
-from captioning.evaluation.grounding import ObjectCells, grounding_scores, noun_hits, posterior_scores
+from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits, posterior_metrics
+from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.records import CaptionedImage, NounHit
-from captioning.evaluation.scores import score_captions
 from captioning.model.captioner import Captioner, CaptionModel
+from captioning.model.ensemble import Ensemble
 from captioning.objective.bounds import sampled_bounds
 from captioning.objective.reductions import token_log_probs
 from captioning.vocabulary import Vocabulary
@@ -62,46 +65,27 @@ class Evaluated:
         return {name: total / words for name, total in totals.items()}
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
-        """Return the scores, and the images in the order of the split; without images, there are no scores.
+        """Return the metrics, and the images in the order of the split; without images, there are no metrics.
 
-        The scores are ``score_captions``, log-probabilities of the references in nats per word, and
-        ``grounding_scores`` of captions and, as "reference_..", of references; also ``posterior_scores`` where the
-        model has a posterior, and ``attribute_scores`` where the data set knows the truth.
+        The metrics are ``caption_metrics``, log-probabilities of the references in nats per word, and
+        ``grounding_metrics`` of captions and, as "reference_..", of references; also ``posterior_metrics`` where the
+        model has a posterior.
 
         Args:
-            java: Compute METEOR and SPICE where they are available.
+            java: Compute METEOR where it is available.
         """
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
             return {}, []
         hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
-        scores = score_captions(hypotheses, references, java=java)
-        scores |= self._per_word()
-        scores |= attribute_scores(item for image in images for item in image.attributes)
-        scores |= grounding_scores([hit for image in images for hit in image.hits])
-        reference_scores = grounding_scores([hit for image in images for hit in image.reference_hits])
-        scores |= {f"reference_{name}": value for name, value in reference_scores.items()}
-        scores |= posterior_scores("posterior", [hit for image in images for hit in image.posterior_hits])
+        metrics = caption_metrics(hypotheses, references, java=java)
+        metrics |= self._per_word()
+        metrics |= grounding_metrics([hit for image in images for hit in image.hits])
+        of_references = grounding_metrics([hit for image in images for hit in image.reference_hits])
+        metrics |= {f"reference_{name}": value for name, value in of_references.items()}
+        metrics |= posterior_metrics("posterior", [hit for image in images for hit in image.posterior_hits])
         reference_hits = [hit for image in images for hit in image.reference_posterior_hits]
-        return scores | posterior_scores("reference_posterior", reference_hits), images
-
-
-def score_names() -> set[str]:
-    """Return the names of all scores that an evaluation can have, for any data and attention.
-
-    Without Java's, and without those of attributes, which a data set names.
-    """
-    hit = NounHit(0, "a", True, 1.0, 1.0, 1.0, 1.0, 1.0)
-    image = CaptionedImage(
-        image_id=0,
-        caption="a",
-        references=["a"],
-        hits=[hit],
-        reference_hits=[hit],
-        posterior_hits=[hit],
-        reference_posterior_hits=[hit],
-    )
-    return set(Evaluated(images={0: image}, sums={0: {"words": 1, "nll": 0.0}}).finish()[0])
+        return metrics | posterior_metrics("reference_posterior", reference_hits), images
 
 
 class Evaluator:
@@ -113,7 +97,6 @@ class Evaluator:
         index: Records of the split.
         objects: Returns the objects of a row of the split, on the encoder's grid.
         search: Options that captions are decoded with.
-        judge: Judges what a caption says of the image of a row; None if the data set does not know the truth.
         bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
             leaves them out, as an ensemble does.
         seed: Seed of the random numbers. Those of a batch depend on the seed and the batch alone, not on earlier
@@ -132,8 +115,7 @@ class Evaluator:
         index: CaptionIndex,
         objects: Callable[[int], Sequence[ObjectCells]],
         *,
-        search: BeamOptions,
-        judge: Callable[[int, Sequence[str]], list[JudgedAttribute]] | None = None,
+        search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 0,
         seed: int = 0,
         keep: int = 0,
@@ -143,7 +125,6 @@ class Evaluator:
         self.index = index
         self.objects = objects
         self.search = search
-        self.judge = judge
         draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
         self.bound_samples = bound_samples if draws else 0
         self.seed = seed
@@ -201,7 +182,6 @@ class Evaluator:
                 reference_hits=reference_hits.get(row, []),
                 posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
-                attributes=[] if self.judge is None else self.judge(row, words),
                 outlines=[item.outline for item in objects],
             )
 
@@ -245,3 +225,67 @@ class Evaluator:
             row = rows[image]
             hits[row] += noun_hits(next(references[row]).split(), alpha, objects[row])
         return hits
+
+
+def evaluate(
+    captioner: CaptionModel,
+    vocabulary: Vocabulary,
+    source: CaptionSource,
+    search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
+    *,
+    split: str = "test",
+    limit_images: int | None = None,
+    batch_size: int = 50,
+    num_workers: int = 0,
+    bound_samples: int = 0,
+    seed: int = 0,
+    java: bool = False,
+) -> tuple[dict[str, float], list[CaptionedImage]]:
+    """Caption a split of a data set and return the metrics of the captions and of the attention, and the records.
+
+    ::
+
+        captioner = captioning.load("runs/demo/soft/checkpoints/best.ckpt")
+        source = ShapesSource("data/shapes")
+        metrics, records = evaluate(captioner.model, captioner.vocabulary, source, captioner.options, split="val")
+        print(metrics["bleu4"], records[0].caption)
+
+    Args:
+        captioner: A captioner or an ensemble.
+        vocabulary: Vocabulary of the captioner's ids.
+        source: Data set; its captions are split into words by the vocabulary's tokenizer.
+        search: Options that captions are decoded with.
+        split: "train", "val" or "test".
+        limit_images: Number of images at the beginning of the split that are evaluated; None for all.
+        batch_size: Images that go through the model together.
+        num_workers: Processes that load images; 0 loads them in this process.
+        bound_samples: As for ``Evaluator``.
+        seed: As for ``Evaluator``.
+        java: Compute METEOR where it is available; it knows English alone.
+
+    Returns:
+        The metrics, named as in ``METRICS``, and a record of every image in the order of the split.
+
+    Raises:
+        InputError: The data cannot be read.
+    """
+    source.tokenizer = vocabulary.tokenizer
+    source.prepare()
+    index = source.index(split) if limit_images is None else source.index(split).take(limit_images)
+    index.check_images()
+
+    def load(rows: Tensor, preprocessing: Preprocessing) -> Tensor:
+        return torch.stack([preprocessing(index.image(row, preprocessing)) for row in rows.tolist()])
+
+    if isinstance(captioner, Ensemble) and captioner.load is None:
+        captioner = Ensemble(captioner.captioners, load=load)
+    encoder, device = captioner.encoder, next(captioner.parameters()).device
+    objects = ObjectsInView(source.objects(split), index, encoder)
+    evaluator = Evaluator(
+        captioner.eval(), vocabulary, index, objects, search=search, bound_samples=bound_samples, seed=seed
+    )
+    dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
+    batches = ImageBatchSampler(len(index), batch_size)
+    for batch in DataLoader(dataset, sampler=batches, batch_size=None, num_workers=num_workers):
+        evaluator.update(batch.to(device))
+    return evaluator.evaluated.finish(java=java)

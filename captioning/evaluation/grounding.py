@@ -11,7 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.objects import GroundedObject, mask_of, outline_of
+from captioning.data.objects import GroundedObject, ObjectLookup, mask_of, outline_of
+from captioning.data.records import CaptionIndex
+from captioning.encoders import Encoder
 from captioning.errors import InputError
 from captioning.evaluation.records import CaptionedImage, NounHit
 
@@ -26,7 +28,7 @@ class ObjectCells:
     """The objects that share name and attributes, as ``noun_hits`` needs them: a few hundred bytes in place of masks.
 
     Attributes:
-        noun, synonyms, attributes, decoys: As of each ``GroundedObject``.
+        noun, synonyms, attributes: As of each ``GroundedObject``.
         covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
             none is in view.
         outline: The union of their masks, in COCO's text of run lengths.
@@ -36,7 +38,6 @@ class ObjectCells:
     noun: str
     synonyms: frozenset[str]
     attributes: frozenset[str]
-    decoys: frozenset[str]
     covered: NDArray[np.float64]
     outline: str
     cells: CellGrid
@@ -63,7 +64,6 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
             noun=noun,
             synonyms=_union([item.synonyms for item in items]),
             attributes=attributes,
-            decoys=_union([item.decoys for item in items]),
             covered=cell_coverage(mask, cells),
             outline=outline_of(mask),
             cells=cells,
@@ -71,6 +71,35 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
         for (noun, attributes), items in alike.items()
         for mask in [np.logical_or.reduce([item.mask for item in items])]
     ]
+
+
+class ObjectsInView:
+    """The objects of a split's images on the encoder's cells, by row of the split.
+
+    Args:
+        lookup: The objects by image id, in the pixels of the image as stored; None if the data set has no masks.
+        index: Records of the split.
+        encoder: Its preprocessing makes the view. A trainable encoder's cells may move, so that objects are laid out
+            again.
+    """
+
+    def __init__(self, lookup: ObjectLookup | None, index: CaptionIndex, encoder: Encoder) -> None:
+        self.lookup, self.index, self.encoder = lookup, index, encoder
+        self._objects: dict[int, list[ObjectCells]] = {}
+        self._cells: CellGrid | None = None
+
+    def __call__(self, row: int) -> list[ObjectCells]:
+        """Return the objects of an image; [] without annotated ones."""
+        if self.lookup is None:
+            return []
+        if self._cells != (cells := self.encoder.cells):
+            self._objects, self._cells = {}, cells
+        if row not in self._objects:
+            view = self.encoder.preprocessing
+            objects = self.lookup(int(self.index.image_ids[row]))
+            in_view = [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects]
+            self._objects[row] = object_cells(in_view, cells)
+        return self._objects[row]
 
 
 def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectCells]) -> list[NounHit]:
@@ -176,7 +205,7 @@ def _pointing(location: int, covered: NDArray[np.float64], cells: CellGrid) -> t
     return bool(touched.flat[location]), float(touched.mean()), float(touched[_central_cells(cells)].mean())
 
 
-def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
+def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
     """Return the means over nouns, in percent, each measure beside baselines that ignore the caption.
 
     Returns:
@@ -197,10 +226,10 @@ def grounding_scores(hits: Sequence[NounHit]) -> dict[str, float]:
     return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in fields.items()}
 
 
-def posterior_scores(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
+def posterior_metrics(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
     """Return the means over nouns judged by the posterior, in percent; its baselines are those of the prior."""
     measures = ("pointing_accuracy", "attention_correctness")
-    return {f"{name}_{key}": value for key, value in grounding_scores(hits).items() if key in measures}
+    return {f"{name}_{key}": value for key, value in grounding_metrics(hits).items() if key in measures}
 
 
 @functools.cache
@@ -265,13 +294,8 @@ def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[int]]]:
-    """Return (start, end, indices of the objects of that name) for every name in the caption; the longest phrase wins.
-
-    A decoy ("hot dog") is matched like a name, so that it hides the name in it ("dog"), and is left out.
-    """
-    longest = max(
-        _longest(phrases) for item in objects for phrases in (item.synonyms, item.decoys, frozenset({item.noun}))
-    )
+    """Return (start, end, indices of the objects of that name) for every name in the caption; the longest wins."""
+    longest = max(_longest(item.synonyms | {item.noun}) for item in objects)
     mentions = []
     start = 0
     while start < len(words):
@@ -280,7 +304,6 @@ def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tupl
             named = [number for number, item in enumerate(objects) if item.has_name(phrase)]
             if named:
                 mentions.append((start, end, named))
-            if named or any(phrase in item.decoys for item in objects):
                 start = end
                 break
         else:

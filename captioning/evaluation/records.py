@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from captioning.cells import CellGrid
-from captioning.data.attributes import JudgedAttribute
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
 from captioning.files import read_json, write_json, write_text
@@ -69,8 +68,6 @@ class CaptionedImage:
         hits, reference_hits: Every noun of the caption and of the references that names an object.
         posterior_hits, reference_posterior_hits: The same with the posterior of the locations given the word; empty
             if the model has none.
-        attributes: What the caption says of the image's colours, shapes and so on, and what it leaves out; empty if the
-            data set does not know the truth.
         outlines: The objects with their masks in the model's view, in COCO's text of run lengths. With these and the
             locations of the hits, pointing can be judged on other cells.
     """
@@ -85,7 +82,6 @@ class CaptionedImage:
     reference_hits: list[NounHit] = field(default_factory=list)
     posterior_hits: list[NounHit] = field(default_factory=list)
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
-    attributes: list[JudgedAttribute] = field(default_factory=list)
     outlines: list[str] = field(default_factory=list)
 
     @property
@@ -104,7 +100,7 @@ class CaptionedImage:
 def write_evaluation(
     folder: Path,
     stage: str,
-    scores: Mapping[str, float],
+    metrics: Mapping[str, float],
     images: Sequence[CaptionedImage],
     *,
     search: Mapping[str, Any],
@@ -116,10 +112,10 @@ def write_evaluation(
     Args:
         stage: "val" or "test".
         search: Options that the captions were made with.
-        tokens: Description of the words that the scores compare.
+        tokens: Description of the words that the metrics compare.
         cells: The grid that pointing was scored on, if it was.
     """
-    content: dict[str, Any] = {f"{stage}/{name}": value for name, value in scores.items()} | {"search": dict(search)}
+    content: dict[str, Any] = {f"{stage}/{name}": value for name, value in metrics.items()} | {"search": dict(search)}
     if tokens:
         content["tokens"] = tokens
     if cells is not None:
@@ -150,8 +146,8 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
     return lines, results
 
 
-def read_scores(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the scores of STAGE_metrics.json without their prefix, and the options of the search.
+def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the metrics of STAGE_metrics.json without their prefix, and the options of the search.
 
     Raises:
         InputError: The file is damaged.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-Score = Callable[[Floats], Floats]
+Statistic = Callable[[Floats], Floats]
 
 LEVEL = 0.05  # of significance
 
@@ -58,7 +58,7 @@ class Difference:
         return self.excludes_zero and self.significant
 
 
-def bootstrap(counts: ArrayLike, score: Score, *, resamples: int = 1000, seed: int = 0) -> Floats:
+def bootstrap(counts: ArrayLike, score: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
     """Return the scores of ``resamples`` sets of as many images, drawn from the images with replacement.
 
     The same images are drawn for every system, and for every call with as many images and the same seed: scores of
@@ -86,7 +86,9 @@ def bootstrap(counts: ArrayLike, score: Score, *, resamples: int = 1000, seed: i
     return np.concatenate(scores)
 
 
-def randomization(first: ArrayLike, second: ArrayLike, score: Score, *, resamples: int = 1000, seed: int = 0) -> Floats:
+def randomization(
+    first: ArrayLike, second: ArrayLike, score: Statistic, *, resamples: int = 1000, seed: int = 0
+) -> Floats:
     """Return score(second) - score(first) for ``resamples`` random exchanges of the two systems, image by image.
 
     Each image's pair is exchanged with probability a half (Riezler and Maxwell 2005): the distribution of differences
@@ -116,7 +118,7 @@ def randomization(first: ArrayLike, second: ArrayLike, score: Score, *, resample
 
 
 def intervals(
-    counts: ArrayLike, score: Score, *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
+    counts: ArrayLike, score: Statistic, *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
 ) -> Floats:
     """Return (3, ...): the scores of all images, and the lower and upper percentile of their bootstrap.
 
@@ -126,7 +128,13 @@ def intervals(
 
 
 def differences(
-    first: ArrayLike, second: ArrayLike, score: Score, *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
+    first: ArrayLike,
+    second: ArrayLike,
+    score: Statistic,
+    *,
+    resamples: int = 1000,
+    seed: int = 0,
+    confidence: float = 0.95,
 ) -> list[Difference]:
     """Return how much higher ``second`` scores than ``first``, for each of the S scores that ``score`` gives.
 

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from captioning.evaluation.resampling import Difference, Floats, Interval, Score
+from captioning.evaluation.resampling import Difference, Floats, Interval, Statistic
 
 RULE = "jackknife over images, Cochran's critical values"
 """The rule of these intervals, as files and pages name it."""
@@ -42,7 +42,7 @@ _LEAST_P = 1e-12
 
 
 def seed_differences(
-    first: ArrayLike, second: ArrayLike, score: Score, *, paired: bool = False, confidence: float = 0.95
+    first: ArrayLike, second: ArrayLike, score: Statistic, *, paired: bool = False, confidence: float = 0.95
 ) -> list[Difference]:
     """Return how much higher the mean over seeds of ``second`` is than that of ``first``, for each of the S scores.
 
@@ -87,8 +87,8 @@ class JackknifedRuns:
     deviations: Floats
 
     @classmethod
-    def of(cls, counts: Floats, score: Score) -> JackknifedRuns:
-        """Score the counts (seeds, images, C) of all images, and of all but one."""
+    def of(cls, counts: Floats, score: Statistic) -> JackknifedRuns:
+        """Statistic the counts (seeds, images, C) of all images, and of all but one."""
         runs, images = counts.shape[:2]
         total = counts.sum(axis=1)
         values = score(total).reshape(runs, -1)

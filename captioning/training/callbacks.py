@@ -13,7 +13,7 @@ from pytorch_lightning.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 from captioning.errors import InputError, check_range, one_line
-from captioning.evaluation.evaluator import score_names
+from captioning.evaluation.metrics import METRICS
 from captioning.files import replacing
 from captioning.training.evaluation_loops import Sample
 from captioning.training.module import CaptioningModule
@@ -153,12 +153,11 @@ def refuse_unknown_monitors(trainer: pl.Trainer) -> None:
         type(callback).__module__.split(".")[0] not in ("captioning", "pytorch_lightning") for callback in callbacks
     ):
         return  # a callback of the user's may log more
-    logged = [f"val/{name}" for name in sorted(score_names())]
+    logged = [f"val/{name}" for name in sorted(METRICS)]
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         option = "early_stopping" if isinstance(callback, EarlyStopping) else "checkpoint"
-        of_others = ("train/", "val/attribute_")  # Lightning's, and those that the data set names
-        if monitor is not None and monitor not in logged and not monitor.startswith(of_others):
+        if monitor is not None and monitor not in logged and not monitor.startswith("train/"):
             near = difflib.get_close_matches(monitor, logged, 3, 0.3)
             raise InputError(f"--{option}.monitor {monitor}: no validation logs that; near: {', '.join(near)}")
         if monitor in ("val/nll", "train/loss") and getattr(callback, "mode", None) == "max":

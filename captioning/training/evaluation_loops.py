@@ -169,7 +169,6 @@ class EvaluatedModule(pl.LightningModule):
             self.data.evaluated,
             self.data.objects,
             search=self.search,
-            judge=self.data.judge,
             bound_samples=bound_samples,
             seed=self.data.seed,
             keep=self.keep_hypotheses,

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from captioning.evaluation.attributes import attribute_scores, attribute_table, count_attributes
 from helpers_training import make_shapes
 
 from captioning.data.attributes import JudgedAttribute
@@ -15,7 +16,6 @@ from captioning.data.shape_world.judging import judge
 from captioning.data.shape_world.reading import Mention, read
 from captioning.data.shape_world.scene import RELATED, Described, relation, sample_scene
 from captioning.errors import InputError
-from captioning.evaluation.attributes import attribute_scores, attribute_table, count_attributes
 
 
 def thing(noun: str, colour: str, x: float, y: float, size: str = "small", texture: str = "plain") -> Described:

@@ -1,0 +1,185 @@
+"""The table of all metrics, and those of captions: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR.
+
+Every metric of captions is a function of counts that are summed over images, so ``resampling`` gives each an interval
+and a paired test in the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
+from captioning.evaluation.cider import cider_d
+from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts, missing_meteor
+from captioning.evaluation.ngrams import ORDERS, Words
+from captioning.evaluation.resampling import Floats, percentage
+from captioning.evaluation.rouge import rouge_l
+
+logger = logging.getLogger(__name__)
+
+UNIT = "percent; CIDEr-D is the COCO toolkit's number times 100"
+
+
+class Metric(NamedTuple):
+    """A metric's name in print, its unit, and whether higher or lower values are better; None is neither."""
+
+    title: str
+    unit: Literal["percent", "nats per word", "ratio"] = "percent"
+    better: Literal["higher", "lower"] | None = "higher"
+
+
+_GROUNDING = {
+    "pointing_accuracy": Metric("Pointing accuracy"),
+    "pointing_chance": Metric("Pointing, by chance", better=None),
+    "pointing_centre": Metric("Pointing, always the centre", better=None),
+    "attention_correctness": Metric("Attention correctness"),
+    "correctness_uniform": Metric("Correctness, spread evenly", better=None),
+    "correctness_centre": Metric("Correctness, around the centre", better=None),
+}
+
+METRICS: dict[str, Metric] = {
+    **{f"bleu{n}": Metric(f"BLEU-{n}") for n in range(1, ORDERS + 1)},
+    "rouge_l": Metric("ROUGE-L"),
+    "cider_d": Metric("CIDEr-D"),
+    "meteor": Metric("METEOR"),
+    **{f"bleu{n}_no_penalty": Metric(f"BLEU-{n}, no brevity penalty") for n in range(1, ORDERS + 1)},
+    "brevity_penalty": Metric("Brevity penalty", "ratio", None),
+    "length_ratio": Metric("Words per reference word", "ratio", None),
+    "nll": Metric("NLL", "nats per word", "lower"),
+    "bound": Metric("Bound on log p", "nats per word"),
+    "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
+    **_GROUNDING,
+    **{
+        f"reference_{name}": metric._replace(title=f"{metric.title}, references") for name, metric in _GROUNDING.items()
+    },
+    **{
+        f"{prefix}posterior_{name}": _GROUNDING[name]._replace(title=f"{_GROUNDING[name].title}, posterior{of}")
+        for prefix, of in (("", ""), ("reference_", " of references"))
+        for name in ("pointing_accuracy", "attention_correctness")
+    },
+}
+"""All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
+
+TITLES = {name: metric.title for name, metric in METRICS.items()}
+
+
+@dataclass(frozen=True)
+class Family:
+    """S metrics of captions that are functions of the same counts.
+
+    Attributes:
+        names: Their names in logs and files, keys of ``METRICS``.
+        counts: Maps hypotheses (a word list per image) and references (word lists per image) to counts (images, C).
+        values: Maps counts that are summed over images, (..., C), to the corpus' metrics in ``UNIT``, (..., S).
+        of_images: Maps (images, C) to the metrics of single images, (images, S). BLEU is smoothed; the means of BLEU
+            and METEOR are not the corpus' metrics.
+        missing: Returns why a family that needs Java cannot be computed here, in one line, or None.
+    """
+
+    names: tuple[str, ...]
+    counts: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]
+    values: Callable[[Floats], Floats]
+    of_images: Callable[[Floats], Floats]
+    missing: Callable[[], str | None] | None = None
+
+    @property
+    def titles(self) -> tuple[str, ...]:
+        return tuple(TITLES[name] for name in self.names)
+
+
+def _mean_of(metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Callable[..., Floats]:
+    """Return counts (images, 2), the image's value and 1, of a metric whose corpus value is the mean over images."""
+
+    def counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
+        values = metric(hypotheses, references)
+        return np.stack([values, np.ones_like(values)], axis=1)
+
+    return counts
+
+
+def _mean(counts: ArrayLike) -> Floats:
+    return percentage(np.asarray(counts, dtype=np.float64))[..., None]
+
+
+def _meteor(counts: ArrayLike) -> Floats:
+    return 100 * meteor_from_counts(np.asarray(counts))[..., None]
+
+
+def _sentence_bleus(counts: ArrayLike) -> Floats:
+    return np.stack([sentence_bleu(counts, n) for n in range(1, ORDERS + 1)], axis=-1)
+
+
+FAMILIES = (
+    Family(
+        tuple(f"bleu{n}" for n in range(1, ORDERS + 1)),
+        lambda hypotheses, references: bleu_counts(hypotheses, references).astype(np.float64),
+        bleu_from_counts,
+        _sentence_bleus,
+    ),
+    Family(("rouge_l",), _mean_of(rouge_l), _mean, _mean),
+    # Document frequencies are those of all given references: resampling does not count them again.
+    Family(("cider_d",), _mean_of(cider_d), _mean, _mean),
+    Family(("meteor",), meteor_counts, _meteor, _meteor, missing_meteor),
+)
+NAMES = tuple(name for family in FAMILIES for name in family.names)
+"""The metrics of captions, which have intervals and tests."""
+
+
+def count(
+    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
+) -> list[tuple[Family, Floats]]:
+    """Return each family of metrics that is available here with its counts (images, C).
+
+    For a family that is not available, one line is logged once.
+
+    Args:
+        hypotheses: One word list per image.
+        references: The word lists of each image's references.
+        java: Compute METEOR where it is available, which takes 4 s and more.
+
+    Raises:
+        ValueError: The lists differ in length or are empty, or an image has no reference.
+    """
+    return _count(FAMILIES, hypotheses, references, java=java)
+
+
+def caption_metrics(
+    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
+) -> dict[str, float]:
+    """Return the corpus' metrics in ``UNIT``: those of ``corpus_bleu``, ``rouge_l``, ``cider_d``, perhaps ``meteor``.
+
+    Args:
+        hypotheses, references, java: As for ``count``.
+
+    Raises:
+        ValueError: The lists differ in length or are empty, or an image has no reference.
+    """
+    metrics = corpus_bleu(hypotheses, references)
+    for family, counts in _count(FAMILIES[1:], hypotheses, references, java=java):  # corpus_bleu has counted BLEU
+        metrics |= dict(zip(family.names, family.values(counts.sum(axis=0)).tolist(), strict=True))
+    return metrics
+
+
+def _count(
+    families: Sequence[Family], hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool
+) -> list[tuple[Family, Floats]]:
+    counts = []
+    for family in families:
+        if java or family.missing is None:
+            try:
+                counts.append((family, family.counts(hypotheses, references)))
+            except JavaError as error:
+                _warn_once(f"no {family.titles[0]}: {error}")
+    return counts
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    logger.warning(line)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 from captioning.data.batch import CaptionBatch
 from captioning.data.loading import CaptionDataset
 from captioning.data.records import CaptionIndex, CaptionSource
-from captioning.data.sampler import ImageBatchSampler
+from captioning.data.sampler import ImageBatches
 from captioning.data.transforms import Preprocessing
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.evaluation.grounding import ObjectCells, ObjectsInView, grounding_metrics, noun_hits, posterior_metrics
@@ -285,7 +285,7 @@ def evaluate(
         captioner.eval(), vocabulary, index, objects, search=search, bound_samples=bound_samples, seed=seed
     )
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
-    batches = ImageBatchSampler(len(index), batch_size)
+    batches = ImageBatches(len(index), batch_size)
     for batch in DataLoader(dataset, sampler=batches, batch_size=None, num_workers=num_workers):
         evaluator.update(batch.to(device))
     return evaluator.evaluated.finish(java=java)

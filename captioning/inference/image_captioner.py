@@ -182,7 +182,7 @@ class ImageCaptioner(Generic[Model]):
         with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:  # Pillow decodes without the GIL
 
             def read(batch: list[ImageSource]) -> list[tuple[ImageSource, list[Image.Image] | InputError]]:
-                return list(zip(batch, pool.map(lambda source: self._try_views(source), batch), strict=True))
+                return list(zip(batch, pool.map(self._try_views, batch), strict=True))
 
             for number, batch in enumerate(read_ahead(read, batches, threads=1, depth=0 if waits else 1)):
                 readable = []
@@ -196,7 +196,7 @@ class ImageCaptioner(Generic[Model]):
                 if readable:
                     yield from self._caption_views(readable, options or self.options, number)
 
-    def _try_views(self, source: ImageSource, download: bool) -> list[Image.Image] | InputError:
+    def _try_views(self, source: ImageSource) -> list[Image.Image] | InputError:
         """Return the image as each preprocessing of the models makes it; the first is the caption's ``view``."""
         try:
             return views_of(source, self.model.preprocessings)

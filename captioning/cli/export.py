@@ -26,7 +26,7 @@ def main(argv: list[str] | None = None) -> None:
     check_tool("export", [arguments.model], arguments.imports)
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder, stored_weights
     from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
-    from captioning.cli.model_card import card
+    from captioning.checkpoint.model_card import card
     from captioning.component import import_modules
     from captioning.inference import load
 
@@ -47,7 +47,16 @@ def main(argv: list[str] | None = None) -> None:
         stored_weights(captioner.model, arguments.dtype)  # refuses a weight before a graph is written
         write_onnx(captioner.model, folder)
     checkpoint = Path(arguments.model).name
-    text = card(captioner, name, run.path if run else None, checkpoint, arguments.license, notes)
+    text = card(
+        captioner.model,
+        captioner.vocabulary,
+        captioner.settings,
+        name,
+        run=run.path if run else None,
+        checkpoint=checkpoint,
+        license=arguments.license,
+        notes=notes,
+    )
     captioner.export(folder, text, dtype=arguments.dtype)
     size = sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6
     print(f"written to {folder} ({size:.1f} MB): {', '.join(sorted(file.name for file in folder.iterdir()))}")

@@ -1,0 +1,158 @@
+"""The model card of an exported captioner: what it is, what it learned from, its metrics, limits and licence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from captioning.files import read_json
+from captioning.model.captioner import Captioner
+from captioning.vocabulary import Vocabulary
+
+_TEMPLATE = """# {name}
+
+An image captioner with visual attention (*Show, Attend and Tell*, Xu et al. 2015).
+
+```python
+import captioning
+
+caption = captioning.load("THIS_FOLDER")("photo.jpg")
+print(caption.text)
+caption.save_figure("attention.png")
+```
+
+## Model
+
+| component | description |
+| --- | --- |
+| encoder | {encoder}, {encoder_parameters:,} parameters, {pixels} x {pixels} pixels |
+| annotations | {height} x {width} locations, {channels} channels |
+| attention | {attention} |
+| decoder | {decoder}, {decoder_parameters:,} parameters |
+| vocabulary | {words:,} words; tokens: {tokens} |
+
+## Training
+
+{training}
+
+All settings are in `config.json`.
+
+## Metrics
+
+{metrics}
+
+## Limits
+
+- It knows {words:,} words, those of its training captions, and no others.
+- It describes images like those it was trained on; for other images its captions are fluent and wrong.
+- Attention shows which locations the words were computed from. It does not prove why a word was chosen.
+- It learned from what people wrote about the training images, their prejudices included.
+
+## Licence
+
+{license}. Training data have licences of their own.
+"""
+
+
+def card(
+    captioner: Captioner,
+    vocabulary: Vocabulary,
+    settings: Mapping[str, Any],
+    name: str,
+    *,
+    run: Path | None = None,
+    checkpoint: str = "",
+    license: str | None = None,
+    notes: str = "",
+) -> str:
+    """Return the model card, Markdown with a YAML head.
+
+    Args:
+        captioner: The model.
+        vocabulary: The words that it knows.
+        settings: The full configuration that it was trained with.
+        name: The title of the card.
+        run: The folder with the results of tests; None if there is none.
+        checkpoint: File name of the checkpoint. Results of other checkpoints are left out.
+        license: License of the weights; the card says so if it is None.
+        notes: What only a person knows, in Markdown. A section ``## TITLE`` replaces the card's own of that title, or
+            follows the others; what comes before the first section replaces the card's beginning.
+    """
+    encoder, decoder = captioner.encoder, captioner.decoder
+    height, width = encoder.grid_size
+    text = _TEMPLATE.format(
+        name=name,
+        encoder=type(encoder).__name__,
+        encoder_parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        pixels=encoder.preprocessing.size[0],
+        height=height,
+        width=width,
+        channels=encoder.annotation_dim,
+        attention=type(decoder.attention).__name__,
+        decoder=decoder.summary,
+        decoder_parameters=sum(parameter.numel() for parameter in decoder.parameters()),
+        words=len(vocabulary.words),
+        tokens=vocabulary.tokenizer.description,
+        training=_training(settings),
+        metrics="\n\n".join(_metrics(run, checkpoint)) or "It was not tested.",
+        license=license or "Of the weights: not stated; ask whoever gave you this folder",
+    )
+    head = "---\nlibrary_name: captioning\npipeline_tag: image-to-text\ntags: [image-captioning, visual-attention]\n"
+    head += f"license: {license}\n---" if license else "---"
+    own = _sections(text)
+    return "\n\n".join([head, *(own | _sections(notes)).values()]) + "\n"
+
+
+def _sections(markdown: str) -> dict[str, str]:
+    """Return the sections of a text by their titles; the title of what comes before them is ""."""
+    sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
+    titled = {re.match(r"(?:## +(.*))?", section)[1] or "": section.strip() for section in sections}  # type: ignore[index]
+    return {title.strip(): section for title, section in titled.items() if section}
+
+
+def _training(settings: Mapping[str, Any]) -> str:
+    data, trainer, model = (settings.get(name) or {} for name in ("data", "trainer", "model"))
+    values = {
+        "data": _class(data.get("source")),
+        "batch size": data.get("batch_size"),
+        "largest number of epochs": trainer.get("max_epochs"),
+        "optimizer": _class(model.get("optimizer")),
+        "objective": _class(model.get("objective")),
+        "seed": settings.get("seed_everything"),
+        "mean of the weights of": ", ".join(member["checkpoint"] for member in settings.get("averaged") or ()) or None,
+    }
+    return _table("setting", {name: value for name, value in values.items() if value is not None})
+
+
+def _class(config: Mapping[str, Any] | None) -> str | None:
+    """Return a class's name with its plain arguments."""
+    if not config:
+        return None
+    arguments = (config.get("init_args") or {}).items()
+    plain = [f"{name} {value}" for name, value in arguments if isinstance(value, (int, float, str))]
+    return ", ".join([config["class_path"].rpartition(".")[2], *plain])
+
+
+def _metrics(run: Path | None, checkpoint: str) -> list[str]:
+    """Return a table for each split on which this checkpoint was tested."""
+    tables = []
+    for stage, title in {"test": "Test split", "val": "Validation split"}.items():
+        path = Path() if run is None else run / f"{stage}_metrics.json"
+        content = read_json(path) if path.is_file() else {}
+        search = content.get("search", {})
+        if not content or search.pop("checkpoint", checkpoint) != checkpoint:
+            continue
+        title = {"val": "Validation split", "train": "Training split"}.get(search.pop("split", None), title)
+        how = ", ".join(f"{name} {value}" for name, value in search.items())
+        values = {name.partition("/")[2]: value for name, value in content.items() if name.startswith(f"{stage}/")}
+        tables.append(f"{title}; {how}.\n\n" + _table("metric", {name: f"{n:.2f}" for name, n in values.items()}))
+    return tables
+
+
+def _table(head: str, values: Mapping[str, Any]) -> str:
+    cells = {name: str(value).replace("|", " ").replace("\n", " ") for name, value in values.items()}
+    return "\n".join(
+        [f"| {head} | value |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in cells.items())]
+    )

@@ -25,8 +25,8 @@ def main(argv: list[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     check_tool("export", [arguments.model], arguments.imports)
     from captioning.checkpoint.export import WEIGHTS, refuse_other_folder, stored_weights
-    from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.checkpoint.model_card import card
+    from captioning.checkpoint.onnx_graphs import ENCODER, STEP, write_onnx
     from captioning.component import import_modules
     from captioning.inference import load
 

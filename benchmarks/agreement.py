@@ -1,4 +1,4 @@
-"""Four kernels against their plain formulas, on the device that is measured: wrong numbers are not worth timing."""
+"""Two kernels against their plain formulas, on the device that is measured: wrong numbers are not worth timing."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from torch import Tensor
 
 from captioning.errors import InputError
 from captioning.kernels.additive import additive_logits, plain_additive_logits
-from captioning.kernels.cross_entropy import plain_step_nll, step_nll
-from captioning.kernels.lstm import lstm_cell, plain_lstm_cell
-from captioning.kernels.marginal import mixture_log_probs, plain_mixture_log_probs
+from captioning.kernels.summed import plain_summed_log_probs, summed_log_probs
 
 Call = Callable[..., Tensor]
 
 
 class KernelSizes(NamedTuple):
-    """B images with R rows each, T steps of an image, L locations, hidden sizes A, H and r, V words."""
+    """B images with R rows each, T steps of an image, L locations, hidden sizes A and r, V words."""
 
     B: int = 3
     R: int = 2
     T: int = 2
     L: int = 49
     A: int = 130
-    H: int = 96
     r: int = 8
     V: int = 501
 
@@ -54,20 +51,16 @@ def check(device: torch.device) -> None:
 def kernels(dtype: torch.dtype, device: torch.device, sizes: KernelSizes) -> dict[str, tuple[Call, Call, list[Tensor]]]:
     """Return every kernel with its formula and inputs in a type, by name."""
     torch.manual_seed(0)
-    B, R, T, L, A, H, r, V = sizes
+    B, R, T, L, A, r, V = sizes
     P, q, v = torch.randn(B, L, A, dtype=dtype), torch.randn(B, R, A), torch.randn(A) / A**0.5
-    gates = [torch.randn(B, 4 * H, dtype=dtype) for _ in range(3)]
-    logits, targets = torch.randn(B * T, V, dtype=dtype), torch.arange(B * T, device=device)
     S, log_w = torch.randn(B * T, V), torch.randn(B * T, L + 1).log_softmax(-1)
     low, W = torch.randn(B, L, r, dtype=dtype) / 3, torch.randn(V, r, dtype=dtype) / 3
     images = torch.arange(B, device=device).repeat_interleave(T)
     return {
         "additive score": (additive_logits, plain_additive_logits, [P, q, v]),
-        "LSTM cell": (lambda *x: lstm_cell(*x)[0], lambda *x: plain_lstm_cell(*x)[0], [*gates, torch.randn(B, H)]),
-        "cross entropy": (lambda x: step_nll(x, targets), lambda x: plain_step_nll(x, targets), [logits]),
-        "mixture": (
-            lambda S, low, W, log_w: mixture_log_probs(S, low, W, log_w, images),
-            lambda S, low, W, log_w: plain_mixture_log_probs(S, (low @ W.t())[images], log_w),
+        "summed likelihood": (
+            lambda S, low, W, log_w: summed_log_probs(S, low, W, log_w, images),
+            lambda S, low, W, log_w: plain_summed_log_probs(S, (low @ W.t())[images], log_w),
             [S, low, W, log_w],
         ),
     }

@@ -1,4 +1,4 @@
-"""Four kernels beside their plain formulas: forward and backward, in the sizes of a training batch with two steps."""
+"""Two kernels beside their plain formulas: forward and backward, in the sizes of a training batch with two steps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.report import Report, Row
 from benchmarks.timing import Setup, interleave
 from benchmarks.training import PRECISIONS
 
-_BATCH = KernelSizes(B=64, R=1, T=2, L=196, A=512, H=512, r=512, V=2539)  # more steps: memory for the formulas
+_BATCH = KernelSizes(B=64, R=1, T=2, L=196, A=512, r=512, V=2539)  # more steps: memory for the formulas
 
 
 def measure(setup: Setup) -> Report:

@@ -15,7 +15,6 @@ from benchmarks.timing import Setup
 from benchmarks.work import Sizes, Work, interleave_with_machine
 from captioning.attention import HardAttention
 from captioning.data.batch import CaptionBatch
-from captioning.kernels.compilation import Mode
 from captioning.kernels.machine import has_bfloat16_products
 from captioning.model import Decoder, SummedOutput
 
@@ -41,20 +40,6 @@ def cases(quick: bool) -> dict[str, Sizes]:
     resnet = Sizes(32, (12,) * 32, 196, 2048, 512, 512, 512, 9490)
     small = Sizes(17, natural_lengths(17), 49, 1280, 512, 512, 512, 7001)
     return {"512": vgg, "512_mixed": vgg._replace(lengths=natural_lengths(64)), "2048": resnet, "1280_mixed": small}
-
-
-class Way(NamedTuple):
-    """How a training step is run."""
-
-    dtype: torch.dtype
-    compile: Mode | None = None
-
-
-def ways_of(model: str, device: torch.device) -> dict[str, Way]:
-    """Return the ways to measure. Soft attention is compiled on a GPU; on a CPU the kernels in C are faster."""
-    ways = {name: Way(dtype) for name, dtype in PRECISIONS.items()}
-    compiled = {"bf16_compiled": Way(torch.bfloat16, "default")}
-    return ways | (compiled if device.type == "cuda" and model == "soft" else {})
 
 
 class Model(NamedTuple):
@@ -87,13 +72,9 @@ def our_step(
     precision: torch.dtype = torch.float32,
     decoder: Decoder | None = None,
     samples: int = 1,
-    compile: Mode | None = None,
 ) -> Callable[[CaptionBatch], None]:
     """Return a function that trains on a batch as ``captioning fit`` does."""
     module = our_module(sizes, device, decoder=decoder, samples=samples)
-    if compile is not None:
-        assert module.captioner is not None
-        module.captioner.decoder.compile_training(compile)
     optimizer = module.configure_optimizers()
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
@@ -126,15 +107,15 @@ def measure(setup: Setup) -> Report:
 
 def _measure_case(name: str, sizes: Sizes, setup: Setup) -> Report:
     data, device = Data.make(sizes, setup.device), setup.device
-    measured = [(model, way) for model in models_of(name, device) for way in ways_of(model, device).items()]
+    measured = [(model, way) for model in models_of(name, device) for way in PRECISIONS.items()]
     subjects: dict[str, Callable[[], Any]] = {"port": port_step(sizes, data, device)}
-    for model, (way, (dtype, mode)) in measured:
+    for model, (way, dtype) in measured:
         decoder, samples = MODELS[model]
-        step = our_step(sizes, device, precision=dtype, decoder=decoder(sizes), samples=samples, compile=mode)
+        step = our_step(sizes, device, precision=dtype, decoder=decoder(sizes), samples=samples)
         subjects[f"{model} {way}"] = partial(step, data.batch())
     timings, machine = interleave_with_machine(subjects, setup)
     report = Report(machine=machine.to_dict())
-    for model, (way, (dtype, _)) in measured:
+    for model, (way, dtype) in measured:
         # Where bfloat16 is emulated, a large product is slower per operation than a step, and gives no limit.
         limited = dtype == torch.float32 or device.type == "cuda" or has_bfloat16_products()
         is_soft, counted = model == "soft", model in ("soft", "hard")

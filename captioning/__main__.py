@@ -8,7 +8,6 @@ import sys
 
 from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line, footnotes
 from captioning.errors import exits_on_input_error
-from captioning.kernels.machine import limit_instructions
 
 _ALL = "--help_all"
 
@@ -16,7 +15,6 @@ _ALL = "--help_all"
 @exits_on_input_error
 def main() -> None:
     """Run the subcommand that the command line names."""
-    limit_instructions()
     if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
         tool = importlib.import_module(f"captioning.cli.{sys.argv[1]}")
         inspect.unwrap(tool.main)(sys.argv[2:])  # errors are handled here

@@ -9,8 +9,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from captioning.kernels.machine import instructions
-
 
 def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
     """Return command, commit, seed, machine, software and date of a measurement as plain data.
@@ -23,7 +21,7 @@ def provenance(*, command: str, seed: int | None) -> dict[str, Any]:
 
     machine: dict[str, Any] = {
         "processor": _processor(),
-        "instructions": instructions(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "system": platform.system(),
     }

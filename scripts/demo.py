@@ -22,7 +22,6 @@ from captioning.cli.commands import Commands
 from captioning.cli.outputs import OutputFile
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import replacing, write_json, write_text
-from captioning.kernels.machine import limit_instructions
 from captioning.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -80,7 +79,6 @@ class Plan(NamedTuple):
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    limit_instructions()
     parser = script_parser(__doc__)
     parser.add_argument("--runs", type=Path, default=Path("runs/demo"), help="the demo's folder (default: %(default)s)")
     parser.add_argument(

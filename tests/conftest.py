@@ -22,13 +22,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["NO_COLOR"] = "1"
 os.environ["JSONARGPARSE_DEPRECATION_WARNINGS"] = "off"  # Lightning 2.6 calls what jsonargparse 4.5x deprecates
 
-from captioning.kernels.machine import limit_instructions
-
-limit_instructions()  # before torch is imported: CAPTIONING_ISA=avx2 pytest ..
-
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import pytest
+import torch
 
 if TYPE_CHECKING:
     from captioning.data.shapes import ShapesSource

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from torch.nn import Dropout
 
 from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
 from captioning.attention.layers import AnnotationLayer, grid_positions
 from captioning.data.batch import pad_captions
 from captioning.errors import InputError
-from captioning.kernels.dropout import Dropout
 from captioning.model import AttentionDecoder
 
 B, GRID, D, DIM, HEADS, F, C, H, V = 3, (2, 5), 7, 12, 3, 9, 4, 10, 13

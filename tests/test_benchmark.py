@@ -28,14 +28,14 @@ from captioning.attention import AdditiveScore, SoftAttention
 from captioning.cli import bench
 from captioning.data import CocoSource
 from captioning.errors import InputError
-from captioning.kernels.cross_entropy import plain_step_nll
+from captioning.kernels.additive import plain_additive_logits
 from captioning.kernels.machine import has_bfloat16_products
 from captioning.model import AttentionDecoder
 from captioning.objective import reductions
 from captioning.vocabulary import END, START, Vocabulary
 
 CPU = torch.device("cpu")
-KERNELS = ("additive_score", "lstm_cell", "cross_entropy", "mixture")
+KERNELS = ("additive_score", "summed_likelihood")
 SIZES = Sizes(3, (4, 2, 3), 9, 6, 5, 7, 8, 23)
 
 
@@ -160,7 +160,7 @@ def test_batches_hold_captions_of_the_lengths_asked_for():
 
 def test_flops_are_those_that_torch_counts(monkeypatch):
     """Of equal lengths, because a batch may compute steps that do not exist; without kernels of our own."""
-    monkeypatch.setattr("captioning.kernels.linear.FEW", 0)
+    monkeypatch.setattr("captioning.kernels.linear.FEW", ())
     sizes = SIZES._replace(lengths=(4, 4, 4))
     torch.manual_seed(0)
     decoder = AttentionDecoder(
@@ -307,8 +307,8 @@ def test_generated_captions_have_cocos_vocabulary(tmp_path):
 
 def test_a_kernel_that_disagrees_with_its_formula_ends_the_benchmark_with_a_sentence(monkeypatch):
     agreement.check(CPU)
-    monkeypatch.setattr(agreement, "step_nll", lambda logits, targets: 1.01 * plain_step_nll(logits, targets))
-    with pytest.raises(InputError, match="the kernel of the cross entropy differs from its plain formula by"):
+    monkeypatch.setattr(agreement, "additive_logits", lambda *inputs: 1.01 * plain_additive_logits(*inputs))
+    with pytest.raises(InputError, match="the kernel of the additive score differs from its plain formula by"):
         agreement.check(CPU)
 
 

@@ -11,9 +11,9 @@ from captioning.attention import AdditiveScore, SoftAttention
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, Step, beam_search, greedy
 from captioning.encoders import ConvEncoder
-from captioning.kernels.cross_entropy import step_nll
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
+from captioning.objective.reductions import step_nll
 from captioning.trace import AttentionTrace
 from captioning.vocabulary import UNK
 

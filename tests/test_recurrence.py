@@ -9,6 +9,7 @@ from captioning.attention import (
     AdditiveScore,
     CoverageScore,
     GeneralScore,
+    GumbelAttention,
     HardAttention,
     MultiHeadAttention,
     ScaledDotScore,
@@ -52,16 +53,9 @@ def forced(decoder: AttentionDecoder, words: list[int], masked: bool) -> dict[st
     return outputs | {name: x for name, x in zip(["annotations", *names], gradients, strict=True) if x is not None}
 
 
-def rows_at_each_step(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def rows_at_each_step(decoder: AttentionDecoder) -> list[int]:
     counts: list[int] = []
-    recur = AttentionDecoder._recur
-
-    def watched(self, word_gates, state, memory):
-        assert len(memory.annotations) * (len(state[0]) // len(memory.annotations)) == len(word_gates) == len(state[0])
-        counts.append(len(word_gates))
-        return recur(self, word_gates, state, memory)
-
-    monkeypatch.setattr(AttentionDecoder, "_recur", watched)
+    decoder.attention.register_forward_pre_hook(lambda _, arguments: counts.append(len(arguments[0])))
     return counts
 
 
@@ -72,7 +66,7 @@ def test_images_that_have_ended_leave_and_change_no_output_and_no_gradient(atten
     decoder = make_decoder(attention())
     decoder.attention.inference = decoder.attention.inference_modes[-2:][0]  # argmax where there is one
     decoder.eval()
-    counts = rows_at_each_step(monkeypatch)
+    counts = rows_at_each_step(decoder)
     left = forced(decoder, WORDS[captions], masked)
     ends = [max(WORDS[captions][i : i + captions]) + 1 for i in range(0, B * captions, captions)]
     assert counts == [captions * sum(end > t for end in ends) for t in range(max(ends))]
@@ -94,14 +88,14 @@ def test_a_sum_over_locations_takes_part(monkeypatch):
         torch.testing.assert_close(left[name], value, atol=2e-6, rtol=1e-4, msg=name)
 
 
-def test_a_batch_of_nearly_one_length_keeps_its_images_in_place(monkeypatch):
+def test_a_batch_of_nearly_one_length_keeps_its_images_in_place():
     decoder = make_decoder(SoftAttention(AdditiveScore(16)))
-    counts = rows_at_each_step(monkeypatch)
+    counts = rows_at_each_step(decoder)
     forced(decoder, [5, 5, 4], masked=False)
     assert set(counts) == {B}
 
 
-def test_only_images_whose_contexts_are_drawn_draw_while_they_remain(monkeypatch):
+def test_only_images_whose_contexts_are_drawn_draw_while_they_remain():
     """Semi-sampling belongs to an image, wherever the recurrence puts it."""
     decoder = make_decoder(HardAttention(AdditiveScore(16), sample_probability=0.5))
     decoder.train()
@@ -114,3 +108,36 @@ def test_only_images_whose_contexts_are_drawn_draw_while_they_remain(monkeypatch
         drawn = (output.trace.locations >= 0) & output.mask
         assert torch.equal(drawn, output.mask & ~memory.use_expectation.unsqueeze(1))
         assert not output.log_prob[~drawn].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("attention", [SoftAttention, HardAttention, GumbelAttention])
+def test_no_step_and_no_gradient_makes_the_host_wait_for_the_gpu(attention, precision, monkeypatch):
+    decoder = make_decoder(attention(AdditiveScore(16))).cuda().train()
+    annotations = torch.randn(B, L, D, device="cuda")
+    mode = "default"
+
+    def watched(*arguments):
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            return recurrence.run_recurrence(*arguments)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    def train(words: list[int]) -> None:
+        captions, lengths = pad_captions([[4] * n for n in words])
+        with torch.autocast("cuda", torch.bfloat16, enabled=precision == torch.bfloat16):
+            output = decoder(captions.cuda(), lengths.cuda(), decoder.encode(annotations))
+            loss = output.logits.pow(2).mean() + output.trace.alphas.pow(3).sum() + output.trace.betas.sum()
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            loss.backward()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    monkeypatch.setattr("captioning.model.lstm.run_recurrence", watched)
+    train([4, 2, 3])  # compiles kernels, sets libraries up
+    mode = "error"
+    train([5, 2, 3])

@@ -16,6 +16,7 @@ from helpers import trace_of
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor
+from torch.nn import Dropout
 
 from captioning import decoding
 from captioning.attention import (
@@ -39,7 +40,6 @@ from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import DocumentFrequencies, cider_d
 from captioning.evaluation.rewards import CaptionReward
-from captioning.kernels.dropout import Dropout
 from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import SelfCriticalTraining

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioning.attention.base import Attention, Score, Selected
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import check_range
-from captioning.kernels.dropout import Dropout
 
 
 class SoftAttention(Attention):
@@ -25,7 +24,7 @@ class SoftAttention(Attention):
         super().__init__(normaliser)
         check_range(0, 0.99, dropout=dropout)
         self.score = score
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
 
     @property
     def deterministic(self) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from captioning.attention import Memory
 from captioning.errors import InputError, one_line
 from captioning.files import complete, errors_named, part_of
-from captioning.kernels.marginal import Located
+from captioning.kernels.summed import Located
 from captioning.model import AttentionDecoder, Captioner, CaptionModel
 from captioning.model.summed import LocatedMemory
 from captioning.vocabulary import START, UNK

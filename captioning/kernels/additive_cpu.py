@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from captioning.kernels import native
-
-_VECTOR = 16  # numbers of the longest vector
-_exponentials = WeakTensorKeyDictionary()  # of P: its version, and e^2P
 
 
 def usable(projected: Tensor) -> bool:
@@ -21,7 +17,7 @@ def forward(projected: Tensor, query: Tensor, weight: Tensor) -> Tensor:
     """Return e (B, R, L)."""
     (B, L, A), R = projected.shape, query.shape[1]
     logits, scratch = torch.empty(B, R, L, dtype=torch.float32), _scratch(1, R, A)
-    arguments = (projected, _exponential(projected), query.float(), weight, logits, scratch)
+    arguments = (projected, query.float(), weight, logits, scratch)
     native.call("additive_forward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return logits
 
@@ -31,8 +27,7 @@ def backward(projected: Tensor, query: Tensor, weight: Tensor, gradient: Tensor)
     (B, L, A), R = projected.shape, query.shape[1]
     for_query, scratch = torch.empty(B, R, A, dtype=torch.float32), _scratch(1, R, A)
     for_weight = torch.zeros(native.threads(), A, dtype=torch.float32)
-    gradients = (gradient, for_query, for_weight)
-    arguments = (projected, _exponential(projected), query.float(), weight, *gradients, scratch)
+    arguments = (projected, query.float(), weight, gradient, for_query, for_weight, scratch)
     native.call("additive_backward", projected.dtype, *arguments, scratch.shape[1], B, R, L, A)
     return for_query.to(query.dtype), for_weight.sum(dim=0)
 
@@ -49,28 +44,6 @@ def backward_projected(
     arguments = (projected, *factors, for_projected, scratch)
     native.call("additive_backward_projected", projected.dtype, *arguments, scratch.shape[1], T, B, R, L, A)
     return for_projected
-
-
-def _exponential(projected: Tensor) -> Tensor | None:
-    """Return e^2P of float32 P, computed once for all steps that pass the same tensor or its first images.
-
-    Returns None for bfloat16, where e^2P in float32 would take twice the memory of P, and reading P is what a step
-    waits for. Returns None also if A is no multiple of a vector. The kernels then compute e^2P at every step. In
-    inference mode, tensors have no versions and views no base: P must not be changed in place there, and e^2P of its
-    first images is computed anew.
-    """
-    if projected.dtype is not torch.float32 or projected.shape[-1] % _VECTOR:
-        return None
-    whole = projected._base
-    if whole is None or not whole.is_contiguous() or whole.data_ptr() != projected.data_ptr():
-        whole = projected
-    version = None if whole.is_inference() else whole._version
-    known = _exponentials.get(whole)
-    if known is None or known[0] != version:
-        exponential = torch.empty_like(whole)
-        native.call("additive_exponentials", whole.dtype, whole, exponential, whole.numel())
-        known = _exponentials[whole] = (version, exponential)  # once it is filled: other threads may ask for it
-    return known[1]
 
 
 def _scratch(T: int, R: int, A: int) -> Tensor:

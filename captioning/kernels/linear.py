@@ -1,43 +1,30 @@
-"""A linear layer for few rows: the beams of a search, or a small training batch.
-
-Such a product takes as long as reading the weights. Libraries first rearrange the weights for large products, which
-costs more than a small product takes; the kernel (``native/linear.c``) reads them once, in order.
-"""
+"""Linear layers for few rows, such as the beams of one search, and for logits that a search ranks."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels import native
-
-FEW = 18
-"""Largest number of rows that the kernel takes: three tiles of AVX2. Two threads are faster then, one is not."""
+FEW = range(2, 9)
+"""Numbers of rows for which a CPU multiplies x W^T faster as (W x^T)^T."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return x W^T + b for x (..., in), W (out, in), b (out,), as ``torch.nn.functional.linear`` does."""
     if not _is_few(x, weight):
         return nn.functional.linear(x, weight, bias)
-    M, K = weight.shape
-    N = x.numel() // K
-    y = torch.empty(*x.shape[:-1], M, dtype=torch.float32)
-    native.call("linear_forward", x.dtype, x.contiguous(), weight, bias, y, N, M, K)
-    return y
+    y = (weight @ x.flatten(0, -2).t()).t().contiguous().unflatten(0, x.shape[:-1])
+    return y if bias is None else y + bias
 
 
 def _is_few(x: Tensor, weight: Tensor) -> bool:
-    """Return whether the kernel is faster for x and supports it; the kernel has no gradient."""
     return (
-        not torch.compiler.is_compiling()  # first: a graph would be for this number of rows alone
+        not torch.compiler.is_compiling()  # first: an exported graph would be for this number of rows alone
         and not torch.is_grad_enabled()
-        and x.shape[-1] == weight.shape[1]
-        and 0 < x.numel() <= FEW * weight.shape[1]
+        and x.is_cpu
         and x.dtype is weight.dtype is torch.float32
-        and weight.is_cpu
-        and weight.is_contiguous()
+        and x.shape[:-1].numel() in FEW
         and not torch.is_autocast_enabled("cpu")
-        and native.usable(x)
     )
 
 

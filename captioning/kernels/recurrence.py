@@ -1,4 +1,4 @@
-"""All steps of a recurrence behind one call: collected gradients, different lengths, compiled steps, autocast.
+"""All steps of a recurrence behind one call: collected gradients, different lengths, autocast.
 
 The result is that of ``for x in inputs: state, out = step(module, x, state, memory)`` at the steps that exist.
 """
@@ -12,7 +12,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from captioning.kernels.compilation import Mode, ShapeBuckets, begin_training_step, compiled
 from captioning.kernels.unroll import padded, unrolled
 from captioning.trace import State
 
@@ -38,67 +37,36 @@ Step = Callable[[Any, Tensor, State, Any], tuple[State, Out]]
 """``step(module, x, state, memory)`` returns the new state and a named tuple of tensors (N, ..) or None."""
 
 
-class Recurrence:
-    """Runs the steps of a module.
+def run_recurrence(
+    step: Step[Out], module: nn.Module, inputs: Tensor, state: State, memory: ImageMemory, images: int, lengths: Tensor
+) -> Out:
+    """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
 
-    Attributes:
-        mode: Mode of ``torch.compile`` for the step in training; None to run it uncompiled. If the step is compiled,
-            small batches are padded with copies of their images, so that few shapes are compiled.
+    On a CPU, if that saves a tenth of the steps, an image leaves the batch when all of its rows have ended. Outputs of
+    steps that do not exist are unspecified.
+
+    Args:
+        step: The step of the recurrence.
+        module: The module whose ``StepLinear`` layers collect their gradients over the steps.
+        inputs: (N, T, ..), one entry per step; N = images * R, the rows of an image adjacent.
+        state: The state before the first step, tensors of N rows.
+        memory: The memory of the images.
+        images: Number of images.
+        lengths: (N,) int64, the steps of each row, T at most.
     """
-
-    def __init__(self) -> None:
-        self.mode: Mode | None = None
-        self._buckets = ShapeBuckets()
-
-    def __call__(
-        self,
-        step: Step[Out],
-        module: nn.Module,
-        inputs: Tensor,
-        state: State,
-        memory: ImageMemory,
-        images: int,
-        lengths: Tensor,
-    ) -> Out:
-        """Run all steps and return their outputs stacked to (N, T, ..); None stays None.
-
-        On a CPU, if that saves a tenth of the steps, an image leaves the batch when all of its rows have ended. Outputs
-        of steps that do not exist are unspecified.
-
-        Args:
-            step: A plain function, so that one compilation serves every instance of the module's class.
-            module: The module whose ``StepLinear`` layers collect their gradients over the steps.
-            inputs: (N, T, ..), one entry per step; N = images * R, the rows of an image adjacent.
-            state: The state before the first step, tensors of N rows.
-            memory: The memory of the images.
-            images: Number of images.
-            lengths: (N,) int64, the steps of each row, T at most.
-        """
-        N, R = len(inputs), len(inputs) // images
-        rows = None
-        if self.mode is None or not (module.training and torch.is_grad_enabled()):
-            steps: Sequence[Tensor] = inputs.unbind(1)
-            if inputs.is_cpu and (leaving := _Leaving(lengths, images, len(steps))).saves:
-                rows, memory = leaving.rows, memory.select(leaving.order)
-                state = tuple(tensor[rows] for tensor in state)
-                steps = [x[:count] for x, count in zip(inputs[rows].unbind(1), leaving.remaining, strict=True)]
-            with unrolled(module):
-                outputs = _run(functools.partial(step, module), steps, state, memory.collected(), R)
-        else:
-            if (padded_images := self._buckets.images(images, R)) > images:
-                chosen = torch.arange(padded_images, device=inputs.device) % images
-                copies = torch.arange(padded_images * R, device=inputs.device) % N
-                inputs, state, memory = inputs[copies], tuple(tensor[copies] for tensor in state), memory.select(chosen)
-            begin_training_step(self.mode)
-            # Compiled code does not collect gradients; autograd adds them step by step. The strides of the inputs must
-            # not depend on T.
-            steps = inputs.transpose(0, 1).contiguous().unbind(0)
-            outputs = _run(functools.partial(compiled(step, self.mode), module), steps, state, memory, R)
-        stacked = [_stacked(tensors, N) for tensors in zip(*outputs, strict=True)]
-        if rows is not None:
-            back = rows.argsort()
-            stacked = [None if x is None else x[back] for x in stacked]
-        return type(outputs[0])(*stacked)
+    N, R = len(inputs), len(inputs) // images
+    rows, steps = None, inputs.unbind(1)
+    if inputs.is_cpu and (leaving := _Leaving(lengths, images, len(steps))).saves:
+        rows, memory = leaving.rows, memory.select(leaving.order)
+        state = tuple(tensor[rows] for tensor in state)
+        steps = tuple(x[:count] for x, count in zip(inputs[rows].unbind(1), leaving.remaining, strict=True))
+    with unrolled(module):
+        outputs = _run(functools.partial(step, module), steps, state, memory.collected(), R)
+    stacked = [_stacked(tensors, N) for tensors in zip(*outputs, strict=True)]
+    if rows is not None:
+        back = rows.argsort()
+        stacked = [None if x is None else x[back] for x in stacked]
+    return type(outputs[0])(*stacked)
 
 
 class _Leaving:

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
-from captioning.errors import InputError
-from captioning.kernels.compilation import Mode
 from captioning.kernels.recurrence import to_autocast
 from captioning.trace import EXPECTATION, AttentionTrace, State
 
@@ -135,14 +133,6 @@ class Decoder(Component):
     def attentions(self) -> Iterator[Attention]:
         """Yield every attention over the annotations."""
         yield self.attention
-
-    def compile_training(self, mode: Mode) -> None:
-        """Compile the step of the recurrence in training.
-
-        Raises:
-            InputError: There is no recurrence to compile.
-        """
-        raise InputError(f"compile: {type(self).__name__} has no recurrence to compile; leave it out")
 
     @abstractmethod
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:

@@ -19,11 +19,8 @@ from captioning.attention import AnnotationLayer, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
-from captioning.kernels.compilation import Mode
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear
-from captioning.kernels.lstm import lstm_cell
-from captioning.kernels.recurrence import Recurrence
+from captioning.kernels.recurrence import run_recurrence
 from captioning.kernels.unroll import StepLinear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.model.output import DeepOutput, Output, Recurred
@@ -79,7 +76,6 @@ class AttentionDecoder(Decoder):
         self.dropout = dropout
         self.output = DeepOutput() if output is None else output
         self.output.check(attention)
-        self._recurrence = Recurrence()
 
     def build(self, vocabulary_size: int, annotation_dim: int, grid_size: tuple[int, int] | None = None) -> None:
         E, H = self.embedding_dim, self.hidden_dim
@@ -123,9 +119,11 @@ class AttentionDecoder(Decoder):
         h, c, *carried = state
         looked = self.attention(h, memory, tuple(carried))  # Eq. 4-6
         context, beta_logit = self.gate(h, looked.context)  # Sec. 4.2.1
-        # i, f, o = sigmoid(..), g = tanh(..) of the sum of three linear maps, Eq. 1
-        # c = f * c + i * g, Eq. 2;  h = o * tanh(c), Eq. 3
-        h, c = lstm_cell(word_gates, self.hidden_to_gates(h), self.context_to_gates(context), c)
+        gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(context)  # (N, 4H)
+        i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)
+        i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
+        c = f * c + i * g  # Eq. 2
+        h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
         return (h, c, *looked.state), Recurred(
             h, context, beta_logit, looked.alphas, looked.locations, looked.log_prob, looked.heads
         )
@@ -154,14 +152,11 @@ class AttentionDecoder(Decoder):
         repeats = 1 if self.attention.deterministic else samples
         word_gates, lengths = repeat_rows(word_gates, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))
-        recurred = self._recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
+        recurred = run_recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
         return recurred.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)
-
-    def compile_training(self, mode: Mode) -> None:
-        self._recurrence.mode = mode
 
     @property
     def has_posterior(self) -> bool:
@@ -178,7 +173,7 @@ class InitialMLP(nn.Module):
     def __init__(self, annotation_dim: int, hidden_dim: int, layers: int, dropout: float) -> None:
         super().__init__()
         hidden = [
-            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), Dropout(dropout))
+            nn.Sequential(Linear(annotation_dim, annotation_dim), nn.ReLU(), nn.Dropout(dropout))
             for _ in range(layers - 1)
         ]
         self.layers = nn.Sequential(*hidden, Linear(annotation_dim, hidden_dim), nn.Tanh())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
-from captioning.kernels.marginal import Located, locate, mixture_log_probs, mixture_posterior, mixture_step
+from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
 from captioning.model.output import Output, Recurred, Words
 
 
@@ -30,7 +30,7 @@ class SummedOutput(Output):
     p(y_t) = sum_i w_ti softmax(L_o(E y_{t-1} + L_h h_t + L_z a_i))[y_t] with w_ti = beta_t alpha_ti, and one more
     component without L_z a_i for a step that does not look at the image, of weight w_t0 = 1 - beta_t. The LSTM is fed
     the expected context, as with soft attention, so that the recurrence does not branch.
-    ``captioning.kernels.marginal`` has the computation.
+    ``captioning.kernels.summed`` has the computation.
 
     By default every location is a component, or every location of the support where alphas are sparse. No parameter
     depends on ``block``, so it may be changed at any time.
@@ -94,10 +94,10 @@ class SummedOutput(Output):
         S = self.L_o(self._hidden(word, recurred))
         A, W = self._factors(memory)
         log_w = self._log_weights(recurred, memory)
-        log_probs = mixture_log_probs(S, A, W, log_w, image_index)
+        log_probs = summed_log_probs(S, A, W, log_w, image_index)
         if targets is None or self.training:
             return Words(log_probs)
-        posterior = mixture_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
+        posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
         if (blocks := self._blocks(memory)) is not None:
             posterior = _spread(posterior, recurred.alphas, blocks)
         return Words(log_probs, _given_a_look(posterior, recurred.alphas))
@@ -105,7 +105,7 @@ class SummedOutput(Output):
     def step(self, word: Tensor, recurred: Recurred, memory: Memory) -> Tensor:
         located = memory.located if isinstance(memory, LocatedMemory) else locate(*self._factors(memory))
         S = precise_linear(self.L_o, self._hidden(word, recurred))
-        return mixture_step(S, located, self._log_weights(recurred, memory))
+        return summed_step(S, located, self._log_weights(recurred, memory))
 
     def _hidden(self, word: Tensor, recurred: Recurred) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""

@@ -14,7 +14,6 @@ from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Me
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
-from captioning.kernels.dropout import Dropout
 from captioning.kernels.linear import Linear, precise_linear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
 from captioning.trace import AttentionTrace, State
@@ -116,7 +115,7 @@ class TransformerDecoder(Decoder):
             attention.build(d, d, grid_size)
             self._refuse_state(attention, grid_size)
         self.embedding = nn.Embedding(vocabulary_size, d, padding_idx=PAD)
-        self.dropout = Dropout(p)
+        self.dropout = nn.Dropout(p)
         self.layers = nn.ModuleList(
             TransformerLayer(d, self.heads, self.feedforward_dim, p) for _ in range(self.layer_count)
         )
@@ -201,9 +200,9 @@ class TransformerLayer(nn.Module):
         self.word_projection = Linear(dim, 3 * dim)
         self.word_output = Linear(dim, dim)
         self.feedforward = nn.Sequential(
-            Linear(dim, feedforward_dim), nn.ReLU(), Dropout(dropout), Linear(feedforward_dim, dim)
+            Linear(dim, feedforward_dim), nn.ReLU(), nn.Dropout(dropout), Linear(feedforward_dim, dim)
         )
-        self.dropout = Dropout(dropout)
+        self.dropout = nn.Dropout(dropout)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight)

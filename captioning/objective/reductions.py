@@ -7,8 +7,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from captioning.kernels.cross_entropy import step_nll
 from captioning.objective.processes import ProcessFactors
+
+
+def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Return -log p of the target words in nats, at least float32: logits (M, V), targets (M,) -> (M,).
+
+    Args:
+        label_smoothing: Fraction of the target probability that is spread evenly over the vocabulary.
+    """
+    logits = _at_least_float32(logits)
+    return torch.nn.functional.cross_entropy(logits, targets, reduction="none", label_smoothing=label_smoothing)
 
 
 def token_log_probs(logits: Tensor, targets: Tensor) -> Tensor:

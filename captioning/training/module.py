@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,8 +44,6 @@ class CaptioningModule(EvaluatedModule):
         search: Options of the search that makes captions for ``val/*`` and ``test/*``.
         bound_samples: Number of draws per caption with which ``test`` and ``validate`` estimate the bounds of
             stochastic attention; 0 leaves the bounds out.
-        compile: Mode of ``torch.compile`` for a step of the decoder in training. Not compiled by default, because the
-            kernels in C are faster on a CPU. "reduce-overhead" replays CUDA graphs, for small batches on a GPU.
     """
 
     def __init__(
@@ -58,13 +56,11 @@ class CaptioningModule(EvaluatedModule):
         scheduler: Callable[[torch.optim.Optimizer, int], LRScheduler] | None = None,
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
-        compile: Literal["default", "reduce-overhead"] | None = None,
     ) -> None:
         super().__init__(encoder, decoder, search=search, bound_samples=bound_samples)
         self.objective = (objective or Likelihood()).connect(decoder.attention)
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._compile_mode = compile
         self._watch = CollapseWatch(
             draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
         )
@@ -92,8 +88,6 @@ class CaptioningModule(EvaluatedModule):
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
             self.start, self._begins_with_weights = None, True
-        if self._compile_mode is not None:
-            self.captioner.decoder.compile_training(self._compile_mode)
         return self.captioner
 
     # Training

@@ -4,17 +4,15 @@
    (B, R, L). P is float or bfloat16, everything else float.
 
    tanh(P + q) = 1 - 2 r with r = 1 / (1 + e^2P e^2q), and its derivative is 4 r (1 - r). e^2P is computed once for all
-   rows of an image, and for all steps if P is float or in the gradient of P; e^2q once for all locations. Each row and
-   location then takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is
-   right while |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and
-   location. */
+   rows of an image, and for all steps in the gradient of P; e^2q once for all locations. Each row and location then
+   takes a product, a sum and a reciprocal. A float's range ends at e^87, where e^2P saturates. That is right while
+   |q| <= 34, because tanh is then 1 or -1. An image with a larger q takes e^2(P + q) for each row and location. */
 
 #include "vector.h"
 
 typedef struct {
     const Pool *pool;
     const void *P;
-    const float *E;        /* e^2P (B, L, A), or NULL: it is computed here */
     const float *const *q; /* T pointers; T = 1 except in the gradient of P */
     const float *const *g;
     const int64_t *images; /* (T): step t has the first images[t] images; NULL: all */
@@ -68,31 +66,16 @@ static int exponentials_of_queries(const Work *w, long b, const Scratch *s) {
     return 1;
 }
 
-/* The next tile is fetched, too, if p is a row of E: hardware prefetchers stop at a page. */
-static inline vec load_ahead(const float *p, long distance) {
-    __builtin_prefetch(p + distance);
-    return load(p);
-}
-
 #define KERNELS(TYPE, type)                                                                                           \
-    /* Sets E to rows of exponentials, of n locations from l on: e^2P or, if the row q (A) is not NULL, e^2(P + q). */\
-    static void exponentials_##type(const Work *w, long b, long l, long n, const float *q, float *tile,               \
-                                    const float **E) {                                                                \
+    /* Fills the tile with exponentials at n locations from l on: e^2P or, if the row q (A) is not NULL, e^2(P + q). */\
+    static void exponentials_##type(const Work *w, long b, long l, long n, const float *q, float *tile) {             \
         const long A = w->A, row = PADDED(A);                                                                         \
         memset(tile + n * row, 0, (TILE - n) * row * sizeof(float));                                                  \
-        for (long k = 0; k < TILE; k++) {                                                                             \
-            const long place = (b * w->L + l + k) * A;                                                                \
-            const TYPE *P = (const TYPE *)w->P + place;                                                               \
-            float *to = tile + k * row;                                                                               \
-            E[k] = to;                                                                                                \
-            if (k < n && w->E && !q)                                                                                  \
-                E[k] = w->E + place;                                                                                  \
-            else if (k < n)                                                                                           \
-                for (long a = 0; a < A; a += WIDTH) {                                                                 \
-                    const vec p = part_##type(P, a, A);                                                               \
-                    store(to + a, q ? exponential_float(p + part_float(q, a, A)) : exponential_##type(p));            \
-                }                                                                                                     \
-        }                                                                                                             \
+        for (long k = 0; k < n; k++)                                                                                  \
+            for (long a = 0; a < A; a += WIDTH) {                                                                     \
+                const vec p = part_##type((const TYPE *)w->P + (b * w->L + l + k) * A, a, A);                         \
+                store(tile + k * row + a, q ? exponential_float(p + part_float(q, a, A)) : exponential_##type(p));    \
+            }                                                                                                         \
     }                                                                                                                 \
     static void forward_##type(void *data) {                                                                          \
         const Work *w = data;                                                                                         \
@@ -105,16 +88,15 @@ static inline vec load_ahead(const float *p, long distance) {
             const int large = exponentials_of_queries(w, b, &s);                                                      \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                const float *E[TILE];                                                                                 \
-                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile, E);                                         \
+                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile);                                            \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile, E);                 \
+                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile);                    \
                     const float *q = s.q + r * row;                                                                   \
                     vec sum[TILE] = {{0}};                                                                            \
                     for (long a = 0; a < A; a += WIDTH) {                                                             \
                         const vec x = load(q + a), v = load(s.v + a);                                                 \
                         for (int k = 0; k < TILE; k++)                                                                \
-                            sum[k] += v * reciprocal_##type(load_ahead(E[k] + a, TILE * A) * x);                      \
+                            sum[k] += v * reciprocal_##type(load(s.tile + k * row + a) * x);                          \
                     }                                                                                                 \
                     for (long k = 0; k < n; k++) w->out[(b * R + r) * L + l + k] = total - 2 * add_up(sum[k]);        \
                 }                                                                                                     \
@@ -134,10 +116,9 @@ static inline vec load_ahead(const float *p, long distance) {
             memset(s.s1, 0, 2 * R * row * sizeof(float));                                                             \
             for (long l = 0; l < L; l += TILE) {                                                                      \
                 const long n = L - l < TILE ? L - l : TILE;                                                           \
-                const float *E[TILE];                                                                                 \
-                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile, E);                                         \
+                if (!large) exponentials_##type(w, b, l, n, NULL, s.tile);                                            \
                 for (long r = 0; r < R; r++) {                                                                        \
-                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile, E);                 \
+                    if (large) exponentials_##type(w, b, l, n, w->q[0] + (b * R + r) * A, s.tile);                    \
                     const float *q = s.q + r * row;                                                                   \
                     float *s1 = s.s1 + r * row, *s2 = s.s2 + r * row;                                                 \
                     vec g[TILE];                                                                                      \
@@ -146,7 +127,7 @@ static inline vec load_ahead(const float *p, long distance) {
                         const vec x = load(q + a);                                                                    \
                         vec sum = load(s1 + a), squares = load(s2 + a);                                               \
                         for (int k = 0; k < TILE; k++) {                                                              \
-                            const vec h = reciprocal_##type(load_ahead(E[k] + a, TILE * A) * x), gh = g[k] * h;       \
+                            const vec h = reciprocal_##type(load(s.tile + k * row + a) * x), gh = g[k] * h;           \
                             sum += gh;                                                                                \
                             squares += gh * h;                                                                        \
                         }                                                                                             \
@@ -216,34 +197,18 @@ static inline vec load_ahead(const float *p, long distance) {
 KERNELS(float, float)
 KERNELS(uint16_t, bfloat16)
 
-static void forward_exponentials(void *data) {
-    const Work *w = data;
-    const float *P = w->P;
-    long first, end;
-    share(w->pool, w->size, &first, &end);
-    for (long i = first; i < end; i += WIDTH) keep_float(w->out, i, end, exponential_float(part_float(P, i, end)));
-}
-
-/* e^2P of n float numbers P. */
-void additive_exponentials(const Pool *pool, int bfloat16, const float *P, float *E, long n) {
-    (void)bfloat16; /* only float */
-    Work w = {.pool = pool, .P = P, .out = E, .size = n};
-    run(pool, forward_exponentials, &w);
-}
-
-/* e (B, R, L). Here and below, E is e^2P or NULL; A must then be a multiple of WIDTH. */
-void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *E, const float *q, const float *v,
-                      float *e, float *scratch, long size, long B, long R, long L, long A) {
-    Work w = {.pool = pool, .P = P, .E = E, .q = &q, .v = v, .out = e, .scratch = scratch, .size = size,
+/* e (B, R, L). */
+void additive_forward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, float *e,
+                      float *scratch, long size, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = &q, .v = v, .out = e, .scratch = scratch, .size = size,
               .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? forward_bfloat16 : forward_float, &w);
 }
 
 /* The gradients of one step: dq (B, R, A), dv (threads, A) to be summed by the caller. */
-void additive_backward(const Pool *pool, int bfloat16, const void *P, const float *E, const float *q, const float *v,
-                       const float *g, float *dq, float *dv, float *scratch, long size, long B, long R, long L,
-                       long A) {
-    Work w = {.pool = pool, .P = P, .E = E, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv, .scratch = scratch,
+void additive_backward(const Pool *pool, int bfloat16, const void *P, const float *q, const float *v, const float *g,
+                       float *dq, float *dv, float *scratch, long size, long B, long R, long L, long A) {
+    Work w = {.pool = pool, .P = P, .q = &q, .g = &g, .v = v, .out = dq, .dv = dv, .scratch = scratch,
               .size = size, .T = 1, .B = B, .R = R, .L = L, .A = A};
     run(pool, bfloat16 ? backward_bfloat16 : backward_float, &w);
 }

@@ -104,26 +104,6 @@ static inline half to_bfloat16(vec x) { /* to nearest even */
 PARTS(float, float, vec)
 PARTS(uint16_t, bfloat16, half)
 
-/* The largest or smallest of a row of n >= 1 numbers, any of them if one is NaN. Compilers vectorise the plain loop only
-   if they may ignore NaN. */
-#define EXTREME(TYPE, type, name, best, is_better)                                                                    \
-    static inline float name##_##type(const TYPE *row, long n) {                                                      \
-        vec found[4]; /* four independent chains, to hide the latency */                                              \
-        for (int k = 0; k < 4; k++) found[k] = all(load_##type(row[0]));                                              \
-        long a = 0;                                                                                                   \
-        for (; a + 4 * WIDTH <= n; a += 4 * WIDTH)                                                                    \
-            for (int k = 0; k < 4; k++) found[k] = best(found[k], part_##type(row, a + k * WIDTH, n));                \
-        const vec of_all = best(best(found[0], found[1]), best(found[2], found[3]));                                  \
-        float x = of_all[0];                                                                                          \
-        for (int k = 1; k < WIDTH; k++) x = of_all[k] is_better x ? of_all[k] : x;                                    \
-        for (; a < n; a++) x = load_##type(row[a]) is_better x ? load_##type(row[a]) : x;                             \
-        return x;                                                                                                     \
-    }
-EXTREME(float, float, largest, greatest, >)
-EXTREME(float, float, smallest, least, <)
-EXTREME(uint16_t, bfloat16, largest, greatest, >)
-EXTREME(uint16_t, bfloat16, smallest, least, <)
-
 /* 1 / (1 + z) of z >= 0. The Newton step multiplies by z, which must be finite. */
 static inline vec reciprocal(vec z, int refinements) {
     const vec x = (refinements ? least(all(1e37f), z) : z) + 1.0f;

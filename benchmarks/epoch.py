@@ -1,18 +1,17 @@
-"""An epoch of COCO's size, simulated: its captions and its number of feature files, and training on them for a while.
+"""An epoch of COCO's size, simulated: its captions and its features, and training on them for a while.
 
 The decoders of the shipped configs are trained on features in place of the encoder. The captions file has COCO 2017's
-layout, caption lengths and vocabulary. The features of its 118,287 images have as many shards as COCO's, but only a few
-files hold numbers of their own (1 GB); the others are links to these, so reading finds them in memory.
+layout, caption lengths and vocabulary. The features of its 118,287 images are a file with a hole in it: only the first
+images (0.8 GB) take room on the disk.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +24,7 @@ from benchmarks.training import our_step
 from benchmarks.work import Sizes
 from captioning.cli.build import build
 from captioning.data import CocoSource
-from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data.features import create, note
 from captioning.data.records import CaptionIndex
 from captioning.model import Decoder
 from captioning.settings import read_config
@@ -33,7 +32,7 @@ from captioning.training.datamodule import CaptionDataModule, VocabularyOptions
 
 IMAGES, CAPTIONS, WORDS = 118_287, 591_753, 27_000
 CONFIGS = ("coco_vgg19_soft", "coco_vgg19_hard", "coco_vgg19_summed", "coco_vgg19_transformer")
-_FILES = 8
+_RANDOM = 4096  # images whose features are numbers
 _ROOT = Path(__file__).resolve().parent.parent
 _TINY_LSTM = ("hidden_dim=8", "embedding_dim=7", "attention.init_args.score.init_args.attention_dim=5")
 _TINY_TRANSFORMER = (
@@ -82,21 +81,12 @@ def write_captions(path: Path, *, images: int = IMAGES, captions: int = CAPTIONS
     return path
 
 
-def linked_features(folder: Path, paths: list[str], encoder: FeatureSource, *, shard_images: int | None) -> None:
-    """Write random features of a training split; from the ninth shard on they are links to the first eight."""
-    options: Any = {
-        "paths": paths,
-        "fingerprint": encoder.fingerprint(),
-        "shape": (encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim),
-        "shard_images": shard_images,
-    }
-    manifest = FeatureWriter(folder, "train", **options).manifest
-    for shard in {*range(min(_FILES, manifest.shards)), manifest.shards - 1}:
-        writer = FeatureWriter(folder, "train", **options, process=(shard, manifest.shards))
-        while writer.done < writer.total:
-            writer.write(torch.rand(min(50, writer.total - writer.collected), *writer.shape[1:]))
-    for shard in range(_FILES, manifest.shards - 1):
-        os.link(manifest.array(shard % _FILES), manifest.array(shard))
+def sparse_features(folder: Path, paths: list[str], encoder: FeatureSource) -> None:
+    """Write features of a training split, random for the first images; the rest is a hole that takes no disk."""
+    shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
+    rows, _ = create(folder, "train", encoder.fingerprint(), paths, shape)
+    rows[:_RANDOM] = torch.rand(*rows[:_RANDOM].shape)
+    note(folder, "train", len(paths))
 
 
 def training_split(scale: Scale, setup: Setup) -> tuple[CaptionIndex, CaptionDataModule]:
@@ -107,18 +97,10 @@ def training_split(scale: Scale, setup: Setup) -> tuple[CaptionIndex, CaptionDat
         write_captions(path, images=scale.images // fraction, captions=scale.captions // fraction)
     source, encoder = CocoSource(str(root)), FeatureSource(scale.locations, scale.dim)
     index = source.index("train")
-    linked_features(features, list(index.paths), encoder, shard_images=16 if setup.quick else None)
+    sparse_features(features, index.paths, encoder)
     data = data_module(
         source, encoder, batch_size=scale.batch_size, features=str(features), vocabulary=VocabularyOptions(min_count=5)
     )
-    read = data._cache
-
-    def unchecked(split: str, **options: Any) -> FeatureCache:
-        cache = read(split, **options)
-        cache._checked.update(range(cache._manifest.shards))  # a link has the checksum of another shard
-        return cache
-
-    data._cache = unchecked  # type: ignore[method-assign]
     return index, data
 
 
@@ -167,7 +149,7 @@ def measure(setup: Setup) -> Report:
             seconds[config].append(taken * tokens / sum(int(batch_lengths.sum()) for batch_lengths in lengths))
     description = (
         f"{len(index.captions):,} captions, {tokens:,} tokens of {words:,} words, bf16, from {scale.steps} measured "
-        f"steps a round; features of {len(index):,} images in links to {_FILES} files; "
+        f"steps a round; features of {len(index):,} images, {_RANDOM} of them random; "
         f"B={scale.batch_size} L={scale.locations} D={scale.dim}"
     )
     rows = [

@@ -18,7 +18,7 @@ from benchmarks.timing import Setup, wait_for
 from benchmarks.training import PRECISIONS, cases, our_step
 from benchmarks.work import interleave_with_machine
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureWriter
+from captioning.data.features import create, note
 from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry
 from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import SPECIALS
@@ -62,10 +62,10 @@ def cached_features(
 ) -> CaptionDataModule:
     """Return a data module of random features in a cache of one file, as ``captioning extract`` writes it."""
     paths, shape = [f"{n}.jpg" for n in range(images)], (math.prod(encoder.grid_size), encoder.annotation_dim)
-    options: Any = {"paths": paths, "fingerprint": encoder.fingerprint(), "shape": shape}
-    writer = FeatureWriter(folder, "train", **options, shard_images=images)
-    while writer.done < images:
-        writer.write(torch.rand(min(50, images - writer.collected), *shape))
+    rows, _ = create(folder, "train", encoder.fingerprint(), paths, shape)
+    for first in range(0, images, 50):
+        rows[first : first + 50] = torch.rand(*rows[first : first + 50].shape)
+    note(folder, "train", images)
     return data_module(RandomCaptions(folder, paths, vocabulary), encoder, batch_size=batch_size, features=str(folder))
 
 

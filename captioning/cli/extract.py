@@ -1,13 +1,12 @@
 """Compute a frozen encoder's annotations once; training reads them from disk with --data.features.
 
 The encoder and the data are those of a training configuration, whose options work here, too, such
-as --data.source.root DIR. The annotations are written as features in files of 128 MiB, the shards.
+as --data.source.root DIR. The annotations are written as features, one file per split.
 After an interruption, run the same command again to continue.
 
 examples:
   captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features --flipped
-  captioning extract --config configs/coco_vgg19_soft.yaml --output data/features/coco --shard 0/4
-  captioning extract --output data/features/coco --verify
+  captioning extract --config configs/coco_vgg19_soft.yaml --output data/features/coco
   captioning extract --config configs/flickr8k_mobilenet_soft.yaml --output data/features/tuned \\
       --init_from runs/tuned/checkpoints/best.ckpt
 """
@@ -17,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 from typing import TYPE_CHECKING
 
 from captioning.cli.arguments import (
@@ -38,13 +36,6 @@ if TYPE_CHECKING:
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     options, overrides = _parse(argv)
-    if options.verify:
-        from captioning.data.features import verify
-
-        if overrides:
-            raise InputError(f"{overrides[0].partition('=')[0]}: has no effect with --verify")
-        verify(options.output)
-        return
     models = [options.init_from] if options.init_from else []
     check_tool("extract", models, options.imports, option="--init_from")
     from captioning.checkpoint.load import check_device
@@ -78,7 +69,6 @@ def main(argv: list[str] | None = None) -> None:
         batch_size=options.batch_size,
         num_workers=options.num_workers,
         flipped=["train"] if options.flipped else [],
-        process=options.shard,
     )
     flip = " --data.augmentation.flip 0.5" if options.flipped else ""
     start = f" --init_from {options.init_from}" if options.init_from else ""
@@ -103,9 +93,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--flipped", action="store_true", help="also extract the mirrored training images, for --data.augmentation.flip"
     )
-    parser.add_argument(
-        "--shard", type=_process, default=(0, 1), metavar="I/N", help="write the shards of process I (from 0) of N"
-    )
     add_device_option(parser)
     add_batch_size_option(parser, 32)
     parser.add_argument(
@@ -113,9 +100,8 @@ def parser() -> argparse.ArgumentParser:
         type=whole_number(0),
         default=min(8, os.cpu_count() or 1),
         metavar="N",
-        help="threads that decode images (default: %(default)s)",
+        help="processes that decode images (default: %(default)s)",
     )
-    parser.add_argument("--verify", action="store_true", help="write nothing; compare every shard with its checksum")
     return parser
 
 
@@ -125,11 +111,3 @@ def _parse(argv: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
     if options.flipped and "train" not in options.split:
         raise InputError("--flipped: only training images are mirrored; add train to --split")
     return options, overrides
-
-
-def _process(text: str) -> tuple[int, int]:
-    """Return (i, n) of ``i/n``."""
-    match = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
-    if not match or not int(match[1]) < int(match[2]):
-        raise argparse.ArgumentTypeError(f"expected I/N with I in 0 .. N - 1, such as 0/4, got {text!r}")
-    return int(match[1]), int(match[2])

@@ -385,7 +385,7 @@ def _get(archives: list[Archive], root: Path, options: argparse.Namespace) -> No
     _need_space(archives, root)
     for archive in archives:
         path = root / archive.name
-        fetch(archive.at(options.mirror), path, size=archive.size, md5=archive.md5)
+        fetch(archive.at(options.mirror), path, md5=archive.md5)
         unpack(path, root, archive.unpacks)
         path.unlink()
 

@@ -291,11 +291,14 @@ def _prepare(study: Study, jobs: list[Job], commands: Commands) -> None:
 
 
 def _missing_splits(study: Study) -> list[str]:
-    from captioning.data.features import flipped_split, is_extracted
+    from captioning.data.features import flipped_split
+    from captioning.files import read_json
 
     assert study.features is not None
     wanted = [*study.features.splits, *([flipped_split("train")] if study.features.flipped else [])]
-    return [split for split in wanted if not is_extracted(Path(study.features.output), split)]
+    about = {split: Path(study.features.output) / f"{split}.json" for split in wanted}
+    contents = {split: read_json(path) for split, path in about.items() if path.is_file()}
+    return [s for s in wanted if s not in contents or contents[s]["done"] < len(contents[s]["paths"])]
 
 
 def report(study: Study, page: Path, runs: Path, measurements: Path, argv: list[str]) -> None:

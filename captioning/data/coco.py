@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from captioning.data.coco_nouns import decoys, synonyms
-from captioning.data.objects import GroundedObject, check_outline, run_lengths
-from captioning.data.records import (
-    CaptionIndex,
-    CaptionSource,
-    check_split,
-    image_name,
-    read_annotations,
-)
+from captioning.data.coco_nouns import synonyms
+from captioning.data.objects import GroundedObject, run_lengths
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, read_annotations
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
-
-_TOGETHER = 1 << 14
-"""Captions that are tokenised together, few enough for the processor's cache."""
 
 
 class CocoSource(CaptionSource):
@@ -38,8 +28,10 @@ class CocoSource(CaptionSource):
         year: Year of the split, 2014 or 2017 for COCO itself.
         test_captions: A captions file for the test split, relative to ``root``.
         test_images: The folder of its images, relative to ``root``; by default ``test{year}``.
-        allow_outside: Whether the file may name images by absolute paths and by "..", anywhere on this machine.
     """
+
+    synonyms_of: Callable[[str], Set[str]] = staticmethod(synonyms)
+    """Returns the other names of an object, and of an adjective if objects have ``attributes``."""
 
     def __init__(
         self,
@@ -48,13 +40,11 @@ class CocoSource(CaptionSource):
         year: int = 2017,
         test_captions: str | None = None,
         test_images: str | None = None,
-        allow_outside: bool = False,
     ) -> None:
         self.root = Path(root)
         self.year = year
         self.test_captions = test_captions
         self.test_images = test_images or f"test{year}"
-        self.allow_outside = allow_outside
         self._objects: dict[Path, CocoObjects] = {}
 
     @property
@@ -68,60 +58,49 @@ class CocoSource(CaptionSource):
             InputError: A file is missing.
         """
         for split in ("train", "val", "test"):
-            path, _ = self._files(split)
+            path, _ = self.files(split)
             if not path.is_file():
                 raise InputError(f"{path}: missing; {self._remedy()}")
 
-    def index(self, split: str) -> CaptionIndex:
-        """Return a split; captions are tokenised."""
-        check_split(split)
-        if split == "test" and self.test_captions is None:
-            logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
-        path, folder = self._files(split)
-        content = read_annotations(path, _Captions, "COCO annotation file", self._remedy())
-        row_of = {image.id: row for row, image in enumerate(content.images)}
-        rows = map(row_of.get, [annotation.image_id for annotation in content.annotations], itertools.repeat(-1))
-        owners = np.fromiter(rows, np.int64, len(content.annotations))
-        if (owners < 0).any():
-            annotation = content.annotations[int(owners.argmin())]
-            raise InputError(
-                f"{path}: caption {annotation.id} is of image {annotation.image_id}, which is not in the file"
-            )
-        captions = [annotation.caption for annotation in content.annotations]
-        order = owners.argsort(kind="stable").tolist()
-        image_ids = [image.id for image in content.images]
-        paths = [self._image_path(image, path, folder) for image in content.images]
-        del content  # half of the memory
-        counts = np.bincount(owners, minlength=len(paths))
-        texts = []
-        for start in range(0, len(order), _TOGETHER):
-            texts += self.tokenizer.tokenize_all([captions[number] for number in order[start : start + _TOGETHER]])
-        return CaptionIndex.pack(self.root, image_ids, paths, counts, texts, origin=path)
-
-    def _image_path(self, image: _Image, captions: Path, folder: str) -> str:
-        where = f"{captions}: image {image.id}"
-        if not image.file_name:
-            raise InputError(f"{where} has no file")
-        name = image_name(image.file_name, allow_outside=self.allow_outside, where=where)
-        return name if name[0] == "/" else f"{folder}/{name}"
-
-    def objects(self, split: str) -> CocoObjects | None:
-        """Return the object masks of ``annotations/instances_*.json``; None if that file is missing."""
-        check_split(split)
-        captions, _ = self._files(split)
-        path = captions.with_name(captions.name.replace("captions", "instances", 1))
-        if path == captions or not path.is_file():
-            return None
-        if path not in self._objects:
-            self._objects[path] = CocoObjects(path)
-        return self._objects[path]
-
-    def _files(self, split: str) -> tuple[Path, str]:
-        """Return the captions file and the image folder relative to the root."""
+    def files(self, split: str) -> tuple[Path, str]:
+        """Return the captions file of a split, and its image folder relative to the root."""
         if split == "test" and self.test_captions is not None:
             return self.root / self.test_captions, self.test_images
         name = f"{'val' if split == 'test' else split}{self.year}"
         return self.root / "annotations" / f"captions_{name}.json", name
+
+    def index(self, split: str) -> CaptionIndex:
+        """Return a split; captions are tokenised."""
+        check_split(split)
+        path, folder = self.files(split)
+        if split == "test" and path == self.files("val")[0]:
+            logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
+        content = read_annotations(path, _Captions, "COCO annotation file", self._remedy())
+        texts = self.tokenizer.tokenize_all([annotation.caption for annotation in content.annotations])
+        captions: dict[int, list[str]] = {image.id: [] for image in content.images}
+        for annotation, text in zip(content.annotations, texts, strict=True):
+            if annotation.image_id not in captions:
+                raise InputError(
+                    f"{path}: caption {annotation.id} is of image {annotation.image_id}, which is not in the file"
+                )
+            captions[annotation.image_id].append(text)
+        entries = []
+        for image in content.images:
+            if not image.file_name:
+                raise InputError(f"{path}: image {image.id} has no file")
+            entries.append(ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]))
+        return CaptionIndex.build(self.root, entries, origin=path)
+
+    def objects(self, split: str) -> CocoObjects | None:
+        """Return the object masks of ``annotations/instances_*.json``; None if that file is missing."""
+        check_split(split)
+        captions, _ = self.files(split)
+        path = captions.with_name(captions.name.replace("captions", "instances", 1))
+        if path == captions or not path.is_file():
+            return None
+        if path not in self._objects:
+            self._objects[path] = CocoObjects(path, self.synonyms_of)
+        return self._objects[path]
 
     def _remedy(self) -> str:
         return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
@@ -130,36 +109,40 @@ class CocoSource(CaptionSource):
 class CocoObjects:
     """The objects of an instances file, one call per image; masks are decoded on demand.
 
-    The noun is the category's name in lower case; ``coco_nouns`` has its synonyms. Captions do not distinguish objects
-    of one category, so their masks are merged, crowds ("iscrowd") included. Objects without an outline are left out.
+    The noun is the category's name in lower case. Captions do not distinguish objects of one category (and of the same
+    ``attributes``, which the generated shapes have), so their masks are merged, crowds ("iscrowd") included. Objects
+    without an outline are left out.
+
+    Args:
+        path: The file.
+        synonyms_of: Function that returns the other names of a noun or adjective.
 
     Raises:
-        InputError: An object has an outline that cannot be drawn or an unknown category. All objects are checked.
+        InputError: The file cannot be read, or an object is of an unknown category or image.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, synonyms_of: Callable[[str], Set[str]]) -> None:
         content = read_annotations(path, _Instances, "COCO annotation file", "see data/README.md")
+        self._synonyms_of = synonyms_of
         self._sizes = {image.id: (image.height, image.width) for image in content.images}
         nouns = {category.id: category.name.lower() for category in content.categories}
-        self._outlines: dict[int, dict[str, list[Any]]] = {}  # by image and noun
+        self._outlines: dict[int, dict[tuple[str, ...], list[Any]]] = {}  # by image, then by noun and adjectives
         for instance in content.annotations:
             if not instance.segmentation:
                 continue
-            where = f"{path}: object {instance.id}"
-            if instance.category_id not in nouns:
-                raise InputError(f"{where} is of category {instance.category_id}, which is not in the file")
-            try:
-                check_outline(instance.segmentation, *self._sizes.get(instance.image_id, (0, 0)))
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from None
+            if instance.category_id not in nouns or instance.image_id not in self._sizes:
+                raise InputError(
+                    f"{path}: object {instance.id} is of category {instance.category_id} and image "
+                    f"{instance.image_id}, one of which is not in the file"
+                )
             outlines = self._outlines.setdefault(instance.image_id, {})
-            outlines.setdefault(nouns[instance.category_id], []).append(instance.segmentation)
+            outlines.setdefault((nouns[instance.category_id], *instance.attributes), []).append(instance.segmentation)
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known."""
         objects = []
         with run_lengths() as coco:
-            for noun, outlines in self._outlines.get(image_id, {}).items():
+            for (noun, *adjectives), outlines in self._outlines.get(image_id, {}).items():
                 runs = []
                 for outline in outlines:
                     if isinstance(outline, dict) and isinstance(outline["counts"], str):
@@ -168,8 +151,9 @@ class CocoObjects:
                         runs.append(coco.frPyObjects(outline, *self._sizes[image_id]))
                     else:
                         runs += coco.frPyObjects(outline, *self._sizes[image_id])
+                attributes = frozenset(adjectives).union(*map(self._synonyms_of, adjectives))
                 mask = coco.decode(coco.merge(runs)).astype(bool)
-                objects.append(GroundedObject(noun, synonyms(noun), frozenset(), mask, decoys(noun)))
+                objects.append(GroundedObject(noun, frozenset(self._synonyms_of(noun)), attributes, mask))
         return objects
 
 
@@ -209,6 +193,7 @@ class _Instance(msgspec.Struct):
     category_id: int
     segmentation: Any = None
     id: Any = None
+    attributes: list[str] = []
 
 
 class _Instances(msgspec.Struct):

@@ -7,16 +7,19 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.features import FeatureWriter, flipped_split, view_fingerprint
-from captioning.data.loading import read_ahead
+from captioning.data.features import create, flipped_split, note, view_fingerprint
+from captioning.data.loading import BatchDataset, BatchLoader
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
 from captioning.progress import Progress
+
+_BATCHES_BETWEEN_NOTES = 32
 
 
 class ImageEncoder(Protocol):
@@ -45,63 +48,64 @@ def extract_features(
     batch_size: int,
     num_workers: int,
     flipped: Collection[str] = (),
-    process: tuple[int, int] = (0, 1),
 ) -> None:
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     Args:
         encoder: A frozen encoder in evaluation mode, on the device.
         indices: Records by the name of their split.
-        output: Folder of the feature cache.
+        output: Folder of the features.
         device: Device of the encoder.
         batch_size: Images per batch.
-        num_workers: Threads that decode images beside the network; 0 decodes them in between.
+        num_workers: Processes that decode images beside the network; 0 decodes them in between.
         flipped: Splits whose mirrored images are written, too.
-        process: (i, n): This is process i of n that divide the shards among them.
 
     Raises:
-        InputError: The disk is too small, an image cannot be read, or the folder holds other features.
+        InputError: An image cannot be read, the disk is too small, a value does not fit into fp16, or the folder holds
+            other features.
     """
-    height, width = encoder.grid_size
-    fingerprint = encoder.fingerprint()
-    views = {split: (split, False) for split in indices}
-    views |= {flipped_split(split): (split, True) for split in flipped}
-    writers = {
-        name: FeatureWriter(
-            output,
-            name,
-            paths=list(indices[split].paths),
-            fingerprint=view_fingerprint(fingerprint, upright=indices[split].upright, flipped=mirrored),
-            shape=(height * width, encoder.annotation_dim),
-            process=process,
+    views = [(split, split, False) for split in indices] + [(flipped_split(split), split, True) for split in flipped]
+    for name, split, mirrored in views:
+        index = indices[split]
+        fingerprint = view_fingerprint(encoder.fingerprint(), upright=index.upright, flipped=mirrored)
+        shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
+        rows, done = create(output, name, fingerprint, index.paths, shape)
+        _announce(output, name, rows, done)
+        loader = BatchLoader(
+            _Views(index, encoder.preprocessing, mirrored),
+            [list(range(first, min(first + batch_size, len(rows)))) for first in range(done, len(rows), batch_size)],
+            num_workers=num_workers,
         )
-        for name, (split, mirrored) in views.items()
-    }
-    _announce(list(writers.values()), output)
-    for name, (split, mirrored) in views.items():
-        images = _Images(indices[split], encoder.preprocessing, mirrored)
-        _extract(writers[name], images, encoder, device, batch_size, num_workers)
+        with Progress(name, len(rows), done) as progress, torch.inference_mode():
+            try:
+                for number, views_of_batch in enumerate(loader, 1):
+                    annotations = encoder(encoder.preprocessing.normalise_all(views_of_batch, device)).half().cpu()
+                    if not annotations.isfinite().all():
+                        raise InputError(
+                            f"the encoder gives values beyond fp16's 65504 in images {done} to "
+                            f"{done + len(annotations) - 1} of {name}; train from the images instead"
+                        )
+                    rows[done : done + len(annotations)] = annotations.numpy()
+                    done += len(annotations)
+                    progress.update(done)
+                    if number % _BATCHES_BETWEEN_NOTES == 0:
+                        note(output, name, done)
+            finally:
+                rows.flush()
+                note(output, name, done)
+                if done < len(rows):
+                    progress.say(f"{name}: stopped at {done:,} of {len(rows):,}; the same command resumes here")
 
 
-def _announce(writers: list[FeatureWriter], output: Path) -> None:
-    """Print the sizes of what is to be written.
+def _announce(output: Path, name: str, rows: np.ndarray, done: int) -> None:
+    """Print the size of what is to be written.
 
     Raises:
         InputError: The disk is too small.
     """
-    missing = 0
-    for writer in writers:
-        n, locations, dim = writer.shape
-        here = f", {writer.total:,} of them here" if writer.total < n else ""
-        done = f", {writer.done:,} done already" if writer.done else ""
-        gigabytes = n * writer.manifest.image_bytes / 1e9
-        print(
-            f"{writer.split}: {n:,} images x {locations} locations x {dim} x 2 bytes = {gigabytes:.2f} GB{here}{done}"
-        )
-        missing += len(writer.rows) * writer.manifest.image_bytes
-    output.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(output).free
-    print(f"{missing / 1e9:.2f} GB to write into {output}, {free / 1e9:.2f} GB free", flush=True)
+    size = " x ".join(map(str, rows.shape[1:]))
+    print(f"{name}: {len(rows):,} images x {size} x 2 bytes = {rows.nbytes / 1e9:.2f} GB, {done:,} done already")
+    missing, free = rows.nbytes * (1 - done / max(1, len(rows))), shutil.disk_usage(output).free
     if missing > free:
         raise InputError(
             f"--output {output}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
@@ -109,40 +113,15 @@ def _announce(writers: list[FeatureWriter], output: Path) -> None:
         )
 
 
-class _Images:
+class _Views(BatchDataset[Tensor]):
     """Images of an index as the encoder sees them, before normalisation."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
-        self.index = index
-        self.preprocessing = preprocessing
-        self.mirrored = mirrored
+        self.index, self.preprocessing, self.mirrored = index, preprocessing, mirrored
 
-    def views(self, rows: list[int]) -> list[Image.Image]:
-        views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in rows]
-        return [view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for view in views] if self.mirrored else views
-
-
-def _extract(
-    writer: FeatureWriter,
-    images: _Images,
-    encoder: ImageEncoder,
-    device: torch.device,
-    batch_size: int,
-    threads: int,
-) -> None:
-    rows = writer.rows.tolist()
-    batches = (rows[start : start + batch_size] for start in range(0, len(rows), batch_size))
-    # Pillow decodes without the GIL, so threads work beside the network; processes would have to pass pixels on.
-    loader = read_ahead(images.views, batches, threads=max(1, threads), depth=threads)
-    split, total = writer.split, writer.total
-    progress = Progress(split, total, writer.done)
-    try:
-        with progress, torch.inference_mode():
-            for views in loader:
-                writer.write(encoder(encoder.preprocessing.normalise_all(views, device)))
-                progress.update(writer.collected)
-    finally:
-        if writer.done < total:
-            print(f"{split}: stopped at {writer.done:,} of {total:,}; the same command resumes here", flush=True)
-        elif progress.done > progress.first:
-            print(f"{split}: complete, {progress.rate()}", flush=True)
+    def batch(self, numbers: list[int]) -> Tensor:
+        """Return (B, height, width, 3) uint8."""
+        views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in numbers]
+        if self.mirrored:
+            views = [view.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for view in views]
+        return torch.from_numpy(np.stack([np.asarray(view) for view in views]))

@@ -1,4 +1,4 @@
-"""An image file as 8-bit RGB, within limits of size; and which way up a camera meant it."""
+"""An image file as 8-bit RGB, and which way up a camera meant it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
 from captioning.errors import InputError, one_line
 
-MAX_PIXELS = 100_000_000
-"""The largest image that is decoded or made by resizing: 300 MB as RGB. A JPEG counts as it is decoded, at 1/8 if
-possible. Pillow itself opens no image of more than 178 million pixels."""
-
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 """What Pillow may open, whatever a file is called. For others it starts programs: Ghostscript for EPS."""
-
-_ORIENTATION = 0x0112  # of EXIF
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
 
 
 def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Image:
@@ -46,28 +31,17 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
             that feeds a model uses ``Preprocessing.load``.
 
     Raises:
-        InputError: The file is missing, damaged, not an image, no regular file, or beyond ``MAX_PIXELS``.
+        InputError: The file is missing, damaged, not an image, or larger than Pillow opens.
     """
-    path = Path(path)
     try:
-        if path.exists() and not (path.is_file() or path.is_dir()):  # reading a pipe would wait forever
-            raise InputError(f"{path}: is no regular file; give an image file")
         with _quiet(), Image.open(path, formats=FORMATS) as image:
             if minimum_side is not None and image.format == "JPEG":
                 scale = minimum_side / min(image.size)
                 image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-            if image.width * image.height > MAX_PIXELS:
-                raise InputError(
-                    f"{path}: {image.width} x {image.height} pixels are more than {MAX_PIXELS:,}; save it smaller"
-                )
             image.load()
             return rgb(image)
-    except InputError:
-        raise
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
-    except Image.DecompressionBombError as error:  # before it could be decoded at 1/8
-        raise InputError(f"{path}: has more pixels than Pillow opens ({one_line(error)}); save it smaller") from error
     except Exception as error:  # Pillow's exceptions depend on the format
         raise InputError(
             f"{path}: cannot be read as an image ({one_line(error)}); replace the file or drop it"
@@ -81,25 +55,19 @@ def rgb(image: Image.Image) -> Image.Image:
         ValueError: It has floating-point pixels.
     """
     converted = _converted(image)
-    if (orientation := _orientation(image)) in _UPRIGHT:
-        converted.getexif()[_ORIENTATION] = orientation
+    if (orientation := _orientation(image)) != 1:
+        converted.getexif()[ExifTags.Base.Orientation] = orientation
     return converted
 
 
 def upright(image: Image.Image) -> Image.Image:
     """Return the image as its camera marked it to be seen; one whose EXIF cannot be read as it is."""
-    transpose = _UPRIGHT.get(_orientation(image))
-    if transpose is None:
-        return image
-    turned = image.transpose(transpose)
-    turned.info.pop("exif", None)  # or it would be turned again
-    turned.getexif().pop(_ORIENTATION, None)
-    return turned
+    return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings about damaged EXIF and about sizes, which ``MAX_PIXELS`` limits."""
+    """Silence Pillow's warnings about damaged EXIF and about large images."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         yield
@@ -108,7 +76,7 @@ def _quiet() -> Iterator[None]:
 def _orientation(image: Image.Image) -> int:
     try:
         with _quiet():
-            return int(image.getexif().get(_ORIENTATION, 1))
+            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # a damaged header costs the orientation, not the image
         return 1
 

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from captioning.data.records import (
-    CaptionIndex,
-    CaptionSource,
-    ImageEntry,
-    check_split,
-    image_name,
-    read_annotations,
-)
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, read_annotations
 from captioning.errors import InputError
 from captioning.tokenizers import PennTreebank, Tokenizer
 
@@ -29,13 +22,11 @@ class KarpathySource(CaptionSource):
     Args:
         json_path: The split file.
         image_dir: The folder of the images; for COCO the folder that holds ``train2014`` and ``val2014``.
-        allow_outside: Whether the file may name images by absolute paths and by "..", anywhere on this machine.
     """
 
-    def __init__(self, json_path: str, image_dir: str, *, allow_outside: bool = False) -> None:
+    def __init__(self, json_path: str, image_dir: str) -> None:
         self.json_path = Path(json_path)
         self.image_dir = Path(image_dir)
-        self.allow_outside = allow_outside
 
     @property
     def tokens(self) -> str:
@@ -74,8 +65,7 @@ class KarpathySource(CaptionSource):
         if not image.filename:
             raise InputError(f"{where} has no file")
         captions = [_words(sentence, self.tokenizer, where) for sentence in image.sentences]
-        name = image_name(str(Path(image.filepath, image.filename)), allow_outside=self.allow_outside, where=where)
-        return ImageEntry(image_id, name, captions)
+        return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
     def _remedy(self) -> str:
         name = self.json_path.stem.removeprefix("dataset_")

@@ -1,4 +1,4 @@
-"""Batches made of records and of images or cached features, read ahead while the model computes."""
+"""Batches made of records and of images or cached features."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from captioning.data.batch import CaptionBatch, pad_captions
-from captioning.data.features import FeatureCache, FlippedFeatures
+from captioning.data.features import Features
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
@@ -27,8 +27,56 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class CaptionDataset(Dataset[CaptionBatch]):
+class BatchDataset(Dataset[Result]):
+    """Makes a whole batch of a sampler's list of numbers. For a ``BatchLoader``."""
+
+    def batch(self, numbers: list[int]) -> Result:
+        """Return the batch of these numbers."""
+        raise NotImplementedError
+
+    def __getitem__(self, numbers: list[int]) -> Result:
+        """Return the batch; in a worker process an InputError is returned, too, for ``BatchLoader`` to raise."""
+        try:
+            return self.batch(numbers)
+        except InputError as error:
+            if get_worker_info() is None:
+                raise
+            return error  # type: ignore[return-value] # raised here, it would arrive with a traceback in its text
+
+
+class BatchLoader(DataLoader[Result]):
+    """A loader of the whole batches of a ``BatchDataset``.
+
+    Args:
+        dataset: The data set.
+        batches: The lists of numbers, one for each batch.
+        num_workers: Processes that make batches; 0 makes them in this process.
+        options: Further options of ``DataLoader``.
+    """
+
+    def __init__(
+        self, dataset: BatchDataset[Result], batches: Iterable[list[int]], *, num_workers: int = 0, **options: Any
+    ) -> None:
+        super().__init__(
+            dataset,
+            batch_size=None,  # the sampler's items are whole batches
+            sampler=batches,
+            num_workers=num_workers,
+            worker_init_fn=obey_the_main_process,
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Result]:  # type: ignore[override]
+        for batch in super().__iter__():
+            if isinstance(batch, InputError):
+                raise batch
+            yield batch
+
+
+class CaptionDataset(BatchDataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
+
+    The captions are kept as one array of word ids, which forked workers share.
 
     Args:
         index: Records of one split.
@@ -39,8 +87,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
             the process or worker that loads the image, nor on where a run was resumed.
         features: Cached annotations, read instead of the images.
         flipped: Cached annotations of the mirrored images, for training; needs a sampler of ``Numbers``.
+        flip: Probability that an epoch takes an image's annotations from ``flipped``, for all its captions.
         by_image: Whether the sampler's numbers are images, each with all its captions, instead of single captions.
-        pinned: Whether features are read into page-locked memory, for a GPU.
     """
 
     def __init__(
@@ -51,76 +99,53 @@ class CaptionDataset(Dataset[CaptionBatch]):
         *,
         transform: TrainingTransform | None = None,
         seed: int = 0,
-        features: FeatureCache | None = None,
-        flipped: FlippedFeatures | None = None,
+        features: Features | None = None,
+        flipped: Features | None = None,
+        flip: float = 0.0,
         by_image: bool = False,
-        pinned: bool = False,
     ) -> None:
         self.index = index
-        self.vocabulary = vocabulary
-        self.preprocessing = preprocessing
-        self.transform = transform
-        self.seed = seed
-        self.features = features
-        self.feature_rows = None if features is None else features.find(index.paths)
-        self.flipped = flipped
-        self.flipped_rows = None if flipped is None else flipped.cache.find(index.paths)
+        self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
+        self.features, self.flipped, self.flip = features, flipped, flip
         self.by_image = by_image
-        self.pinned = pinned
+        self._rows = None if features is None else features.find(index.paths)
+        self._flipped_rows = None if flipped is None else flipped.find(index.paths)
+        ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
+        self._words = np.concatenate(ids)
+        self._first_word = np.r_[0, np.cumsum(index.caption_lengths)]  # caption i: words first[i] up to first[i + 1]
 
-    def check_features(self, images: Tensor) -> None:
-        """Check that the features of these images (rows of the index) are on this machine's disk.
-
-        Raises:
-            InputError: Some are missing.
-        """
-        if self.features is not None and self.feature_rows is not None:
-            self.features.check(self.feature_rows[images])
-        if self.flipped is not None and self.flipped_rows is not None:
-            self.flipped.cache.check(self.flipped_rows[images])
-
-    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
-        """Return the batch; in a worker process an InputError is returned, too, for ``CaptionLoader`` to raise."""
-        try:
-            return self._batch(numbers)
-        except InputError as error:
-            if get_worker_info() is None:
-                raise
-            return error  # type: ignore[return-value] # raised here, it would arrive with a traceback in its text
-
-    def _batch(self, numbers: list[int]) -> CaptionBatch:
+    def batch(self, numbers: list[int]) -> CaptionBatch:
+        """Return the batch of these captions or images."""
         index = self.index
         if self.by_image:
-            rows = torch.tensor(numbers, dtype=torch.int64)
+            rows = np.array(numbers, dtype=np.int64)
             first, last = index.first_caption[rows], index.first_caption[rows + 1]
-            caption_numbers = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
-            image_index = torch.repeat_interleave(torch.arange(len(rows)), last - first)
+            captions = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
+            image_index = np.repeat(np.arange(len(rows)), last - first)
         else:
             # Captions of one image become neighbours; image_index is 0, 1, 2, .. unless an image has several.
-            owners = index.caption_image[torch.tensor(numbers)].to(torch.int64)
-            owners, order = owners.sort(stable=True)
-            caption_numbers = [numbers[i] for i in order.tolist()]
-            rows, image_index = owners.unique_consecutive(return_inverse=True)
-        captions, lengths = pad_captions(
-            [self.vocabulary.encode(index.captions[number].split()) for number in caption_numbers]
-        )
+            captions = sorted(numbers, key=index.caption_image.__getitem__)
+            rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
+        words = [self._words[self._first_word[n] : self._first_word[n + 1]].tolist() for n in captions]
+        ids, lengths = pad_captions(words)
         place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
         images = annotations = None
         if self.features is None:
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
         else:
             annotations = self._annotations(rows, epoch=place[0])
-        return CaptionBatch(captions, lengths, image_index, index.image_ids[rows], rows, images, annotations)
+        image_ids, image_index, rows = map(torch.from_numpy, (index.image_ids[rows], image_index, rows))
+        return CaptionBatch(ids, lengths, image_index, image_ids, rows, images, annotations)
 
-    def _annotations(self, rows: Tensor, epoch: int) -> Tensor:
+    def _annotations(self, rows: np.ndarray, epoch: int) -> Tensor:
         """Return the cached annotations (B, L, D) of images (B,), mirrored as the epoch has it."""
-        assert self.features is not None and self.feature_rows is not None
-        if self.flipped is None or self.flipped_rows is None:
-            return self.features.gather(self.feature_rows[rows], pinned=self.pinned)
-        mirrored = self.flipped.chosen(epoch)[rows]
-        annotations = self.features.empty(len(rows), pinned=self.pinned)
-        annotations[~mirrored] = self.features.gather(self.feature_rows[rows[~mirrored]])
-        annotations[mirrored] = self.flipped.cache.gather(self.flipped_rows[rows[mirrored]])
+        assert self.features is not None and self._rows is not None
+        annotations = self.features.gather(self._rows[rows])
+        if self.flipped is not None and self._flipped_rows is not None:
+            # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
+            drawn = np.random.default_rng((self.seed, epoch, 1)).random(len(self.index))
+            mirrored = drawn[rows] < self.flip
+            annotations[torch.from_numpy(mirrored)] = self.flipped.gather(self._flipped_rows[rows[mirrored]])
         return annotations
 
     def _image(self, row: int, place: tuple[int, int]) -> Tensor:
@@ -132,41 +157,13 @@ class CaptionDataset(Dataset[CaptionBatch]):
         return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
 
 
-class CaptionLoader(DataLoader[CaptionBatch]):
-    """A loader of whole batches. Cached features are read ahead in threads of this process, images in workers.
-
-    Reading features is copying: threads do it while the model computes, and passing features between processes would
-    cost more. A GPU needs several threads, because one thread copies a batch.
-    """
-
-    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
-        dataset = self.dataset
-        assert isinstance(dataset, CaptionDataset)
-        if self.num_workers or dataset.features is None:
-            return map(_raise_error, super().__iter__())
-        threads = min(4, processors()) if self.pin_memory else 1
-        return read_ahead(self._read, self.sampler, threads=threads, depth=threads + 1)
-
-    def _read(self, numbers: list[int]) -> CaptionBatch:
-        batch = self.dataset[numbers]  # type: ignore[index] # the sampler yields lists
-        return batch.pin_memory() if self.pin_memory else batch
-
-
-def _raise_error(batch: CaptionBatch | InputError) -> CaptionBatch:
-    if isinstance(batch, InputError):
-        raise batch
-    return batch
-
-
 def obey_the_main_process(worker: int) -> None:
     """Make a data-loading process ignore the signals that every process of a run gets.
 
-    A terminal sends Ctrl-C to all of them, and SIGHUP as it closes; a scheduler, ``timeout`` or systemd sends SIGTERM.
-    The main process finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
+    A terminal sends Ctrl-C to all of them; a scheduler or ``timeout`` sends SIGTERM. The main process finishes its
+    step, for which it may need another batch, and saves; then it ends its workers itself.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGHUP"):  # not on Windows
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # not on macOS
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         threading.Thread(target=_end_with_the_main_process, daemon=True).start()

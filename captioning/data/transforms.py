@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +17,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from captioning.data.images import MAX_PIXELS, load_image, rgb, upright
-from captioning.errors import InputError, check_range
+from captioning.data.images import load_image, rgb, upright
+from captioning.errors import InputError, check_range, check_whole
 
 Bool = NDArray[np.bool_]
-
-_LARGEST_SIDE = math.isqrt(MAX_PIXELS)
-_LARGEST = 1e6  # mean and deviation, which are of values in 0 .. 1
 
 _FILTERS = {
     "nearest": Image.Resampling.NEAREST,
@@ -56,17 +52,14 @@ class Preprocessing:
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
-        for name, low in (("mean", -_LARGEST), ("std", 1 / _LARGEST)):
-            values = tuple(getattr(self, name))
-            for value in values:
-                check_range(low, _LARGEST, **{f"preprocessing: {name}": value})
-            object.__setattr__(self, name, tuple(float(value) for value in values))  # JSON and YAML give lists
-        if not all(type(side) is int for side in (self.resize, 0 if self.crop is None else self.crop)):
-            raise InputError(f"preprocessing: resize and crop are whole pixels, got {self.resize!r}, {self.crop!r}")
-        check_range(1, _LARGEST_SIDE, **{"preprocessing: resize": self.resize})
-        check_range(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
-        if len(self.mean) != 3 or len(self.std) != 3:
-            raise InputError(f"preprocessing: mean and std need three values, got {self.mean}, {self.std}")
+        for name in ("mean", "std"):  # JSON and YAML give lists
+            object.__setattr__(self, name, tuple(float(value) for value in getattr(self, name)))
+        check_whole(1, **{"preprocessing: resize": self.resize})
+        check_whole(1, self.resize, **{"preprocessing: crop (at most resize)": self.crop})
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise InputError(
+                f"preprocessing: mean and std need three values, std positive ones, got {self.mean}, {self.std}"
+            )
         if self.interpolation not in _FILTERS:
             raise InputError(f"preprocessing: interpolation {self.interpolation!r} is none of {', '.join(_FILTERS)}")
 
@@ -102,16 +95,10 @@ class Preprocessing:
             turn_upright: Whether to turn a photograph as its camera marked it.
 
         Raises:
-            InputError: It cannot be read, or is too narrow to be resized.
+            InputError: It cannot be read.
         """
         image = load_image(path, minimum_side=self.resize)
-        if turn_upright:
-            image = upright(image)
-        try:
-            self._scaled(image.size)
-        except InputError as error:
-            raise InputError(f"{path}: {error}") from None
-        return image
+        return upright(image) if turn_upright else image
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
@@ -164,8 +151,7 @@ class Preprocessing:
         Raises:
             InputError: ``flip`` is no probability.
         """
-        if not 0 <= flip <= 1:
-            raise InputError(f"flip must be a probability, got {flip}")
+        check_range(0, 1, flip=flip)
         return TrainingTransform(self, random_crop=random_crop, flip=flip)
 
     def _resized(self, image: Image.Image) -> Image.Image:
@@ -173,17 +159,11 @@ class Preprocessing:
         return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect.
-
-        Raises:
-            InputError: The image is so narrow that the result would have more than ``MAX_PIXELS``.
-        """
+        """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect."""
         if self.crop is None:
             return self.resize, self.resize
         width, height = size
         long = int(self.resize * max(size) / min(size))
-        if self.resize * long > MAX_PIXELS:
-            raise InputError(f"{width} x {height} pixels are too narrow for a short side of {self.resize}; cut it")
         return (self.resize, long) if width <= height else (long, self.resize)
 
     def _cut(self, image: Image.Image) -> Image.Image:

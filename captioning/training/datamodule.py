@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,21 +15,20 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from captioning.checkpoint.load import check_tokenizer, read_model
-from captioning.data.attributes import JudgedAttribute
 from captioning.data.batch import CaptionBatch
-from captioning.data.features import FeatureCache, FlippedFeatures, flipped_split, view_fingerprint
-from captioning.data.loading import CaptionDataset, CaptionLoader, obey_the_main_process, processors
+from captioning.data.features import Features, flipped_split, view_fingerprint
+from captioning.data.loading import BatchLoader, CaptionDataset, processors
 from captioning.data.old_sampler import CaptionBatchSampler, ImageBatchSampler, is_position
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
-from captioning.errors import InputError, check_range, one_line
+from captioning.errors import InputError, check_range
 from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.vocabulary import Vocabulary
 
 
-class ResumableLoader(CaptionLoader):
+class ResumableLoader(BatchLoader[CaptionBatch]):
     """A loader of whole batches that counts those that have been trained on, so that a run resumes at the next one.
 
     The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
@@ -40,8 +39,10 @@ class ResumableLoader(CaptionLoader):
 
     sampler: CaptionBatchSampler
 
-    def __init__(self, dataset: CaptionDataset, *, trained_on: Callable[[int], int], **options: Any) -> None:
-        super().__init__(dataset, **options)
+    def __init__(
+        self, dataset: CaptionDataset, batches: CaptionBatchSampler, *, trained_on: Callable[[int], int], **options: Any
+    ) -> None:
+        super().__init__(dataset, batches, **options)
         self.trained_on = trained_on
         self._handed_out: int | None = None
 
@@ -210,19 +211,11 @@ class CaptionDataModule(pl.LightningDataModule):
         self.source.objects(self.evaluated_split)  # damaged outlines are refused before work starts
 
     def index(self, split: str) -> CaptionIndex:
-        """Return the records of ``split``, read once and shared with the workers."""
+        """Return the records of ``split``, read once."""
         if split not in self._indices:
             index = self.source.index(split)
             if self.limit_images is not None:
                 index = index.take(self.limit_images)
-            if self._workers:  # so that the workers get no copies
-                try:
-                    index.share_memory()
-                except RuntimeError as error:
-                    raise InputError(
-                        f"{index.origin}: no room in shared memory ({one_line(error, 120)}); give a container more "
-                        "(docker: --shm-size or --ipc=host), or set data.num_workers to 0"
-                    ) from error
             self._indices[split] = index
         return self._indices[split]
 
@@ -250,11 +243,6 @@ class CaptionDataModule(pl.LightningDataModule):
                 [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects], cells
             )
         return self._objects[key]
-
-    def judge(self, row: int, words: Sequence[str]) -> list[JudgedAttribute]:
-        """Return what a caption of an image of the evaluated split says; [] if the data set does not know the truth."""
-        judge = self.source.attributes(self.evaluated_split)
-        return [] if judge is None else judge(int(self.evaluated.image_ids[row]), words)
 
     @property
     def _processes(self) -> tuple[int, int]:
@@ -290,8 +278,8 @@ class CaptionDataModule(pl.LightningDataModule):
             seed=self.seed,
             features=features,
             flipped=flipped,
+            flip=self.augmentation.flip,
             by_image=by_image,
-            pinned=torch.cuda.is_available(),
         )
 
     @property
@@ -303,11 +291,9 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
         return {
-            "batch_size": None,  # the sampler's items are whole batches
             "num_workers": self._workers,
-            "pin_memory": dataset.pinned,
+            "pin_memory": torch.cuda.is_available(),
             "persistent_workers": self._workers > 0,
-            "worker_init_fn": obey_the_main_process,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
             "generator": torch.Generator().manual_seed(self.seed),
         }
@@ -324,25 +310,23 @@ class CaptionDataModule(pl.LightningDataModule):
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
         return self.encoder.preprocessing.training(random_crop=random_crop, flip=flip)
 
-    def _flipped_features(self) -> FlippedFeatures:
+    def _flipped_features(self) -> Features:
         """Return the features of the mirrored training images.
 
         Raises:
             InputError: They were not extracted, or ``flip`` is not a probability.
         """
+        check_range(0, 1, **{"data.augmentation.flip": self.augmentation.flip})
         try:
-            cache = self._cache("train", flipped=True)
+            return self._cache("train", flipped=True)
         except InputError as error:
             raise InputError(f"data.augmentation.flip: {error}; extract with --flipped") from error
-        return FlippedFeatures(
-            cache, probability=self.augmentation.flip, seed=self.seed, images=len(self.index("train"))
-        )
 
-    def _cache(self, split: str, *, flipped: bool = False) -> FeatureCache:
+    def _cache(self, split: str, *, flipped: bool = False) -> Features:
         assert self.features is not None
         upright = self.index(split).upright
         fingerprint = view_fingerprint(self.encoder.fingerprint(), upright=upright, flipped=flipped)
-        return FeatureCache(self.features, flipped_split(split) if flipped else split, fingerprint)
+        return Features(self.features, flipped_split(split) if flipped else split, fingerprint)
 
     def samples(self, count: int) -> CaptionBatch:
         """Return the first ``count`` images of the evaluated split as one batch."""
@@ -376,9 +360,8 @@ class CaptionDataModule(pl.LightningDataModule):
             group=self.group,
             captions_per_image=self.captions_per_image,
         )
-        dataset.check_features(torch.arange(len(index)))
         options = self._loader_options(dataset)
-        loader = ResumableLoader(dataset, trained_on=self._trained_on, sampler=sampler, **options)
+        loader = ResumableLoader(dataset, sampler, trained_on=self._trained_on, **options)
         if self._resume_from is not None:
             loader.load_state_dict(self._resume_from)
         self._train_loader, self._resume_from = loader, None
@@ -408,7 +391,6 @@ class CaptionDataModule(pl.LightningDataModule):
         dataset = self._dataset(self.evaluated_split, by_image=True)
         rank, world_size = self._processes
         sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
-        dataset.check_features(torch.tensor([row for batch in sampler for row in batch]))
-        return CaptionLoader(dataset, sampler=sampler, **self._loader_options(dataset))
+        return BatchLoader(dataset, sampler, **self._loader_options(dataset))
 
     test_dataloader = predict_dataloader = val_dataloader

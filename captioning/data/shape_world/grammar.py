@@ -7,14 +7,11 @@ to right, or from right to left, and a relation is along the longer axis, so a c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from captioning.data.shape_world.scene import Described, place, relation
+from captioning.data.shape_world.scene import Shape, place, relation
 
 STYLES = 5
 SIZED = 2  # the size is said in scenes of at most so many objects
-
-ORDER = "from left to right"
 
 # By the number of objects, then by style. ``A`` to ``D`` are the objects from left to right; ``AB`` is where A stands
 # seen from B ("left of"), ``AB+`` the same at length ("to the left of"), ``AB~`` with a pronoun ("to its left");
@@ -45,7 +42,7 @@ TEMPLATES: dict[int, tuple[str, str, str, str, str]] = {
         "A AB B and C CD D",
         "there is A AB B with C CD D",
         "the picture shows D DC C and B BA A",
-        f"{ORDER} we see A B C and D",
+        "from left to right we see A B C and D",
         "BA A is B and DC C is D",
     ),
 }
@@ -80,60 +77,28 @@ RELATION_WORDS = {  # short, long, with a pronoun
 }
 
 
-@dataclass(frozen=True)
-class Phrase:
-    """Words ``start`` up to ``end`` (exclusive) name object ``shape`` (from left to right); ``noun`` is the head's."""
-
-    start: int
-    end: int
-    noun: int
-    shape: int
-
-
-@dataclass(frozen=True)
-class Description:
-    """A caption as lower-case words, and every noun phrase in it that names an object."""
-
-    words: tuple[str, ...]
-    phrases: tuple[Phrase, ...]
-
-
-def describe(shapes: Sequence[Described], style: int) -> Description:
-    """Describe ``shapes`` (one to four, from left to right) in one of the ``STYLES``."""
+def describe(shapes: Sequence[Shape], style: int) -> list[str]:
+    """Return the lower-case words of ``shapes`` (one to four, from left to right) in one of the ``STYLES``."""
     words: list[str] = []
-    phrases: list[Phrase] = []
     for token in TEMPLATES[len(shapes)][style].split():
         if token == "@":
             words += PLACE_WORDS[place(shapes[0])].split()
         elif token in ("A", "B", "C", "D"):
-            index, start = "ABCD".index(token), len(words)
-            words += _noun_phrase(shapes[index], sized=len(shapes) <= SIZED)
-            phrases.append(Phrase(start, len(words), len(words) - 1, index))
+            words += _noun_phrase(shapes["ABCD".index(token)], sized=len(shapes) <= SIZED)
         elif token.isupper():
             here, there = (shapes["ABCD".index(letter)] for letter in token[:2])
             words += RELATION_WORDS[relation(here, there)][" +~".index(token[2:] or " ")].split()
         else:
             words.append(token)
-    if style in SYNONYM_STYLES:
-        words = [SYNONYMS.get(word, word) for word in words]
-    return Description(tuple(words), tuple(phrases))
+    return [SYNONYMS.get(word, word) for word in words] if style in SYNONYM_STYLES else words
 
 
-def names(noun: str) -> frozenset[str]:
-    """Return every word that captions use for a shape of this kind."""
-    return _with_synonyms([noun])
+def synonyms(word: str) -> frozenset[str]:
+    """Return the other words that captions use for a noun, a size or a texture."""
+    return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
 
 
-def attributes(shape_attributes: Sequence[str]) -> frozenset[str]:
-    """Return every word that captions may use for these sizes, colours and textures."""
-    return _with_synonyms(shape_attributes)
-
-
-def _with_synonyms(words: Sequence[str]) -> frozenset[str]:
-    return frozenset(words) | {SYNONYMS[word] for word in words if word in SYNONYMS}
-
-
-def _noun_phrase(shape: Described, *, sized: bool) -> list[str]:
+def _noun_phrase(shape: Shape, *, sized: bool) -> list[str]:
     size = [shape.size] if sized else []
     texture = [shape.texture] if shape.texture != "plain" else []
     adjectives = [*size, *texture, shape.colour]

@@ -27,8 +27,8 @@ RELATED = {1: (), 2: ((0, 1),), 3: ((0, 1), (1, 2)), 4: ((0, 1), (2, 3))}
 
 
 @dataclass(frozen=True)
-class Described:
-    """What captions say of one object: its words, and where its centre is (reference pixels)."""
+class Shape:
+    """One object: its words, its centre and the geometry that it is drawn from (reference pixels, radians)."""
 
     noun: str
     colour: str
@@ -36,12 +36,6 @@ class Described:
     size: str
     x: float
     y: float
-
-
-@dataclass(frozen=True)
-class Shape(Described):
-    """One object with the geometry that it is drawn from (reference pixels, radians)."""
-
     radius: float
     angle: float
     tint: tuple[float, float, float]  # offsets in [-1, 1] within the colour's range of hue, saturation and value
@@ -82,7 +76,7 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     return Scene(shapes, tuple(rng.permutation(count).tolist()))
 
 
-def place(shape: Described) -> str:
+def place(shape: Shape) -> str:
     """Return where in the picture a shape stands: one of ``PLACES``."""
     dx, dy = shape.x - REFERENCE_SIZE / 2, shape.y - REFERENCE_SIZE / 2
     if math.hypot(dx, dy) < 10:
@@ -92,7 +86,7 @@ def place(shape: Described) -> str:
     return "top" if dy < 0 else "bottom"
 
 
-def relation(a: Described, b: Described) -> str:
+def relation(a: Shape, b: Shape) -> str:
     """Return where ``a`` stands seen from ``b`` along the longer axis: left, right, above or below."""
     dx, dy = a.x - b.x, a.y - b.y
     if abs(dx) > abs(dy):

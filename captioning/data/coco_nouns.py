@@ -20,8 +20,15 @@ CATEGORIES = tuple(_SINGULAR)
 """COCO's 80 categories, lower case, in the order of its files."""
 
 _PLURAL = {
-    "person": "people", "human": "humans", "child": "children", "wife": "wives", "knife": "knives",
-    "calf": "calves", "ox": "oxen", "goose": "geese", "mouse": "mice",
+    "person": "people",
+    "human": "humans",
+    "child": "children",
+    "wife": "wives",
+    "knife": "knives",
+    "calf": "calves",
+    "ox": "oxen",
+    "goose": "geese",
+    "mouse": "mice",
 } | {name: name for name in "skis scissors shears luggage baggage cattle sheep aircraft broccoli".split()}
 _MORE = {"person": ["persons"], "bus": ["busses"], "mouse": ["mouses"], "scissors": ["scissor"]}
 

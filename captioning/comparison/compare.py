@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from captioning.comparison import grounding_table
 from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
-from captioning.comparison.common_grid import on_one_grid
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
 from captioning.comparison.groups import group_by_seed
 from captioning.comparison.measures import Scored, add_score_table, common_images, titles_of
@@ -40,7 +39,6 @@ def compare(
     Raises:
         InputError: ``metric`` is not available, or the kept results of a test are damaged.
     """
-    runs, grid_notices = on_one_grid(runs)
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]
     runs = [named[name] for variant in variants for name in variant]
@@ -64,7 +62,6 @@ def compare(
         compare_captions(result, scored, counted, captions)
     if nouns:
         add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
-        result.notices += grid_notices
     measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
     if any(len(group.runs) > 1 for group in groups):
         add_variants(result, scored, measures, groups, named)

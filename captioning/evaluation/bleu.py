@@ -1,4 +1,4 @@
-"""BLEU. As for every score, captions are word lists, so that no special token can leak into it.
+"""BLEU. As for every metric, captions are word lists, so that no special token can leak into it.
 
 The words come from ``tokenizers`` (Penn Treebank rules, lower case, no punctuation), or are a data set's own tokens.
 """
@@ -32,13 +32,13 @@ def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words
     """
     counts = bleu_counts(hypotheses, references).sum(axis=0)
     penalized, plain = bleu_from_counts(counts), bleu_from_counts(counts, brevity_penalty=False)
-    scores: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for n in range(ORDERS):
-        scores[f"bleu{n + 1}"] = float(penalized[n])
-        scores[f"bleu{n + 1}_no_penalty"] = float(plain[n])
-    scores["brevity_penalty"] = float(_brevity_penalty(counts))
-    scores["length_ratio"] = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
-    return scores
+        metrics[f"bleu{n + 1}"] = float(penalized[n])
+        metrics[f"bleu{n + 1}_no_penalty"] = float(plain[n])
+    metrics["brevity_penalty"] = float(_brevity_penalty(counts))
+    metrics["length_ratio"] = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
+    return metrics
 
 
 def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Ints:
@@ -56,24 +56,23 @@ def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words
     """
     if len(hypotheses) != len(references) or not hypotheses:
         raise ValueError(f"BLEU needs as many hypotheses as reference lists, got {len(hypotheses)}, {len(references)}")
-    return bleu_counts_of(ReferenceNGrams(references), hypotheses, np.arange(len(hypotheses)))
+    return bleu_counts_of(ReferenceNGrams(references), hypotheses)
 
 
-def bleu_counts_of(index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints) -> Ints:
+def bleu_counts_of(
+    index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None
+) -> Ints:
     """Return ``bleu_counts`` (hypotheses, 10) against the given sets of an index of references."""
-    sets = np.asarray(sets, dtype=np.int64)
+    sets = index.sets_of(hypotheses, sets)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
-    for n, matches in enumerate(index.matches(hypotheses, sets)):
-        most = np.zeros(len(matches.hypothesis), dtype=np.int64)
-        np.maximum.at(most, matches.match, matches.reference_times)
-        np.add.at(counts[:, n], matches.hypothesis, np.minimum(matches.times, most))
+    for n, (own, most) in enumerate(zip(index.count(hypotheses), index.most(), strict=True)):
+        counts[:, n] = own[:, : most.shape[1]].minimum(most[sets]).sum(axis=1)
         counts[:, ORDERS + n] = np.maximum(lengths - n, 0)
-    references = index.lengths[sets]  # (M, references), -1 where a set has fewer
-    distance = 2 * np.abs(references - lengths[:, None]) + (references > lengths[:, None])  # of two, the shorter
-    distance = np.where(references < 0, np.iinfo(np.int64).max, distance)
+    hypothesis, reference = index.pairs(sets)
+    closest = np.lexsort((index.lengths[reference], abs(index.lengths[reference] - lengths[hypothesis]), hypothesis))
     counts[:, -2] = lengths
-    counts[:, -1] = np.take_along_axis(references, distance.argmin(axis=1, keepdims=True), axis=1)[:, 0]
+    counts[hypothesis[closest][::-1], -1] = index.lengths[reference[closest]][::-1]  # the closest one is written last
     return counts
 
 
@@ -83,8 +82,8 @@ def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDAr
     with np.errstate(divide="ignore", invalid="ignore"):
         log_precisions = np.log(counts[..., :ORDERS]) - np.log(counts[..., ORDERS : 2 * ORDERS])
     log_precisions = np.where(counts[..., :ORDERS] > 0, log_precisions, -np.inf)
-    scores = 100 * np.exp(np.cumsum(log_precisions, axis=-1) / np.arange(1, ORDERS + 1))
-    return scores * _brevity_penalty(counts)[..., None] if brevity_penalty else scores
+    values = 100 * np.exp(np.cumsum(log_precisions, axis=-1) / np.arange(1, ORDERS + 1))
+    return values * _brevity_penalty(counts)[..., None] if brevity_penalty else values
 
 
 def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
@@ -92,12 +91,7 @@ def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
 
     The counts of n-grams with two words and more are increased by one (Lin and Och 2004), since most captions have no
     four words in a row in common with a reference. Its mean over images is not corpus BLEU.
-
-    Raises:
-        ValueError: n is not 1 to 4.
     """
-    if not 1 <= n <= ORDERS:
-        raise ValueError(f"n must be 1 to {ORDERS}, got {n}")
     smoothed = np.array(counts, dtype=np.float64)
     smoothed[..., 1:ORDERS] += 1
     smoothed[..., ORDERS + 1 : 2 * ORDERS] += 1

@@ -6,18 +6,18 @@ Gaussian penalty on the difference in length, and 10 for a caption that equals i
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from captioning.errors import InputError
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
-from captioning.files import read_bytes, write_json
+from captioning.files import read_json, write_json
 
 Floats = NDArray[np.float64]
 
@@ -36,23 +36,17 @@ class DocumentFrequencies:
     """
 
     documents: int
-    counts: Mapping[str, int]
+    counts: dict[str, int]
 
     @classmethod
     def of(cls, references: Sequence[Sequence[Words]]) -> DocumentFrequencies:
-        """Count the n-grams of each image's references.
-
-        Raises:
-            ValueError: There is no image.
-        """
-        if not references:
-            raise ValueError("document frequencies need at least one set of references")
+        """Count the n-grams of each image's references."""
         counts: Counter[str] = Counter()
-        for image_references in references:
+        for of_image in references:
             counts.update(
                 {
                     " ".join(words[start : start + n])
-                    for words in image_references
+                    for words in of_image
                     for n in range(1, ORDERS + 1)
                     for start in range(len(words) - n + 1)
                 }
@@ -61,7 +55,7 @@ class DocumentFrequencies:
 
     def save(self, path: Path) -> None:
         """Write ``{"documents": N, "counts": {"a dog": 12, ..}}``."""
-        write_json(path, {"documents": self.documents, "counts": dict(self.counts)}, indent=None)
+        write_json(path, {"documents": self.documents, "counts": self.counts}, indent=None)
 
     @classmethod
     def load(cls, path: Path) -> DocumentFrequencies:
@@ -71,18 +65,9 @@ class DocumentFrequencies:
             InputError: The file is missing or holds something else.
         """
         try:
-            content = json.loads(read_bytes(Path(path)))
-            documents, counts = content["documents"], content["counts"]
-        except OSError as error:
-            raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-        except (ValueError, KeyError, TypeError, RecursionError):
-            documents, counts = None, None
-        if not _is_count(documents) or not isinstance(counts, dict):
-            raise InputError(f'{path}: no document frequencies, expected {{"documents": N, "counts": {{..}}}}')
-        for ngram, count in counts.items():
-            if not _is_count(count) or count > documents or not 1 <= len(ngram.split(" ")) <= ORDERS:
-                raise InputError(f"{path}: {ngram!r} is in {count!r} of {documents} sets; expected n-grams and counts")
-        return cls(documents, counts)
+            return msgspec.convert(read_json(path), cls)
+        except msgspec.ValidationError as error:
+            raise InputError(f"{path}: no document frequencies, which captioning prepare writes ({error})") from error
 
 
 class CiderD:
@@ -99,24 +84,26 @@ class CiderD:
     def __init__(
         self, references: Sequence[Sequence[Words]], *, frequencies: DocumentFrequencies | None = None
     ) -> None:
-        counts: Mapping[str, int] = frequencies.counts if frequencies else {}
-        ngrams = [ngram.split(" ") for ngram in counts]
+        given: Mapping[str, int] = frequencies.counts if frequencies else {}
+        ngrams = [ngram.split(" ") for ngram in given]
         self.index = ReferenceNGrams(references, extra=ngrams)
         documents = frequencies.documents if frequencies else len(self.index)
         self._log_documents = float(np.log(max(documents, 1)))
-        if frequencies:
-            documents_by_order = _given_counts(self.index, ngrams, list(counts.values()))
-        else:
-            documents_by_order = [order.documents() for order in self.index.orders]
-        self._weights = [self._log_documents - np.log(np.maximum(count, 1)) for count in documents_by_order]  # idf
-        self._norms = []  # (sets * references,) for each n, squared
-        for order, weights in zip(self.index.orders, self._weights, strict=True):
-            image, ngram = np.divmod(order.places, max(order.size, 1))
-            squares = (order.times * weights[ngram]) ** 2
-            reference = image * self.index.width + order.references
-            self._norms.append(np.bincount(reference, squares, minlength=self.index.lengths.size))
+        self._weights, self._values, self._norms = [], [], []  # for each n: (K,) idf, (references, K), (references,)
+        lengths = np.array([len(words) for words in ngrams], dtype=np.int64)
+        given_counts = np.array(list(given.values()), dtype=np.int64)
+        numbered = self.index.numbered(ngrams)
+        for n, (counts, most) in enumerate(zip(self.index.counts, self.index.most(), strict=True), start=1):
+            occurrences = (most > 0).sum(axis=0)
+            if frequencies:
+                ngram, number = (column[lengths[numbered[n - 1][0]] == n] for column in numbered[n - 1])
+                occurrences = np.zeros(counts.shape[1], dtype=np.int64)
+                occurrences[number] = given_counts[ngram]
+            self._weights.append(self._log_documents - np.log(np.maximum(occurrences, 1)))
+            self._values.append((counts * self._weights[-1]).tocsr())
+            self._norms.append(np.sqrt((self._values[-1] ** 2).sum(axis=1)))
 
-    def scores(self, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None) -> Floats:
+    def values(self, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None) -> Floats:
         """Return CIDEr-D in [0, 10] of each hypothesis, (M,); the corpus' CIDEr-D is the mean.
 
         Args:
@@ -126,27 +113,22 @@ class CiderD:
         Raises:
             ValueError: There is not one set for each hypothesis.
         """
-        sets = np.arange(len(self.index)) if sets is None else np.asarray(sets, dtype=np.int64)
-        M, width = len(hypotheses), self.index.width
-        references = sets[:, None] * width + np.arange(width)  # (M, references)
-        similarity = np.zeros((M, width))
-        for n, matches in enumerate(self.index.matches(hypotheses, sets)):
-            weights = np.full(len(matches.ngram), self._log_documents)
-            indexed = matches.ngram < len(self._weights[n])
-            weights[indexed] = self._weights[n][matches.ngram[indexed]]
-            values = matches.times * weights
-            norm = np.bincount(matches.hypothesis, values**2, minlength=M)  # (M,)
-            reference_values = matches.reference_times * weights[matches.match]
-            clipped = np.minimum(values[matches.match], reference_values)
-            pair = matches.hypothesis[matches.match] * width + matches.reference
-            product = np.bincount(pair, clipped * reference_values, minlength=M * width)
-            norms = np.sqrt(norm[:, None] * self._norms[n][references])
-            similarity += np.divide(product.reshape(M, width), norms, out=np.zeros_like(norms), where=norms > 0)
+        sets = self.index.sets_of(hypotheses, sets)
+        hypothesis, reference = self.index.pairs(sets)  # (P,)
+        similarity = np.zeros(len(hypothesis))
+        for n, counts in enumerate(self.index.count(hypotheses)):
+            known = len(self._weights[n])
+            weights = np.append(self._weights[n], np.full(counts.shape[1] - known, self._log_documents))
+            values = (counts * weights).tocsr()
+            norms = np.sqrt((values**2).sum(axis=1))[hypothesis] * self._norms[n][reference]
+            own, other = values[:, :known][hypothesis], self._values[n][reference]
+            product = (own.minimum(other) * other).sum(axis=1)
+            similarity += np.divide(product, norms, out=np.zeros_like(norms), where=norms > 0)
         # The toolkit measures length in bigrams, so no word and one word are equally long.
-        lengths = np.maximum([len(words) - 1 for words in hypotheses], 0)
-        difference = lengths[:, None] - np.maximum(self.index.lengths[sets] - 1, 0)
+        lengths = np.array([max(len(words) - 1, 0) for words in hypotheses], dtype=np.int64)
+        difference = lengths[hypothesis] - np.maximum(self.index.lengths[reference] - 1, 0)
         similarity *= np.exp(-(difference**2) / (2 * SIGMA**2))
-        return SCALE * similarity.sum(axis=1) / (ORDERS * self.index.counts[sets])
+        return SCALE * np.bincount(hypothesis, similarity, minlength=len(sets)) / (ORDERS * self.index.sizes[sets])
 
 
 def cider_d(
@@ -160,21 +142,4 @@ def cider_d(
     Raises:
         ValueError: The lists differ in length, or an image has no reference.
     """
-    return CiderD(references, frequencies=frequencies).scores(hypotheses)
-
-
-def _given_counts(index: ReferenceNGrams, ngrams: Sequence[Words], counts: Sequence[int]) -> list[Ints]:
-    """Return for each n the count of each n-gram of the index, (K,); 0 if it is not among ``ngrams``."""
-    counts_by_order = []
-    lengths = np.array([len(words) for words in ngrams], dtype=np.int64)
-    given = np.array(counts, dtype=np.int64)
-    for n, (sentence, number) in enumerate(index.numbered(ngrams), start=1):
-        whole = lengths[sentence] == n
-        order_counts = np.zeros(index.orders[n - 1].size, dtype=np.int64)
-        order_counts[number[whole]] = given[sentence[whole]]
-        counts_by_order.append(order_counts)
-    return counts_by_order
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    return CiderD(references, frequencies=frequencies).values(hypotheses)

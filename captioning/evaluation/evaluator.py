@@ -182,7 +182,6 @@ class Evaluator:
                 reference_hits=reference_hits.get(row, []),
                 posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
                 reference_posterior_hits=reference_posterior_hits.get(row, []),
-                outlines=[item.outline for item in objects],
             )
 
     def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:

@@ -1,16 +1,25 @@
-"""Files of captions in the format of the COCO server, and files of references to score them against."""
+"""Files of captions in the format of the COCO server, and files of references to compare them with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import msgspec
 
 from captioning.errors import InputError
 from captioning.files import read_json, write_json
 from captioning.tokenizers import PennTreebank, Tokenizer
 
-MAX_ID = 2**63 - 1
+_PENN_TREEBANK = PennTreebank()
+
+
+class ImageCaption(msgspec.Struct):
+    """An entry of a file: a caption, and the number of its image."""
+
+    image_id: int
+    caption: str
 
 
 def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
@@ -19,16 +28,8 @@ def write_results(path: Path, captions: Iterable[tuple[int, str]]) -> None:
     Args:
         path: The server expects the name ``captions_<split>_<algorithm>_results.json``.
         captions: Number and caption of each image.
-
-    Raises:
-        ValueError: An image appears twice.
     """
-    results: dict[int, str] = {}
-    for image_id, caption in captions:
-        if image_id in results:
-            raise ValueError(f"image {image_id} has two captions; the server takes one")
-        results[image_id] = caption
-    write_json(path, [{"image_id": i, "caption": caption} for i, caption in results.items()], indent=None, follow=False)
+    write_json(path, [{"image_id": i, "caption": caption} for i, caption in captions], indent=None)
 
 
 def read_results(path: Path) -> dict[int, str]:
@@ -37,14 +38,13 @@ def read_results(path: Path) -> dict[int, str]:
     Raises:
         InputError: The file cannot be read, an entry lacks a field or has a wrong one, or an image appears twice.
     """
-    content = read_json(path)
-    if not isinstance(content, list) or not content:
-        raise InputError(f'{path}: no results, expected [{{"image_id": 17, "caption": "a dog"}}, ..]')
     captions: dict[int, str] = {}
-    for index, (image_id, caption) in _captions(path, "entry", content):
-        if image_id in captions:
-            raise InputError(f"{path}: entry {index}: image_id {image_id} has a caption already; only one is allowed")
-        captions[image_id] = caption
+    for entry in _entries(path, read_json(path), '[{"image_id": 17, "caption": "a dog"}, ..]'):
+        if entry.image_id in captions:
+            raise InputError(f"{path}: image_id {entry.image_id} has two captions; only one is allowed")
+        captions[entry.image_id] = entry.caption
+    if not captions:
+        raise InputError(f"{path}: holds no caption")
     return captions
 
 
@@ -55,12 +55,7 @@ class References(NamedTuple):
     tokens: str
 
 
-def read_references(
-    path: Path,
-    *,
-    split: str = "test",
-    tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
-) -> References:
+def read_references(path: Path, *, split: str = "test", tokenizer: Tokenizer = _PENN_TREEBANK) -> References:
     """Read the references of images.
 
     Captions of a COCO annotation file (``captions_val2017.json``) are tokenised. A Karpathy split file
@@ -78,11 +73,11 @@ def read_references(
     content = read_json(path)
     references: dict[int, list[list[str]]] = {}
     tokens = tokenizer.description
-    if isinstance(content, dict) and isinstance(content.get("annotations"), list):
-        for _, (image_id, caption) in _captions(path, "annotation", content["annotations"]):
-            if words := tokenizer.tokenize(caption):
-                references.setdefault(image_id, []).append(words)
-    elif isinstance(content, dict) and isinstance(content.get("images"), list):
+    if isinstance(content, dict) and "annotations" in content:
+        for entry in _entries(path, content["annotations"], "COCO's annotations"):
+            if words := tokenizer.tokenize(entry.caption):
+                references.setdefault(entry.image_id, []).append(words)
+    elif isinstance(content, dict) and "images" in content:
         from captioning.data.karpathy import KarpathySource
 
         source = KarpathySource(str(path), image_dir="")
@@ -102,7 +97,7 @@ def pair(
     references: dict[int, list[list[str]]],
     *,
     where: Path,
-    tokenizer: Tokenizer = PennTreebank(),  # noqa: B008 - no state
+    tokenizer: Tokenizer = _PENN_TREEBANK,
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Return the words of each caption, and the references of its image in the same order.
 
@@ -122,22 +117,8 @@ def pair(
     return words, [references[image_id] for image_id in captions]
 
 
-def _captions(path: Path, kind: str, entries: list[Any]) -> Iterator[tuple[int, tuple[int, str]]]:
-    """Yield the position of each entry, and its image number and caption."""
-    for index, entry in enumerate(entries):
-        where = f"{path}: {kind} {index}"
-        if not isinstance(entry, dict):
-            raise InputError(f"{where} is not an object with image_id and caption, got {_short(entry)}")
-        for field in ("image_id", "caption"):
-            if field not in entry:
-                raise InputError(f"{where} has no {field}")
-        image_id, caption = entry["image_id"], entry["caption"]
-        if not isinstance(image_id, int) or isinstance(image_id, bool) or abs(image_id) > MAX_ID:
-            raise InputError(f"{where}: image_id must be a whole number, got {_short(image_id)}")
-        if not isinstance(caption, str):
-            raise InputError(f"{where}: caption must be a text, got {_short(caption)}")
-        yield index, (image_id, caption)
-
-
-def _short(value: Any) -> str:
-    return repr(value)[:60]
+def _entries(path: Path, content: object, expected: str) -> list[ImageCaption]:
+    try:
+        return msgspec.convert(content, list[ImageCaption])
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: expected {expected}: {error}") from error

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from captioning.cells import CellGrid
-from captioning.data.objects import GroundedObject, ObjectLookup, mask_of, outline_of
+from captioning.data.objects import GroundedObject, ObjectLookup
 from captioning.data.records import CaptionIndex
 from captioning.encoders import Encoder
-from captioning.errors import InputError
-from captioning.evaluation.records import CaptionedImage, NounHit
+from captioning.evaluation.records import NounHit
 
 # The adjectives of a noun phrase stand between one of these and the noun.
 _DETERMINERS = frozenset({"a", "an", "the", "one", "two", "three", "four", "another", "some"}) | frozenset(
@@ -28,22 +27,17 @@ class ObjectCells:
     """The objects that share name and attributes, as ``noun_hits`` needs them: a few hundred bytes in place of masks.
 
     Attributes:
-        noun, synonyms, attributes: As of each ``GroundedObject``.
+        names: The noun and its synonyms.
+        attributes: Adjectives that are true of each of the objects.
         covered: (height, width) of the grid: the fraction of each cell's area that lies on one of the objects; all 0 if
             none is in view.
-        outline: The union of their masks, in COCO's text of run lengths.
         cells: The grid.
     """
 
-    noun: str
-    synonyms: frozenset[str]
+    names: frozenset[str]
     attributes: frozenset[str]
     covered: NDArray[np.float64]
-    outline: str
     cells: CellGrid
-
-    def has_name(self, phrase: str) -> bool:
-        return phrase == self.noun or phrase in self.synonyms
 
 
 def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[ObjectCells]:
@@ -61,15 +55,12 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
         alike.setdefault((item.noun, item.attributes), []).append(item)
     return [
         ObjectCells(
-            noun=noun,
-            synonyms=_union([item.synonyms for item in items]),
+            names=frozenset({noun}).union(*(item.synonyms for item in items)),
             attributes=attributes,
-            covered=cell_coverage(mask, cells),
-            outline=outline_of(mask),
+            covered=cell_coverage(np.logical_or.reduce([item.mask for item in items]), cells),
             cells=cells,
         )
         for (noun, attributes), items in alike.items()
-        for mask in [np.logical_or.reduce([item.mask for item in items])]
     ]
 
 
@@ -135,74 +126,40 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
         raise ValueError(f"alphas has {len(alphas)} steps for {len(words)} words")
     centre = centre_attention(cells)
     hits = []
-    previous = 0  # words before this one belong to an earlier noun phrase
-    for start, end, candidates in _mentions(words, objects):
-        adjectives = _adjectives(words, previous, start)
-        previous = end
-        shared = {
-            number: len(adjectives & objects[number].attributes)
-            for number in candidates
-            if objects[number].covered.any()
-        }
+    for start, end, adjectives, candidates in _mentions(words, objects):
+        shared = [(len(adjectives & item.attributes), item) for item in candidates if item.covered.any()]
         if not shared:
             continue
-        named = [number for number, count in shared.items() if count == max(shared.values())]
+        named = [item for count, item in shared if count == max(count for count, _ in shared)]
         # A visible pixel belongs to one object, so fractions add up.
-        covered = np.minimum(sum(objects[number].covered for number in named), 1.0)
+        covered = np.minimum(sum(item.covered for item in named), 1.0)
+        touched = covered > 0
         alpha = alphas[end - 1].reshape(height, width)
         location = int(alpha.argmax())
-        hit, chance, centre_hit = _pointing(location, covered, cells)
         hits.append(
             NounHit(
                 step=end - 1,
                 noun=" ".join(words[start:end]),
-                hit=hit,
-                chance=chance,
-                centre_hit=centre_hit,
+                hit=bool(touched.flat[location]),
+                chance=float(touched.mean()),
+                centre_hit=float(touched[_central_cells(cells)].mean()),
                 correctness=float((alpha * covered).sum()),
                 uniform=float(covered.mean()),
                 centre=float((centre * covered).sum()),
                 location=location,
-                objects=named,
             )
         )
     return hits
 
 
-def pointing_on(image: CaptionedImage, cells: CellGrid) -> CaptionedImage:
-    """Judge pointing again, as if the locations were those of other cells of the same view.
-
-    The nouns stay those of the model's own cells, and so does attention correctness: the maps of the nouns are not
-    kept.
-
-    Raises:
-        InputError: An outline is damaged, or a noun names a location or an object that is not there.
-    """
-    if not (image.hits or image.reference_hits):
-        return image
-    covered = [cell_coverage(mask_of(outline, cells.size), cells) for outline in image.outlines]
-
-    def judged_again(noun: NounHit) -> NounHit:
-        named = [covered[number] for number in noun.objects if 0 <= number < len(covered)]
-        locations = cells.grid_size[0] * cells.grid_size[1]
-        if noun.location is None or not 0 <= noun.location < locations or not 0 < len(named) == len(noun.objects):
-            raise InputError(f"the noun at word {noun.step} has no such location or object")
-        hit, chance, centre_hit = _pointing(noun.location, np.sum(named, axis=0), cells)
-        return dataclasses.replace(noun, hit=hit, chance=chance, centre_hit=centre_hit)
-
-    return dataclasses.replace(
-        image,
-        hits=[judged_again(noun) for noun in image.hits],
-        reference_hits=[judged_again(noun) for noun in image.reference_hits],
-        posterior_hits=[judged_again(noun) for noun in image.posterior_hits],
-        reference_posterior_hits=[judged_again(noun) for noun in image.reference_posterior_hits],
-    )
-
-
-def _pointing(location: int, covered: NDArray[np.float64], cells: CellGrid) -> tuple[bool, float, float]:
-    """Return ``hit``, ``chance`` and ``centre_hit`` of a noun whose objects cover the cells (height, width)."""
-    touched = covered > 0
-    return bool(touched.flat[location]), float(touched.mean()), float(touched[_central_cells(cells)].mean())
+_FIELDS = {
+    "pointing_accuracy": "hit",
+    "pointing_chance": "chance",
+    "pointing_centre": "centre_hit",
+    "attention_correctness": "correctness",
+    "correctness_uniform": "uniform",
+    "correctness_centre": "centre",
+}
 
 
 def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
@@ -213,17 +170,9 @@ def grounding_metrics(hits: Sequence[NounHit]) -> dict[str, float]:
         middle); ``attention_correctness`` with ``correctness_uniform`` and ``correctness_centre``. Large objects are
         easy to hit, and photographers put them in the middle. Empty if there is no noun.
     """
-    fields = {
-        "pointing_accuracy": "hit",
-        "pointing_chance": "chance",
-        "pointing_centre": "centre_hit",
-        "attention_correctness": "correctness",
-        "correctness_uniform": "uniform",
-        "correctness_centre": "centre",
-    }
     if not hits:
         return {}
-    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in fields.items()}
+    return {name: 100 * sum(getattr(hit, field) for hit in hits) / len(hits) for name, field in _FIELDS.items()}
 
 
 def posterior_metrics(name: str, hits: Sequence[NounHit]) -> dict[str, float]:
@@ -272,17 +221,6 @@ def _overlaps(cells: CellGrid) -> list[tuple[NDArray[np.float64], NDArray[np.flo
     return overlaps
 
 
-@functools.lru_cache(maxsize=1024)
-def _longest(phrases: frozenset[str]) -> int:
-    """Return the number of words of the longest phrase; cached, since every caption asks for the same few sets."""
-    return max((len(phrase.split()) for phrase in phrases), default=0)
-
-
-def _union(sets: Sequence[frozenset[str]]) -> frozenset[str]:
-    """Return the union, without a copy if it is the first set: the sets of a table are large and shared."""
-    return sets[0] if all(subset <= sets[0] for subset in sets[1:]) else sets[0].union(*sets)
-
-
 @functools.cache
 def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return an index of the cells nearest to the view's middle; several may be equally near."""
@@ -293,27 +231,24 @@ def _central_cells(cells: CellGrid) -> tuple[NDArray[np.intp], NDArray[np.intp]]
     return np.ix_(*nearest)  # type: ignore[return-value]
 
 
-def _mentions(words: Sequence[str], objects: Sequence[ObjectCells]) -> list[tuple[int, int, list[int]]]:
-    """Return (start, end, indices of the objects of that name) for every name in the caption; the longest wins."""
-    longest = max(_longest(item.synonyms | {item.noun}) for item in objects)
-    mentions = []
-    start = 0
+def _mentions(
+    words: Sequence[str], objects: Sequence[ObjectCells]
+) -> Iterator[tuple[int, int, frozenset[str], list[ObjectCells]]]:
+    """Yield start, end, adjectives and the objects of that name for every name in the caption; the longest one wins.
+
+    The adjectives are the words before it, back to the phrase's determiner or to the name before.
+    """
+    longest = max(len(name.split()) for item in objects for name in item.names)
+    start = previous = 0
     while start < len(words):
         for end in range(min(start + longest, len(words)), start, -1):
             phrase = " ".join(words[start:end])
-            named = [number for number, item in enumerate(objects) if item.has_name(phrase)]
-            if named:
-                mentions.append((start, end, named))
-                start = end
+            if named := [item for item in objects if phrase in item.names]:
+                first = start
+                while first > previous and words[first - 1] not in _DETERMINERS:
+                    first -= 1
+                yield start, end, frozenset(words[first:start]), named
+                start = previous = end
                 break
         else:
             start += 1
-    return mentions
-
-
-def _adjectives(words: Sequence[str], first: int, noun: int) -> frozenset[str]:
-    """Return the words before position ``noun``, back to the phrase's determiner or to ``first``."""
-    start = noun
-    while start > first and words[start - 1] not in _DETERMINERS:
-        start -= 1
-    return frozenset(words[start:noun])

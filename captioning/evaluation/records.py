@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,12 +15,6 @@ from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.evaluation.files import write_results
 from captioning.files import read_json, write_json, write_text
-
-_LONGEST_SIDE = 4096
-"""Pixels of a view; masks of larger ones would be drawn for minutes."""
-
-_LEAST_ERROR = 1e-6
-"""Pixels. Weights are 1 / error ** 2, which must not overflow."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,6 @@ class NounHit:
         uniform: The same for even attention: the fraction of the view that the object covers.
         centre: The same for ``grounding.centre_attention``.
         location: The strongest location. None if it is not known: an earlier version did not keep it.
-        objects: The objects that count, as indices into the image's ``outlines``.
     """
 
     step: int
@@ -51,7 +43,6 @@ class NounHit:
     uniform: float
     centre: float
     location: int | None = None
-    objects: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +52,13 @@ class CaptionedImage:
     Attributes:
         image_id: The data set's number of the image.
         caption: The model's words, joined by spaces.
-        log_prob: The score that ranks captions: the sum over words in nats, divided by the length normalisation.
+        log_prob: What the search ranks captions by: the sum over words in nats, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         references: The references' words, joined by spaces.
         written: The caption as the tokenizer writes it, if that differs from ``caption``.
         hits, reference_hits: Every noun of the caption and of the references that names an object.
         posterior_hits, reference_posterior_hits: The same with the posterior of the locations given the word; empty
             if the model has none.
-        outlines: The objects with their masks in the model's view, in COCO's text of run lengths. With these and the
-            locations of the hits, pointing can be judged on other cells.
     """
 
     image_id: int
@@ -82,7 +71,6 @@ class CaptionedImage:
     reference_hits: list[NounHit] = field(default_factory=list)
     posterior_hits: list[NounHit] = field(default_factory=list)
     reference_posterior_hits: list[NounHit] = field(default_factory=list)
-    outlines: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -113,19 +101,19 @@ def write_evaluation(
         stage: "val" or "test".
         search: Options that the captions were made with.
         tokens: Description of the words that the metrics compare.
-        cells: The grid that pointing was scored on, if it was.
+        cells: The grid that pointing was judged on, if it was.
     """
     content: dict[str, Any] = {f"{stage}/{name}": value for name, value in metrics.items()} | {"search": dict(search)}
     if tokens:
         content["tokens"] = tokens
     if cells is not None:
         content["cells"] = dataclasses.asdict(cells)
-    write_json(folder / f"{stage}_metrics.json", content, follow=False)
+    write_json(folder / f"{stage}_metrics.json", content)
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:
         if entry["written"] is None:
             del entry["written"]
-    write_json(folder / f"{stage}_captions.json", entries, follow=False)
+    write_json(folder / f"{stage}_captions.json", entries)
     write_results(folder / f"{stage}_results.json", [(image.image_id, image.text) for image in images])
 
 
@@ -141,7 +129,7 @@ def write_predictions(folder: Path, paths: Sequence[Path], images: Sequence[Capt
         {"image": str(path), "image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob}
         for path, image in zip(paths, images, strict=True)
     ]
-    write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries), follow=False)
+    write_text(lines, "".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in entries))
     write_results(results, [(image.image_id, image.text) for image in images])
     return lines, results
 
@@ -152,59 +140,28 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     Raises:
         InputError: The file is damaged.
     """
-    content = _read_json(path, dict)
-    search = content.pop("search", {})
-    if not isinstance(search, dict):
-        raise InputError(f"{path}: search is not a mapping, as `captioning test` writes it; run it again")
-    numbers = {name: value for name, value in content.items() if isinstance(value, (int, float))}
-    for name, value in {**numbers, **search}.items():
-        if isinstance(value, int) and abs(value) > sys.float_info.max:
-            raise InputError(f"{path}: {name} is no number that `captioning test` writes; run it again")
-    return {name.partition("/")[2] or name: value for name, value in numbers.items()}, search
+    content = _read(path, dict[str, Any])
+    metrics = {name.partition("/")[2]: value for name, value in content.items() if isinstance(value, (int, float))}
+    return metrics, dict(content.get("search", {}))
 
 
 def read_cells(path: Path) -> CellGrid | None:
-    """Return the grid that STAGE_metrics.json says pointing was scored on; None if it names none.
-
-    Raises:
-        InputError: The file is damaged.
-    """
-    content = _read_json(path, dict).get("cells")
-    if content is None:
-        return None
-    try:
-        cells = msgspec.convert(content, CellGrid)
-    except msgspec.ValidationError as error:
-        raise InputError(f"{path}: cells: not what `captioning test` writes ({error}); run it again") from error
-    places = (*cells.offset, *cells.stride, *cells.standard_error)
-    sides = zip(cells.grid_size, cells.size, strict=True)
-    if not all(0 < count <= side <= _LONGEST_SIDE for count, side in sides) or min(cells.stride) <= 0:
-        raise InputError(f"{path}: cells: no grid of a view of at most {_LONGEST_SIDE} pixels a side; run it again")
-    if not all(abs(place) <= _LONGEST_SIDE for place in places):  # false for NaN, too
-        raise InputError(f"{path}: cells: lie more than {_LONGEST_SIDE} pixels outside the view; run it again")
-    if not all(error == 0 or error > _LEAST_ERROR for error in cells.standard_error):
-        raise InputError(f"{path}: cells: standard_error must be 0 or above {_LEAST_ERROR}; run it again")
-    return cells
+    """Return the grid that STAGE_metrics.json says pointing was judged on; None if it names none."""
+    content = _read(path, dict[str, Any]).get("cells")
+    return None if content is None else msgspec.convert(content, CellGrid)
 
 
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
-    """Return the images of STAGE_captions.json by their id.
+    """Return the images of STAGE_captions.json by their id. What earlier versions wrote besides is ignored.
 
     Raises:
         InputError: The file is damaged.
     """
+    return {image.image_id: image for image in _read(path, list[CaptionedImage])}
+
+
+def _read(path: Path, kind: Any) -> Any:
     try:
-        images = msgspec.convert(_read_json(path, list), list[CaptionedImage])
-    except (msgspec.ValidationError, UnicodeError) as error:  # UnicodeError: half a character
+        return msgspec.convert(read_json(path), kind)
+    except msgspec.ValidationError as error:
         raise InputError(f"{path}: not what `captioning test` writes ({error}); run it again") from error
-    for image in images:
-        if not image.references:
-            raise InputError(f"{path}: not what `captioning test` writes (image {image.image_id} has no references)")
-    return {image.image_id: image for image in images}
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    content = read_json(path)
-    if not isinstance(content, kind):
-        raise InputError(f"{path}: not what `captioning test` writes; run it again")
-    return content

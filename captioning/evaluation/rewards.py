@@ -1,4 +1,4 @@
-"""Scores of single captions as rewards of training, against references that are indexed once."""
+"""Metrics of single captions as rewards of training, against references that are indexed once."""
 
 from __future__ import annotations
 
@@ -42,25 +42,18 @@ class CaptionReward:
     def __init__(self, options: SelfCriticalTraining, index: CaptionIndex, vocabulary: Vocabulary) -> None:
         self.options = options
         self.vocabulary = vocabulary
-        frequencies = None
-        if options.frequencies is not None:
-            frequencies = DocumentFrequencies.load(Path(options.frequencies))
-            if END_WORD not in frequencies.counts:
-                raise InputError(
-                    f"objective.frequencies: {options.frequencies} does not count the ends of captions, "
-                    f"{END_WORD}; count them with captioning prepare frequencies, or leave it out"
-                )
-        self._cider = CiderD(words_with_end(index), frequencies=frequencies)
+        frequencies = None if options.frequencies is None else DocumentFrequencies.load(Path(options.frequencies))
+        if frequencies is not None and END_WORD not in frequencies.counts:
+            raise InputError(
+                f"objective.frequencies: {options.frequencies} does not count the ends of captions, {END_WORD}; count "
+                "them with captioning prepare frequencies, or leave it out"
+            )
+        self.cider_d = CiderD(words_with_end(index), frequencies=frequencies)
 
     def __call__(self, rows: Sequence[int], captions: Sequence[Hypothesis]) -> Tensor:
-        """Return the reward of every caption, (N,) float32.
-
-        Args:
-            rows: N rows of the training split.
-            captions: One caption of each of these images.
-        """
+        """Return the reward of every caption, (N,) float32, of these rows of the training split, (N,)."""
         hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
-        reward = self.options.cider_d * self._cider.scores(hypotheses, rows)
+        reward = self.options.cider_d * self.cider_d.values(hypotheses, rows)
         if self.options.bleu4:
-            reward += self.options.bleu4 * sentence_bleu(bleu_counts_of(self._cider.index, hypotheses, rows)) / 100
+            reward += self.options.bleu4 * sentence_bleu(bleu_counts_of(self.cider_d.index, hypotheses, rows)) / 100
         return torch.from_numpy(reward).float()

@@ -25,19 +25,15 @@ def rouge_l(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) 
     Raises:
         ValueError: The lists differ in length, or an image has no reference.
     """
-    if len(hypotheses) != len(references):
-        raise ValueError(f"ROUGE-L needs as many hypotheses as reference lists: {len(hypotheses)}, {len(references)}")
-    scores = np.zeros(len(hypotheses))
-    for image, (hypothesis, image_references) in enumerate(zip(hypotheses, references, strict=True)):
-        if not image_references:
-            raise ValueError(f"image {image} has no reference")
+    values = np.zeros(len(hypotheses))
+    for image, (hypothesis, of_image) in enumerate(zip(hypotheses, references, strict=True)):
         words = hypothesis or [""]
-        common = [longest_common_subsequence(words, reference or [""]) for reference in image_references]
+        common = [longest_common_subsequence(words, reference or [""]) for reference in of_image]
         precision = max(common) / len(words)
-        recall = max(n / max(len(reference), 1) for n, reference in zip(common, image_references, strict=True))
+        recall = max(n / max(len(reference), 1) for n, reference in zip(common, of_image, strict=True))
         if precision and recall:
-            scores[image] = (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
-    return scores
+            values[image] = (1 + BETA**2) * precision * recall / (recall + BETA**2 * precision)
+    return values
 
 
 def longest_common_subsequence(first: Words, second: Words) -> int:

@@ -1,0 +1,167 @@
+"""METEOR against the toolkit's own class, with odd captions, and with a Java that misbehaves."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts, missing_meteor
+from captioning.evaluation.metrics import caption_metrics
+from captioning.tokenizers import PennTreebank, tokenize
+
+SENTENCES = """a dog runs over the green grass
+two dogs are running in the grass
+a brown dog jumps into the water
+a man is riding a wave on a surfboard
+the men ride bicycles down a steep hill
+a little girl in a red dress smiles
+children play football on a field
+an old woman sits on a wooden bench beside the lake""".splitlines()
+
+
+@pytest.fixture(autouse=True)
+def _java_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPTIONING_JAVA", raising=False)
+
+
+def make_corpus(seed: int, images: int = 24):
+    random.seed(seed)
+    references = [[s.split() for s in random.sample(SENTENCES, random.randint(1, 4))] for _ in range(images)]
+    hypotheses = [random.choice(SENTENCES).split() for _ in range(images)]
+    for words in hypotheses[::3]:
+        random.shuffle(words)
+    hypotheses[::5] = [of_image[0] for of_image in references[::5]]  # identical: no fragmentation
+    hypotheses[1] = ["zebra"]
+    return hypotheses, references
+
+
+# Captions that would break METEOR's lines -> the caption, its references, and whether they agree.
+ODD = {
+    "empty": ([], [["a", "dog"]], False),
+    "empty reference": (["a", "dog"], [[]], False),
+    "both empty": ([], [[]], False),
+    "separator": (["|||"], [["a"]], False),
+    "separator inside": (["a", "|||", "dog"], [["a", "dog"]], True),
+    "separator in a word": (["a|||dog"], [["a", "dog"]], True),
+    "separator in a reference": (["a", "dog"], [["a", "|||", "dog"]], True),
+    "line break": (["a\ndog"], [["a\r\ndog"]], True),
+    "command": (["EVAL", "1.0"], [["SCORE", "x"]], False),
+    "letters": (["café", "日本", "dog"], [["café", "日本", "dog"]], True),
+    "other letters": (["çäfè"], [["éüfö"]], False),
+}
+
+
+@pytest.mark.java
+def test_meteor_equals_the_coco_toolkit():
+    if reason := missing_meteor():
+        pytest.skip(reason)
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    hypotheses, references = make_corpus(0)
+    odd_hypotheses, odd_references, agreeing = zip(*ODD.values(), strict=True)
+    counts = meteor_counts([*hypotheses, *odd_hypotheses], [*references, *odd_references])
+    assert meteor_from_counts(counts[len(hypotheses) :]) == pytest.approx(np.array(agreeing, dtype=float))
+    counts = counts[: len(hypotheses)]
+    gts = {i: [" ".join(words) for words in of_image] for i, of_image in enumerate(references)}
+    res = {i: [" ".join(words)] for i, words in enumerate(hypotheses)}
+    toolkit = Meteor()
+    try:
+        corpus, of_images = toolkit.compute_score(gts, res)
+    finally:
+        process = toolkit.meteor_p
+        del toolkit  # ends the process, and leaves its pipes open
+        process.stdout.close()
+        process.stderr.close()
+    assert meteor_from_counts(counts) == pytest.approx(of_images, abs=1e-9)
+    assert 1.0 in of_images and 0.0 in of_images
+    assert meteor_from_counts(counts.sum(axis=0)) == pytest.approx(corpus, abs=1e-9)
+    assert abs(np.mean(of_images) - corpus) > 1e-3, "the corpus' METEOR is no mean"
+
+
+# "a dog runs over the green grass" against "the dogs ran in grass with friends", as METEOR 1.5 counts it: grass
+# exactly, one stem, one synonym, of content words, and "the" of function words, in 3 chunks.
+COUNTS = [7, 7, 3, 3, 1, 1, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0, 3, 4, 4]
+
+
+def test_meteor_of_a_hand_computed_case():
+    quality = (0.75 * (1 + 0.6 + 0.8) + 0.25) / (0.75 * 4 + 0.25 * 3)
+    assert meteor_from_counts(np.array(COUNTS)) == pytest.approx(quality * (1 - 0.6 * (3 / 4) ** 0.2))
+    assert meteor_from_counts(np.zeros((2, 23))).tolist() == [0.0, 0.0]
+
+
+AGREEING = [
+    *SENTENCES,
+    "A man's dog can't swim.",
+    "You cannot; I'm gonna!",
+    "A well-known brand, isn't it?",
+    '"Quoted" words',
+    "1,000 people & 50% off",
+    "café",
+    "black/white",
+]
+# Caption -> what the toolkit's program makes of it: it keeps points in abbreviations, #, and brackets in lower case.
+DIFFERING = {"A U.S. flag": "a u.s. flag", "player # 28": "player # 28", "(fish eye)": "-lrb- fish eye -rrb-"}
+
+
+@pytest.mark.java
+def test_tokens_are_the_toolkits_but_for_abbreviations_brackets_and_signs(capfd):
+    tokenizer = pytest.importorskip("pycocoevalcap.tokenizer.ptbtokenizer").PTBTokenizer()
+    captions = [*AGREEING, *DIFFERING]
+    theirs = tokenizer.tokenize({i: [{"caption": caption}] for i, caption in enumerate(captions)})
+    ours = [" ".join(tokenize(caption)) for caption in captions]
+    assert ours[: len(AGREEING)] == [theirs[i][0] for i in range(len(AGREEING))]
+    assert [theirs[len(AGREEING) + i][0] for i in range(len(DIFFERING))] == list(DIFFERING.values())
+    assert all(word not in DIFFERING.values() for word in ours[len(AGREEING) :])
+    assert "not the COCO toolkit's" in PennTreebank.description
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Put a Java on the PATH that runs a line of Python."""
+
+    def put(program: str) -> None:
+        java = Path(tmp_path, "java")
+        java.write_text(f"#!{sys.executable}\nimport sys\nlines = sys.stdin.read().splitlines()\n{program}\n")
+        java.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    package = tmp_path / "site" / "pycocoevalcap"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(package.parent)
+    return put
+
+
+def test_the_metrics_of_a_corpus_have_meteor_where_java_is(fake):
+    fake(f"for line in lines: print(*{COUNTS})")
+    values = caption_metrics([["a"], ["c", "d"]], [[["a", "b"]], [["c", "d"]]])
+    assert values["meteor"] == pytest.approx(100 * meteor_from_counts(2 * np.array(COUNTS)))
+    assert "meteor" not in caption_metrics([["a"]], [[["a"]]], java=False)
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        ("sys.exit('Error: no memory\\nat x')", r"METEOR failed \(exit code 1\): Error: no memory$"),
+        ("print('Error: x\\nError: y')", "METEOR answered 'Error: x Error: y' for 2 images"),
+        ("print('1.0 2.0')", "METEOR answered '1.0 2.0' for 2 images"),
+        ("pass", "METEOR answered '' for 2 images"),
+    ],
+)
+def test_a_failing_program_is_reported_in_one_line(fake, program, message):
+    fake(program)
+    with pytest.raises(JavaError, match=message) as error:
+        meteor_counts([["a"], ["b"]], [[["a"]], [["b"]]])
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_missing_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing_meteor() == "no Java runtime: no `java` on the PATH"
+    with pytest.raises(JavaError, match="no Java runtime"):
+        meteor_counts([["a"]], [[["a"]]])

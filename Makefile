@@ -32,12 +32,12 @@ STUDIES ?= flickr8k flickr8k_hard flickr8k_decoders flickr8k_deeper flickr8k_sec
 
 reproduce-flickr8k: $(STAMP)  ## train and score the Flickr8k studies, write their tables (days on two cores)
 	@for study in $(STUDIES); do \
-	    $(BIN)/captioning study configs/studies/$$study.yaml --measurements runs/reproduced $(STUDY) || exit; \
-	    $(BIN)/captioning study configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
+	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced $(STUDY) || exit; \
+	    $(BIN)/python scripts/study.py configs/studies/$$study.yaml --measurements runs/reproduced --report docs/results.md || exit; \
 	done
 
 bench: $(STAMP)  ## measure speed beside the common port and the machine's limit (BENCH="--only train")
-	@$(BIN)/captioning bench $(BENCH)
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 test: $(STAMP)  ## the quick tests
 	@$(PYTEST)

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from captioning.cli.arguments import script_parser
-from captioning.cli.commands import Commands
+from commands import Commands
+
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json, write_json
 from captioning.provenance import provenance
@@ -48,7 +48,7 @@ class Stage(NamedTuple):
 
     def command(self) -> list[str]:
         resumed = self.last is not None and self.last.is_file()
-        return ["-m", "captioning", *self.arguments, *(["--ckpt_path", str(self.last)] if resumed else [])]
+        return [*self.arguments, *(["--ckpt_path", str(self.last)] if resumed else [])]
 
 
 @exits_on_input_error
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> None:
         if done.exists() and not args.only:
             continue
         if args.dry_run:
-            what = f"$ python {shlex.join(stages[name].command())}" if name in stages else f"captions of {EXPORTED}"
+            what = f"$ captioning {shlex.join(stages[name].command())}" if name in stages else f"captions of {EXPORTED}"
             print(f"{name}  {what}")
             continue
         if name in stages:
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Stage]]:
-    parser = script_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: %(default)s)")
     parser.add_argument(
         "--only", nargs="+", metavar="STAGE", help="run these stages, whether they were finished or not"

@@ -1,7 +1,362 @@
 #!/usr/bin/env python
-"""`captioning study` for a clone of the repository. The options are the same."""
+"""Train and score every variant of a study, each with several seeds, and make the study's tables.
 
-from captioning.cli.study import main
+A study is a YAML file such as those in configs/studies. The scores of all runs are written to
+docs/measurements/STUDY.json. After Ctrl-C, run the same command again to continue. With --report,
+nothing is trained: the command makes the tables between <!-- study NAME --> and <!-- end --> in a
+page from the scores and captions of the runs.
+
+examples:
+  python scripts/study.py configs/studies/flickr8k.yaml --jobs 2
+  python scripts/study.py configs/studies/flickr8k.yaml --only soft summed_blocks --seeds 1 --dry_run
+  python scripts/study.py configs/studies/flickr8k.yaml --report docs/results.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from commands import Commands
+
+from captioning.comparison.runs import Run, read_run
+from captioning.errors import InputError, did_you_mean, exits_on_input_error
+from captioning.evaluation.metrics import UNIT
+from captioning.files import read_json, write_text
+from captioning.provenance import provenance
+from captioning.run_folder import RunFolder
+from captioning.settings import read_config
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SPEED = "captions_per_second"
+TRAINING = {  # logged as train/.. -> what the table of the training calls it
+    "attention_entropy": "entropy of alpha (nats)",
+    "support_size": "locations in the support",
+    "beta": "beta",
+    "reward": "return",
+    "baseline": "baseline",
+    "advantage_std": "deviation of the advantage",
+}
+TENTHS = 10
+_PROGRESS = "run folder|generating|drawing|epoch|best checkpoint|test: "
+_LOCK = threading.Lock()  # runs that end at once write into one file
+
+Scores = dict[str, Any]  # what was measured of one run: "values" in percent, their "unit", and where they come from
+
+
+class Variant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One of the things that are compared: either a configuration to train, or an average of other variants.
+
+    Attributes:
+        config: A file of configs/, without its ending.
+        label: The variant's name in tables. Defaults to its key.
+        fit: Further options of ``captioning fit``, each --name=value.
+        after: A variant above this one, whose best checkpoint of the same seed training starts from (--init_from).
+        average: Two or more variants above this one, whose best checkpoints of the same seed are averaged.
+        evaluations: By name, options of ``captioning test`` for one more score.
+    """
+
+    config: str | None = None
+    label: str = ""
+    fit: list[str] = []
+    after: str | None = None
+    average: list[str] = []
+    evaluations: dict[str, list[str]] = {}
+
+    @property
+    def begins_with(self) -> list[str]:
+        """The variants whose checkpoints are needed before this one."""
+        return self.average or ([] if self.after is None else [self.after])
+
+
+class Features(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The features that ``captioning extract`` computes before any training: of these splits, into this folder."""
+
+    config: str
+    splits: list[str]
+    output: str
+    flipped: bool = False
+
+
+class Study(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A study.
+
+    Attributes:
+        name: The study's name. Run folders are NAME_VARIANT_SEED, and the scores stand in docs/measurements/NAME.json.
+        seeds: Seeds of every variant.
+        variants: By name, what is compared.
+        fit: Options of ``captioning fit`` for all variants, such as --config=overlay.yaml.
+        evaluate: Options of ``captioning test`` for all variants.
+        features: Features to extract first.
+        references: The variants that all others are compared with.
+    """
+
+    name: str
+    seeds: list[int]
+    variants: dict[str, Variant]
+    fit: list[str] = []
+    evaluate: list[str] = []
+    features: Features | None = None
+    references: list[str] = []
+
+    def starts_from(self, variant: str, earlier: str) -> bool:
+        """Return whether runs of ``variant`` start from, or are averages of, those of ``earlier``, in any stage."""
+        before = self.variants[variant].begins_with
+        return earlier in before or any(self.starts_from(name, earlier) for name in before)
+
+    def label(self, variant: str) -> str:
+        return self.variants[variant].label or variant
+
+
+def read_study(path: Path) -> Study:
+    """Read a study.
+
+    Raises:
+        InputError: A value is missing, unknown or of the wrong type, or a name stands for nothing.
+    """
+    try:
+        study = msgspec.convert(read_config(path), Study)
+    except msgspec.ValidationError as error:
+        raise InputError(f"{path}: {error}") from error
+    above: list[str] = []
+    for name, variant in study.variants.items():
+        if (variant.config is None) == (not variant.average):
+            raise InputError(f"{path}: variants.{name}: needs either a config or an average")
+        if variant.config is not None and not config_of(variant.config).is_file():
+            raise InputError(f"{path}: variants.{name}: there is no {config_of(variant.config)}")
+        if unknown := [earlier for earlier in variant.begins_with if earlier not in above]:
+            raise InputError(f"{path}: variants.{name}: {unknown[0]} is no variant above it")
+        above.append(name)
+    if unknown := [name for name in study.references if name not in study.variants]:
+        raise InputError(f"{path}: references: {unknown[0]} is no variant{did_you_mean(unknown[0], study.variants)}")
+    return study
+
+
+def config_of(name: str) -> Path:
+    return REPOSITORY / "configs" / f"{name}.yaml"
+
+
+# Training
+
+
+class Command(NamedTuple):
+    """A command that is left to run. ``evaluation`` is the name of what it scores, None if it trains."""
+
+    what: str
+    arguments: list[str]
+    evaluation: str | None = None
+
+
+class Job(NamedTuple):
+    """One run: its training, its scores and its further evaluations."""
+
+    study: Study
+    variant: str
+    seed: int
+    runs: Path
+    file: Path
+
+    @property
+    def name(self) -> str:
+        return f"{self.study.name}_{self.variant}_{self.seed}"
+
+    @property
+    def folder(self) -> RunFolder:
+        return RunFolder(self.runs / self.name)
+
+    @property
+    def before(self) -> list[Job]:
+        """The runs whose best checkpoints this one starts from, or is an average of."""
+        return [self._replace(variant=variant) for variant in self.study.variants[self.variant].begins_with]
+
+    @property
+    def stage(self) -> int:
+        """How many runs come before, one after the other."""
+        return max((1 + job.stage for job in self.before), default=0)
+
+    def is_scored(self, evaluation: str = "") -> bool:
+        return score_name(self.variant, self.seed, evaluation) in read_scores(self.file)
+
+    def left(self) -> Iterator[Command]:
+        """Yield the commands that are left to run, each when the ones before it are done."""
+        variant, best = self.study.variants[self.variant], str(self.folder.checkpoint("best"))
+        starts = [str(job.folder.checkpoint("best")) for job in self.before]
+        if not self.is_scored() and variant.config is None:
+            models = [word for model in starts for word in ("--model", model)]
+            yield Command("average", ["average", *models, "--output", best])
+        elif not self.is_scored():
+            command = ["fit", "--config", str(config_of(variant.config)), f"--seed_everything={self.seed}"]
+            command += [*self.study.fit, *variant.fit, f"--runs={self.runs}", f"--name={self.name}"]
+            command += ["--trainer.logger=false", *(f"--init_from={start}" for start in starts)]
+            last = self.folder.checkpoint("last")
+            command += [f"--ckpt_path={last}"] if last.is_file() else []  # training that was complete ends at once
+            yield Command("train on from its last checkpoint" if last.is_file() else "train", command)
+        for evaluation, options in {"": [], **variant.evaluations}.items():
+            if not self.is_scored(evaluation):
+                # The captions in the run's folder stay those of the study's own evaluation.
+                command = ["test", f"--ckpt_path={best}", *self.study.evaluate, *options]
+                command += [f"--results={self.folder.path / evaluation}"]
+                yield Command(f"score {evaluation}".rstrip(), command, evaluation)
+
+    def finish(self, commands: Commands) -> None:
+        """Run what is left. A run begins when those that it starts from are trained and scored."""
+        for earlier in self.before:
+            if not self.is_scored() and not earlier.is_scored():
+                raise InputError(f"{self.name}: starts from {earlier.name}, which is not trained and scored")
+        for command in self.left():
+            commands.run(self.name, command.arguments)
+            if command.evaluation is not None:
+                self.record(command)
+
+    def record(self, command: Command) -> None:
+        """Copy the scores that were written last into the study's file, with the training's speed and statistics."""
+        results = read_run(self.folder.path / command.evaluation)
+        scores: Scores = {
+            "values": {name: round(value, 4) for name, value in results.scores.items()},
+            "unit": UNIT,
+            "split": results.search.get("split"),
+            "images": len(results.captions or {}),
+            "search": results.search,
+            **provenance(command=f"captioning {shlex.join(command.arguments)}", seed=self.seed),
+        }
+        if not command.evaluation and (training := training_of(read_run(self.folder.path))):
+            scores["training"] = training
+        with _LOCK:
+            name = score_name(self.variant, self.seed, command.evaluation)
+            write_measurements(self.file, scores=read_scores(self.file) | {name: scores})
+
+
+def training_of(run: Run) -> dict[str, Any]:
+    """Return the speed of a training and the means of its statistics in each tenth, as far as they were logged."""
+    training: dict[str, Any] = {}
+    if (speed := run.captions_per_second) is not None:
+        training[SPEED] = round(speed, 1)
+    last = max((curve[-1][0] for curve in run.curves.values()), default=0) + 1
+    for name in TRAINING:
+        tenths: list[list[float]] = [[] for _ in range(TENTHS)]
+        for step, value in run.curves.get(f"train/{name}", []):
+            tenths[step * TENTHS // last].append(value)
+        if any(tenths):
+            training[name] = [float(f"{statistics.fmean(values):.4g}") if values else None for values in tenths]
+    return training
+
+
+def train(study: Study, jobs: Sequence[Job], side_by_side: int) -> None:
+    """Run what is left.
+
+    Raises:
+        InputError: Data are missing, or runs failed; the other runs are done then.
+    """
+    waiting = [job for job in jobs if any(job.left())]
+    print(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are done", flush=True)
+    commands = Commands(side_by_side, _PROGRESS)
+    if waiting:
+        prepare(study, waiting, commands)
+    outcomes = []
+    for stage in sorted({job.stage for job in waiting}):
+        of_stage = [job for job in waiting if job.stage == stage]
+        outcomes += commands.side_by_side(lambda job: job.finish(commands), of_stage)
+    if failed := [outcome for outcome in outcomes if isinstance(outcome, InputError)]:
+        raise InputError(f"{len(failed)} of {len(waiting)} runs failed: {'; '.join(map(str, failed))}")
+
+
+def prepare(study: Study, jobs: Sequence[Job], commands: Commands) -> None:
+    """Make sure that the data of the jobs' configurations are there, and extract features; what is there stays."""
+    from captioning.cli.build import build
+    from captioning.data import CaptionSource
+
+    for variant in {job.variant: study.variants[job.variant] for job in jobs}.values():
+        if variant.config is not None:
+            words = [*study.fit, *variant.fit]
+            overlays = [Path(word.partition("=")[2]) for word in words if word.startswith("--config=")]
+            settings = [read_config(path) for path in (config_of(variant.config), *overlays)]
+            options = [word for word in words if word.startswith("--data.source")]
+            build({"data.source": CaptionSource}, settings, options)[0].prepare()
+    if (features := study.features) is not None:
+        command = ["extract", "--config", str(config_of(features.config)), "--output", features.output]
+        command += [word for split in features.splits for word in ("--split", split)]
+        commands.run("features", [*command, *["--flipped"] * features.flipped])
+
+
+# The file of the measurements: {"scores": {"soft_1": .., "soft_1_beam5": ..}, "comparisons": {"shapes": ..}}
+
+
+def score_name(variant: str, seed: int, evaluation: str = "") -> str:
+    return f"{variant}_{seed}" + f"_{evaluation}" * bool(evaluation)
+
+
+def read_scores(path: Path) -> dict[str, Scores]:
+    """Return the scores of a study's file by name; none if there is no file yet.
+
+    What scores of earlier versions have in common stands once, under "common".
+    """
+    content = read_json(path) if path.exists() else {}
+    common = content.get("common", {})
+    return {name: _merged(common, entry) for name, entry in content.get("scores", {}).items()}
+
+
+def _merged(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    inner = {key: _merged(common[key], entry[key]) for key in common if isinstance(entry.get(key), dict)}
+    return {**common, **entry, **inner}
+
+
+def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:
+    """Replace sections of a study's file. An entry takes one line, so that a difference of two versions is readable."""
+    content = (read_json(path) if path.exists() else {}) | sections
+    if "scores" in sections:
+        content.pop("common", None)
+    written = []
+    for section, entries in content.items():
+        lines = [f"  {json.dumps(name)}: {json.dumps(entry, ensure_ascii=False)}" for name, entry in entries.items()]
+        written.append(f" {json.dumps(section)}: {{\n" + ",\n".join(lines) + "\n }")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, "{\n" + ",\n".join(written) + "\n}\n")
+
+
+@exits_on_input_error
+def main(argv: list[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", type=Path, metavar="FILE.yaml", help="such as configs/studies/flickr8k.yaml")
+    parser.add_argument("--only", nargs="+", metavar="VARIANT", help="train only these variants (default: all)")
+    parser.add_argument("--seeds", nargs="+", type=int, metavar="N", help="train only with these seeds (default: all)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side (default: %(default)s)")
+    parser.add_argument("--dry_run", action="store_true", help="only list what is done and what is left")
+    parser.add_argument("--report", type=Path, metavar="PAGE.md", help="make the study's tables in this page")
+    parser.add_argument("--runs", type=Path, default="runs", metavar="DIR", help="all runs (default: %(default)s)")
+    parser.add_argument("--measurements", type=Path, default="docs/measurements", metavar="DIR", help="of the scores")
+    args = parser.parse_args(argv)
+    study = read_study(args.study)
+    file = args.measurements / f"{study.name}.json"
+    if args.report is not None:
+        from study_tables import write_report
+
+        origin = provenance(command=f"python scripts/study.py {shlex.join(argv)}", seed=None)
+        for notice in write_report(study, file, args.runs, args.report, origin):
+            print(f"note: {notice}")
+        return
+    for option, chosen, names in (("--only", args.only, study.variants), ("--seeds", args.seeds, study.seeds)):
+        if unknown := [name for name in chosen or () if name not in names]:
+            raise InputError(f"{option}: {unknown[0]} is not in {args.study}; there are {', '.join(map(str, names))}")
+    jobs = [
+        Job(study, variant, seed, args.runs, file)
+        for seed in args.seeds or study.seeds
+        for variant in args.only or study.variants
+    ]
+    if not args.dry_run:
+        train(study, jobs, args.jobs)
+        return
+    for job in jobs:
+        print(f"{job.name:32} {'left: ' * any(job.left())}{', '.join(what for what, *_ in job.left()) or 'done'}")
+
 
 if __name__ == "__main__":
     main()

@@ -1,15 +1,13 @@
 """Compare runs: scores on the same images with intervals and tests, curves, speed, attention.
 
-A RUN is a run's folder, a folder of run folders, an offline wandb folder, or on wandb
-ENTITY/PROJECT/RUN_ID or ENTITY/PROJECT/sweeps/ID. All runs are compared with the first. Runs that
+A RUN is a run's folder, or a folder of run folders. All runs are compared with the first. Runs that
 differ only in their seed are one variant. The command prints tables and writes a page. It compares
 the captions that `captioning test` wrote; --test first writes those that are missing.
 
 examples:
   captioning compare runs/shapes_soft runs/shapes_hard
   captioning compare runs/soft_1 runs/soft_2 runs/hard_1 runs/hard_2 --metric bleu1
-  captioning compare runs/coco_vgg19_soft --paper coco
-  captioning compare me/captioning/sweeps/k2v9x1qa --test --report
+  captioning compare runs/soft_hard --test
 """
 
 from __future__ import annotations
@@ -48,16 +46,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     """Print the comparison, write its page, and return its numbers."""
-    if args.report:
-        from captioning.comparison.wandb_report import publish  # fails before the work, not after
-
     from captioning.comparison.attention_explorer import explore, load_models
     from captioning.comparison.compare import compare
     from captioning.comparison.page import comparison_page
-    from captioning.comparison.paper import compare_with_paper
-    from captioning.comparison.runs import common_folder, name_runs
+    from captioning.comparison.runs import common_folder, find_runs, name_runs
     from captioning.comparison.terminal import print_comparison
-    from captioning.comparison.wandb_runs import find_runs, report_command
     from captioning.component import import_modules
     from captioning.files import write_text
     from captioning.provenance import provenance
@@ -71,7 +64,7 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
             # A run that was named by itself, to compare with, is not added again with the other runs of its folder.
             if folder is None or folder == Path(name).resolve() or folder not in folders:
                 runs.append(run)
-    if len(runs) < 2 and not args.paper:
+    if len(runs) < 2:
         raise InputError(f"give two or more runs to compare, got {' '.join(args.runs)}")
     name_runs(runs)
     if args.test:
@@ -80,8 +73,6 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     comparison = compare(
         runs, metric=args.metric, resamples=args.resamples, seed=args.seed, images=args.images, java=True
     )
-    if args.paper:
-        compare_with_paper(comparison, runs, args.paper)
     explorer, more = explore(runs, models, comparison, seed=args.seed)
     comparison.notices += problems + more
     print_comparison(comparison)
@@ -96,10 +87,6 @@ def _compare(args: argparse.Namespace, argv: list[str]) -> dict[str, Any]:
     print(f"\npage          {output}")
     if args.json not in (None, STDOUT):
         print(f"numbers       {args.json}")
-    if args.report:
-        print(f"W&B report    {publish(runs, comparison, output)}")
-    elif command_line := report_command(runs, command):
-        print(f"W&B report    {command_line}")
     return comparison.to_dict() | {"provenance": origin}
 
 
@@ -109,14 +96,15 @@ def test_untested(runs: list[Run], imports: list[str]) -> None:
     Raises:
         InputError: A test failed. The captions made so far are kept.
     """
-    from captioning.cli.commands import Commands
+    import subprocess
+
     from captioning.comparison.runs import add_test
 
-    commands = Commands(1, "(train|val|test): |brevity penalty")
     for run in runs:
-        if run.captions is None and run.how_to_test and run.folder is not None:
-            words = shlex.split(run.how_to_test) + [f"--import={module}" for module in imports]
-            commands.run(run.name, ["-m", *words])
+        if run.captions is None and run.checkpoint is not None and run.folder is not None:
+            options = ["--ckpt_path", str(run.checkpoint), *(f"--import={module}" for module in imports)]
+            if subprocess.run([sys.executable, "-m", "captioning", "test", *options], check=False).returncode:
+                raise InputError(f"{run.name}: captioning test failed")
             add_test(run, run.folder)
 
 
@@ -132,9 +120,6 @@ def parser() -> argparse.ArgumentParser:
         default="bleu4",
         metavar="NAME",
         help="metric of the verdict: bleu1 .. bleu4, rouge_l, cider_d or meteor (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--paper", choices=("flickr8k", "flickr30k", "coco"), help="add the paper's scores on this data set"
     )
     parser.add_argument(
         "--images",
@@ -165,5 +150,4 @@ def parser() -> argparse.ArgumentParser:
     )
     add_json_option(parser, "the numbers")
     add_import_option(parser)
-    parser.add_argument("--report", action="store_true", help="also make a W&B report; the runs must be online")
     return parser

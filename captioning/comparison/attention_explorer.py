@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from PIL import Image
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
@@ -15,12 +13,12 @@ from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
 from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load
-from captioning.views.explorer import ExploredImage, data_uri, explorer_fragment
+from captioning.views.explorer import ExploredImage, explorer_fragment
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
 
-_THUMBNAIL = 224  # pixels of the longer side: twice what is shown
+_SPLITS = ("test", "val", "train")
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
@@ -46,12 +44,11 @@ def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner
 
 
 def explore(
-    runs: Sequence[Run], models: dict[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
+    runs: Sequence[Run], models: Mapping[str, ImageCaptioner[Captioner]], comparison: Comparison, *, seed: int
 ) -> tuple[str, list[str]]:
     """Return the images of the disagreements with the tested captions and every model's attention along them.
 
-    The attention comes from teacher forcing the tested captions. The comparison's disagreements get the names of their
-    files and thumbnails.
+    The attention comes from teacher forcing the tested captions. The disagreements get the names of their files.
 
     Args:
         runs: The runs.
@@ -62,36 +59,33 @@ def explore(
     Returns:
         The explorer as HTML, "" if it would be empty, and sentences on what is missing in it.
     """
-    tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
     if not comparison.disagreements:
         return "", []
-    notices = [
-        f"No attention of {run.name}: its checkpoint {'is missing' if run.checkpoint is None else 'cannot be loaded'}."
-        for run in tested
-        if run.name not in models
-    ]
-    files, reason = _image_files(tested, [item.image_id for item in comparison.disagreements])
+    tested = sorted((run for run in runs if run.captions), key=lambda run: comparison.runs.index(run.name))
+    files, problem = _image_files(tested, [item.image_id for item in comparison.disagreements])
     items = [item for item in comparison.disagreements if item.image_id in files]
     if not items:
-        return "", [*notices, f"The page shows no images: {reason}."]
+        return "", [f"The page shows no images: {problem}."]
     for item in items:
-        item.file, item.thumbnail = files[item.image_id].name, _thumbnail(files[item.image_id])
+        item.file = files[item.image_id].name
+    notices: list[str] = []
     images: dict[str, ExploredImage] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
     for run in tested:
         if run.name not in models:
+            notices.append(f"No attention of {run.name}: its checkpoint is missing, or cannot be loaded.")
             continue
         model = models[run.name]
         preprocessing = model.encoder.preprocessing
         framing = (preprocessing.crop or 0) / preprocessing.resize
         suffix = framings.setdefault(framing, f", as {run.name} cuts it" if framings else "")
-        tested_captions = [item.captions[run.name].split() for item in items]
-        notices += _doubts(run, model, tested_captions)
+        said = [item.captions[run.name].split() for item in items]
+        notices += _doubts(run, model, said)
         inference = run.search.get("inference", model.model.decoder.attention.inference)
         try:
             captions = model.force_decode(
                 [files[item.image_id] for item in items],
-                tested_captions,
+                said,
                 inference=inference,
                 seed=seed if inference == "sample" else None,
             )
@@ -99,11 +93,9 @@ def explore(
             notices.append(f"No attention of {run.name}: {error}.")
             continue
         for item, caption in zip(items, captions, strict=True):
+            numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
             shown = caption.for_explorer(
-                run.name,
-                references=item.references,
-                numbers={TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"},
-                start=item.first_difference,
+                run.name, references=item.references, numbers=numbers, start=item.first_difference
             )
             name = f"{item.name}{suffix}"
             seen = images.get(name, ExploredImage(caption.view, name, []))
@@ -111,30 +103,18 @@ def explore(
     return explorer_fragment(list(images.values())) if images else "", notices
 
 
-def _thumbnail(file: Path) -> str:
-    """Return a small picture as a data URI, "" of a damaged file."""
-    try:
-        with Image.open(file) as image:
-            picture = image.convert("RGB")
-    except OSError:
-        return ""
-    picture.thumbnail((_THUMBNAIL, _THUMBNAIL), Image.Resampling.LANCZOS)
-    return data_uri(picture)
-
-
 def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) -> list[str]:
     """Return sentences on why the attention shown may not be that of the test."""
     doubts = []
-    strange = sum(any(word not in model.vocabulary and word != "<unk>" for word in words) for words in captions)
-    if strange:
-        doubts.append(
-            f"{strange} of the {len(captions)} captions of {run.name} shown have words that its checkpoint does not "
-            "know: another checkpoint was tested, and the attention shown is not its attention; test the run again."
-        )
     tested = run.search.get("checkpoint")
     if run.checkpoint is not None and tested not in (None, run.checkpoint.name):
         doubts.append(
             f"{run.name} was tested with {tested}, which is gone; the attention shown is {run.checkpoint.name}'s."
+        )
+    elif any(word not in model.vocabulary and word != "<unk>" for words in captions for word in words):
+        doubts.append(
+            f"Captions of {run.name} have words that its checkpoint does not know: another checkpoint was tested, and "
+            "the attention shown is not its attention; test the run again."
         )
     if run.search.get("inference") == "sample":
         doubts.append(
@@ -143,36 +123,32 @@ def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) 
     return doubts
 
 
-def _image_files(runs: Sequence[Run], ids: list[int]) -> tuple[dict[int, Path], str]:
+def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Path], str]:
     """Return the image files in the data that a run was tested on, by id; without any, also the reason."""
-    reason = "no run's data settings are known"
+    problem = "no run's data settings are known"
     for run in runs:
-        data = run.settings.get("data")
-        if not isinstance(data, dict) or not data.get("source"):
+        data = run.settings.get("data") or {}
+        if not data.get("source"):
             continue
-        files: dict[int, Path] = {}
-        problem = ""
         try:
             source = _source(data["source"])
         except (InputError, OSError) as error:
-            reason = str(error)
+            problem = str(error)
             continue
-        for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
+        for split in dict.fromkeys([str(data.get("test_split") or _SPLITS[0]), *_SPLITS]):
             try:
                 index = source.index(split)
             except (InputError, OSError) as error:  # a data set may lack this split
-                problem = f" ({error})"
+                problem = str(error)
                 continue
-            rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
-            files |= {i: index.image_path(rows[i]) for i in ids if i in rows and i not in files}
-            if len(files) == len(ids):
-                break
-        existing = {i: path for i, path in files.items() if path.is_file()}
-        if existing:
-            return existing, ""
-        missing = f"{run.name}'s data do not have them{problem}"
-        reason = f"{next(iter(files.values()))} is not there" if files else missing
-    return {}, reason
+            rows = {int(image_id): row for row, image_id in enumerate(index.image_ids)}
+            files = {i: index.image_path(rows[i]) for i in ids if i in rows}
+            existing = {i: path for i, path in files.items() if path.is_file()}
+            if existing:
+                return existing, ""
+            if files:
+                problem = f"{next(iter(files.values()))} is not there"
+    return {}, problem
 
 
 def _source(settings: Any) -> CaptionSource:

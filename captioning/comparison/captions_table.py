@@ -1,21 +1,20 @@
-"""The table of captions: every score with its interval and test; and the images where runs disagree most."""
+"""The table of captions: every metric with its interval and test; and the images where runs disagree most."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from captioning.comparison.formats import plain_cell
 from captioning.comparison.measures import Measure, Scored, add_score_table
-from captioning.comparison.result import Comparison, Disagreement, Row
-from captioning.evaluation.metrics import Family, count
+from captioning.comparison.result import Cell, Comparison, Disagreement, Row
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats
+from captioning.evaluation.metrics import Family, count
 
 Counted = list[tuple[Family, Floats]]
-"""Counts (images, C) of every family of scores."""
+"""Counts (images, C) of every family of metrics."""
 
 
 def counts_of(captions: dict[int, CaptionedImage], ids: Sequence[int], java: bool) -> Counted:
@@ -52,7 +51,7 @@ def compare_captions(
     )
     table = add_score_table(result, scored, measures, f"Captions of {images}", note)
     lengths = [_length_ratio(counted[run][0][1]) if run in counted else None for run in result.runs]
-    table.rows.append(Row("Words per reference word", [plain_cell(value, "{:.3f}") for value in lengths]))
+    table.rows.append(Row("Words per reference word", [Cell.plain(value, "{:.3f}") for value in lengths]))
 
 
 def _length_ratio(counts: Floats) -> float:
@@ -67,7 +66,7 @@ def disagreements(
     metric: str,
     images: int,
 ) -> list[Disagreement]:
-    """Return the images whose captions' own scores differ most; of equal differences, those with fewer common words."""
+    """Return the images whose captions differ, those whose own scores differ most first."""
     scores = np.stack(
         [
             family.of_images(counts)[:, family.names.index(metric)]
@@ -77,8 +76,7 @@ def disagreements(
         ]
     )
     spread = scores.max(axis=0) - scores.min(axis=0)
-    distance = [_distance([captions[i].caption for captions in tested.values()]) for i in common]
-    order = sorted(range(len(common)), key=lambda i: (-round(float(spread[i]), 9), -distance[i], common[i]))
+    differ = [i for i, image in enumerate(common) if len({run[image].caption for run in tested.values()}) > 1]
     return [
         Disagreement(
             image_id=common[i],
@@ -86,17 +84,5 @@ def disagreements(
             scores={name: float(score) for name, score in zip(tested, scores[:, i], strict=True)},
             references=next(iter(tested.values()))[common[i]].references,
         )
-        for i in order[:images]
-        if distance[i]  # else all captions are equal
+        for i in sorted(differ, key=lambda i: -round(float(spread[i]), 9))[:images]
     ]
-
-
-def _distance(captions: Iterable[str]) -> float:
-    """Return 0 for equal captions, up to 1 for captions without a common word. Order counts a little."""
-    captions = list(captions)
-    words = [set(caption.split()) for caption in captions]
-    union = set[str]().union(*words)
-    if not union:
-        return 0.0
-    apart = 1 - len(set.intersection(*words)) / len(union)
-    return apart or (0.0 if len(set(captions)) == 1 else 1e-3)

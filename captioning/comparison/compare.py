@@ -14,7 +14,7 @@ from captioning.comparison.runs import Run
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import add_verdicts
 from captioning.errors import InputError
-from captioning.evaluation.metrics import FAMILIES, TITLES
+from captioning.evaluation.metrics import TITLES
 
 
 def compare(
@@ -37,16 +37,14 @@ def compare(
         java: Whether to compute METEOR, where it is available and all runs use the English tokenizer.
 
     Raises:
-        InputError: ``metric`` is not available, or the kept results of a test are damaged.
+        InputError: ``metric`` is not available.
     """
     named = {run.name: run for run in runs}
     variants = [group.runs for group in group_by_seed(runs)]
     runs = [named[name] for variant in variants for name in variant]
     result = Comparison([run.name for run in runs], metric, variants=variants)
     tested = {run.name: run.captions for run in runs if run.captions}
-    for run in runs:
-        if not run.captions:
-            result.notices.append(_untested(run))
+    result.notices += [_untested(run) for run in runs if not run.captions]
     common = common_images(tested, result)
     groups = group_by_seed([run for run in runs if run.captions])
     compared = _compared_one_by_one(result.runs, groups) if common and result.runs[0] in tested else []
@@ -55,9 +53,7 @@ def compare(
     counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
     captions, nouns = caption_measures(counted), grounding_table.grounding_measures(scored)
     if counted and not any(metric in measure.keys for measure in captions):
-        missing = next(family.missing for family in FAMILIES if metric in family.names)
-        reason = missing() if java and missing is not None else None
-        raise InputError(f"metric: {TITLES[metric]} cannot be computed here" + (f" ({reason})" if reason else ""))
+        raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     if captions:
         compare_captions(result, scored, counted, captions)
     if nouns:
@@ -82,6 +78,7 @@ def _compared_one_by_one(runs: Sequence[str], groups: Sequence[Group]) -> list[s
 
 
 def _untested(run: Run) -> str:
-    if run.how_to_test:
-        return f"{run.name} has no captions of its test split; to make them: {run.how_to_test}"
-    return f"{run.name} has no captions of its test split, and no checkpoint to make them with"
+    missing = f"{run.name} has no captions of its test split"
+    if run.checkpoint is None:
+        return f"{missing}, and no checkpoint to make them with"
+    return f"{missing}; to make them: captioning test --ckpt_path {run.checkpoint}"

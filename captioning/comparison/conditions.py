@@ -1,15 +1,13 @@
-"""How runs were made: validation scores in training, speed, size, decoding, settings and curves."""
+"""How runs were made: validation in training, speed, size, decoding, settings and curves."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from captioning.comparison.formats import duration, plain_cell
 from captioning.comparison.result import Cell, Comparison, Row, Table
-from captioning.comparison.runs import SUMMED, Curve, Run, flat, is_summed
+from captioning.comparison.runs import Curve, Run, flat
 
-_LOWER_IS_BETTER = ("nll", "loss")
 _SEARCH = {
     "Split of the test": "split",
     "Checkpoint of the test": "checkpoint",
@@ -17,45 +15,43 @@ _SEARCH = {
     "Tokenizer, if not English": "tokenizer",
     "Beam size in the test": "beam_size",
 }
-# Settings that make no variant: where a run is stored, what it is tested on (a row of its own), and the settings that
-# its wandb config repeats under short names.
+# Settings that make no variant: where a run is stored and logged, what it is tested on (a row of its own), and what the
+# run folders of earlier versions repeat.
 _ELSEWHERE = (
     "data.test_split data.feature_shares "
-    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath "
-    "_wandb attention score encoder seed provenance parameters splits"
+    "name runs results config ckpt_path trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath"
 ).split()
 
 
 def add_training(result: Comparison, runs: Sequence[Run]) -> None:
+    """Add the table of the best and the last validation."""
     rows = []
     for key in (f"val/{result.metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness"):
-        curves = [run.curves.get(key, []) for run in runs]
-        if not any(curves):
-            continue
-        choose = min if key.endswith(_LOWER_IS_BETTER) else max
+        curves = [run.curves.get(key) for run in runs]
+        choose = min if key == "val/nll" else max
         best = [choose(curve, key=lambda point: point[1]) if curve else None for curve in curves]
         final = [curve[-1] if curve else None for curve in curves]
-        named = {f"{key} best and final": best} if best == final else {f"{key} best": best, f"{key} final": final}
-        for name, points in named.items():
-            cells = [
-                Cell("") if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
-                for point in points
-            ]
-            rows.append(Row(name, cells))
+        if any(curves):
+            named = {"best and final": best} if best == final else {"best": best, "final": final}
+            rows += [Row(f"{key} {which}", list(map(_point, points))) for which, points in named.items()]
     if rows:
         result.tables.append(Table("Validation", rows, "In training, at the optimizer step beside the score."))
 
 
+def _point(point: tuple[int, float] | None) -> Cell:
+    return Cell("") if point is None else Cell(f"{point[1]:.2f}", detail=f"step {point[0]:,}", value=point[1])
+
+
 def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
+    """Add the table of speed, size and decoding."""
     rows = [
-        Row("Training, captions per second", [plain_cell(run.captions_per_second, "{:,.0f}") for run in runs]),
-        Row("Training, time", [duration(run.seconds) for run in runs]),
+        Row("Training, captions per second", [Cell.plain(run.captions_per_second, "{:,.0f}") for run in runs]),
         *(
-            Row(f"Parameters, {name}", [plain_cell((run.parameters or {}).get(name), "{:,.0f}") for run in runs])
+            Row(f"Parameters, {name}", [Cell.plain(run.parameters.get(name), "{:,.0f}") for run in runs])
             for name in ("decoder", "encoder")
         ),
         Row("Attention", [_attention(run) for run in runs]),
-        *(Row(title, [plain_cell(run.search.get(key), "{}") for run in runs]) for title, key in _SEARCH.items()),
+        *(Row(title, [Cell.plain(run.search.get(key)) for run in runs]) for title, key in _SEARCH.items()),
     ]
     rows = [row for row in rows if any(cell.text for cell in row.cells)]
     if rows:
@@ -69,9 +65,8 @@ def add_conditions(result: Comparison, runs: Sequence[Run]) -> None:
 def _attention(run: Run) -> Cell:
     settings = flat(run.settings)
     names = [settings.get(f"model.decoder.{key}") for key in ("attention", "attention.score", "output")]
-    known = [str(name) for name in names if name]
-    kind = [SUMMED] if is_summed(run) else known[:1]
-    return Cell("".join(kind), detail=", ".join(name for name in known if name not in kind))
+    kind, *parts = [*["summed"] * run.is_summed, *(str(name) for name in names if name), ""]
+    return Cell(kind, detail=", ".join(filter(None, parts)))
 
 
 def settings_of(run: Run) -> dict[str, Any]:
@@ -105,5 +100,4 @@ def ordered_curves(runs: Sequence[Run], metric: str) -> dict[str, dict[str, Curv
     leading = [f"val/{metric}", "val/nll", "val/pointing_accuracy", "val/attention_correctness", "train/loss"]
     keys = sorted({key for run in runs for key in run.curves if "/" in key and not key.endswith("_no_penalty")})
     ordered = [key for key in leading if key in keys] + [key for key in keys if key not in leading]
-    curves = {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}
-    return {key: of_runs for key, of_runs in curves.items() if of_runs}
+    return {key: {run.name: run.curves[key] for run in runs if run.curves.get(key)} for key in ordered}

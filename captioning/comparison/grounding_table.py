@@ -50,8 +50,8 @@ def grounding_measures(scored: Scored) -> list[Measure]:
 def _noun_counts(
     captions: dict[int, CaptionedImage], ids: Sequence[int], judgements: str, column: str
 ) -> Floats | None:
-    """Return (images, 2): the sum over an image's nouns, and their number. None without nouns or without the column."""
+    """Return (images, 2): the sum over an image's nouns, and their number. None without nouns."""
     judged = [[getattr(hit, column) for hit in getattr(captions[i], judgements)] for i in ids]
-    if not any(judged) or any(value is None for values in judged for value in values):
+    if not any(judged):
         return None
     return np.array([[sum(map(float, values)), len(values)] for values in judged], dtype=np.float64)

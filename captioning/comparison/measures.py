@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from captioning.comparison.formats import measured_cell, plain_cell, with_best
-from captioning.comparison.result import Comparison, Row, Table
+from captioning.comparison.result import Cell, Comparison, Row, Table, with_best
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import (
@@ -22,7 +21,6 @@ from captioning.evaluation.resampling import (
 )
 
 CORRECTED = " Bold: clearly best. The p-values are corrected for the tests in this table (Holm); the intervals are not."
-_OVER_IMAGES = f" The tests are over images; {ONE_SEED}."
 
 
 @dataclass(frozen=True)
@@ -83,19 +81,10 @@ def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparis
     common = [i for i in shared if all(set(first[i].references) & set(run[i].references) for run in others)]
     if any(len(run) != len(common) for run in tested.values()):
         sizes = ", ".join(f"{name} {len(run)}" for name, run in tested.items())
-        if common:
-            result.notices.append(
-                f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
-            )
-        else:
-            result.notices.append(
-                f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
-            )
-    changed = sum(any(run[i].references != first[i].references for run in others) for i in common)
-    if changed:
         result.notices.append(
-            f"The references of {changed} common images differ between the runs (another tokenisation?); "
-            "each run is scored with its own."
+            f"The runs were evaluated on different images ({sizes}); compared on the {len(common)} in common."
+            if common
+            else f"The runs have no image in common ({sizes}): each is scored on its own images, and no test is made."
         )
     result.images = len(common)
     return common
@@ -104,13 +93,11 @@ def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparis
 def add_score_table(result: Comparison, scored: Scored, measures: Sequence[Measure], title: str, note: str) -> Table:
     """Add a table of measures, and the intervals and tests behind it. The tests are corrected for their number."""
     first = result.runs[0]
+    options = {"resamples": scored.resamples, "seed": scored.seed}
     tests: dict[tuple[str, str], Difference] = {}
-    for measure in measures:
-        testable = first in measure.counts and not measure.baseline
-        for run in [run for run in scored.compared if testable and run in measure.counts]:
-            tested = differences(
-                measure.counts[first], measure.counts[run], measure.scores, resamples=scored.resamples, seed=scored.seed
-            )
+    for measure in [measure for measure in measures if first in measure.counts and not measure.baseline]:
+        for run in [run for run in scored.compared if run in measure.counts]:
+            tested = differences(measure.counts[first], measure.counts[run], measure.scores, **options)
             tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
     for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
         result.tests.setdefault(run, {})[key] = corrected
@@ -119,24 +106,29 @@ def add_score_table(result: Comparison, scored: Scored, measures: Sequence[Measu
             f"{scored.resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
             f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
         )
-    rows = [row for measure in measures for row in _rows(result, scored, measure)]
-    result.tables.append(Table(title, rows, note + (CORRECTED + _OVER_IMAGES) * bool(tests)))
+    rows = [row for measure in measures for row in _rows(result, measure, options)]
+    note += (f"{CORRECTED} The tests are over images; {ONE_SEED}.") * bool(tests)
+    result.tables.append(Table(title, rows, note))
     return result.tables[-1]
 
 
-def _rows(result: Comparison, scored: Scored, measure: Measure) -> Iterator[Row]:
+def _rows(result: Comparison, measure: Measure, options: dict[str, int]) -> Iterator[Row]:
     if measure.baseline:
         values = {run: float(measure.scores(counts.sum(axis=0))) for run, counts in measure.counts.items()}
-        yield Row(measure.titles[0], [plain_cell(values.get(run), "{:.1f}") for run in result.runs], baseline=True)
+        yield Row(measure.titles[0], [Cell.plain(values.get(run), "{:.1f}") for run in result.runs], baseline=True)
         return
     for run, counts in measure.counts.items():
-        bounds = intervals(counts, measure.scores, resamples=scored.resamples, seed=scored.seed).reshape(3, -1).T
+        bounds = intervals(counts, measure.scores, **options).reshape(3, -1).T
         for key, ends in zip(measure.keys, bounds, strict=True):
             result.scores.setdefault(run, {})[key] = Interval(*map(float, ends))
     for key, title in zip(measure.keys, measure.titles, strict=True):
-        cells = []
-        for run in result.runs:
-            interval, test = result.scores.get(run, {}).get(key), result.tests.get(run, {}).get(key)
-            trials = int(measure.counts[run][:, 1].sum()) if measure.unit and run in measure.counts else 0
-            cells.append(measured_cell(interval, test, of=f"{trials} {measure.unit}" if trials else ""))
-        yield Row(title, with_best(cells))
+        yield Row(title, with_best([_cell(result, measure, key, run) for run in result.runs]))
+
+
+def _cell(result: Comparison, measure: Measure, key: str, run: str) -> Cell:
+    interval = result.scores.get(run, {}).get(key)
+    if interval is None:
+        return Cell("")
+    of = f", {int(measure.counts[run][:, 1].sum())} {measure.unit}" if measure.unit else ""
+    detail = f"{interval.low:.1f} to {interval.high:.1f}{of}"
+    return Cell.measured(interval.value, detail, result.tests.get(run, {}).get(key))

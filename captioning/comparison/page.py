@@ -1,19 +1,17 @@
-"""A comparison of runs as one HTML file that needs nothing else: page.html, its style page.css, its script page.js."""
+"""A comparison of runs as one HTML file that needs nothing else: page.html and its style page.css."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from captioning.comparison.charts import axis_of, line_chart
-from captioning.comparison.colors import Color, run_colors, started_over
+from captioning.comparison.charts import line_chart
 from captioning.comparison.result import Comparison
 from captioning.evaluation.metrics import TITLES
 from captioning.views.page import render
 
-_NO_RUN = Color("#767676", "#a0a0a0")
+# Okabe and Ito's colours, distinguishable for colour-blind readers, one for a variant; further variants start over.
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _LEADING = 3  # charts beside the first table
-_WIDE = 4  # columns of a table that takes the whole width of a desktop
-_NARROW = 3  # columns of a table that stays a table on a phone
 
 
 def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Sequence[str] = ()) -> str:
@@ -21,34 +19,28 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
 
     Args:
         comparison: The comparison.
-        explorer: ``explorer_fragment`` of the images where the runs disagree, named as they are
-            (``Disagreement.name``). Without it the page has their captions as text.
+        explorer: ``explorer_fragment`` of the images where the runs disagree. Without it the page has their captions as
+            text.
         footer: Lines about where the page comes from.
     """
-    palette = run_colors(comparison.variants)
-    palette |= {group.name: palette[group.runs[len(group.runs) // 2]] for group in comparison.groups}
-    no_runs = (name for table in comparison.tables for name in comparison.columns(table) if name not in palette)
-    palette |= dict.fromkeys(no_runs, _NO_RUN)  # the paper
-    colors = {name: f"var(--run-{number})" for number, name in enumerate(palette)}
-    dashed = started_over(comparison.variants)
-    charts = {
-        key: line_chart(key, curves, colors=colors, dashed=dashed, every_point=key.startswith("val/"))
+    colors = {
+        run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs
+    }
+    colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
+    charts = [
+        (key, line_chart(curves, colors))
         for key, curves in comparison.curves.items()
         if max(map(len, curves.values())) > 1  # single points, as of one validation, are in the table
-    }
+    ]
     return render(
         "comparison/page.html",
         title=" · ".join(comparison.runs),
         comparison=comparison,
-        palette=list(palette.values()),
         colors=colors,
         metric=TITLES[comparison.metric],
-        leading=dict(list(charts.items())[:_LEADING]),
-        charts=dict(list(charts.items())[_LEADING:]),
-        wide=_WIDE,
-        narrow=_NARROW,
+        leading=charts[:_LEADING],
+        charts=charts[_LEADING:],
         explorer=explorer,
         footer=footer,
-        axis_of=axis_of,
         zip=zip,
     )

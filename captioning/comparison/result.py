@@ -1,13 +1,13 @@
-"""The result of a comparison: tables for a terminal, a page or a report, and the numbers behind them."""
+"""The result of a comparison: tables for a terminal and a page, and the numbers behind them."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from captioning.comparison.runs import Curve
 from captioning.evaluation.resampling import Difference, Interval
@@ -24,7 +24,6 @@ class Cell:
         clear: Interval and test agree that there is a difference.
         best: Clearly better than every other, by interval and test.
         value: The number itself; None for a text.
-        between: The ends of its 95 % interval.
     """
 
     text: str
@@ -33,7 +32,47 @@ class Cell:
     clear: bool = False
     best: bool = False
     value: float | None = None
-    between: tuple[float, float] | None = None
+
+    @classmethod
+    def plain(cls, value: Any, shape: str = "{}") -> Cell:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return cls("")
+        return cls(shape.format(value), value=float(value) if isinstance(value, (int, float)) else None)
+
+    @classmethod
+    def measured(cls, value: float, detail: str, test: Difference | None) -> Cell:
+        if test is None:
+            return cls(f"{value:.2f}", detail, value=value)
+        return cls(f"{value:.2f}", detail, change_text(test), test.clear, value=value)
+
+
+def change_text(test: Difference) -> str:
+    """Return a difference with its interval and p-value."""
+    value, low, high = (f"{number:+.2f}" for number in (test.interval.value, test.interval.low, test.interval.high))
+    return f"{'equal' if value in ('+0.00', '-0.00') else value} ({low} to {high}), {p_text(test.corrected)}"
+
+
+def p_text(value: float) -> str:
+    return f"p = {value:.3f}" if value > 0.001 else "p ≤ 0.001"
+
+
+def with_best(cells: list[Cell]) -> list[Cell]:
+    """Mark the best cell if it is clearly better than every other. All are tested against the first cell alone.
+
+    The first is best if all others are clearly lower. Another is best if it is clearly higher than the first, and no
+    third is higher than the first.
+    """
+    known = [(cell.value, cell) for cell in cells if cell.value is not None]
+    if len(known) < 2 or cells[0].value is None:
+        return cells
+    first = cells[0].value
+    _, best = max(known, key=lambda pair: pair[0])
+    rivals = [(value, cell) for value, cell in known[1:] if cell is not best]
+    if best is cells[0]:
+        certain = all(cell.clear for _, cell in rivals)
+    else:
+        certain = best.clear and all(value <= first for value, _ in rivals)
+    return [dataclasses.replace(cell, best=certain and cell is best) for cell in cells]
 
 
 @dataclass(frozen=True)
@@ -47,14 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells.
-
-    Attributes:
-        title: The title.
-        rows: The rows, with one cell for every column.
-        note: How to read the table.
-        columns: The names of the columns; None for the runs.
-    """
+    """Rows with one cell for every column: for every run, or for the named ``columns``. The note says how to read it."""
 
     title: str
     rows: list[Row]
@@ -84,7 +116,9 @@ class Group:
     def deviation(self, measure: str) -> float | None:
         """Return the standard deviation over seeds (n - 1); None for one seed."""
         values = self.scores[measure]
-        return float(np.std(values, ddof=1)) if len(values) > 1 else None  # NaN for a score that is not finite
+        if not all(map(math.isfinite, values)):
+            return math.nan
+        return statistics.stdev(values) if len(values) > 1 else None
 
 
 @dataclass
@@ -97,7 +131,6 @@ class Disagreement:
         scores: By run, the caption's own score in percent.
         references: The captions that people wrote.
         file: The name of the image's file; "" if it is not known.
-        thumbnail: The image, small, as a data URI; "" without the file.
     """
 
     image_id: int
@@ -105,7 +138,6 @@ class Disagreement:
     scores: dict[str, float]
     references: list[str]
     file: str = ""
-    thumbnail: str = ""
 
     @property
     def name(self) -> str:
@@ -129,7 +161,7 @@ class Comparison:
 
     Attributes:
         runs: Names of the runs, those of one variant together. All are compared with the first.
-        metric: One of ``evaluation.metrics.NAMES``, for verdicts and scores of single images.
+        metric: The metric of verdicts, and of the scores of single images.
         variants: The names of the runs, one list for each variant; if empty, every run is one.
         verdicts: By run or by group of several seeds, sentences on how it differs from the first.
         notices: Sentences on what limits the comparison.
@@ -171,41 +203,39 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers as plain data for JSON."""
+        tables = {
+            table.title: {
+                row.name: {
+                    column: cell.text if cell.value is None else cell.value
+                    for column, cell in zip(self.columns(table), row.cells, strict=True)
+                }
+                for row in table.rows
+            }
+            for table in [*self.tables, self.settings]
+        }
+        groups = {
+            group.name: {
+                "runs": group.runs,
+                "seeds": group.seeds,
+                "scores": {
+                    name: {"mean": group.mean(name), "deviation": group.deviation(name), "values": values}
+                    for name, values in group.scores.items()
+                },
+            }
+            for group in self.groups
+        }
         return {
             "runs": self.runs,
             "metric": self.metric,
             "images": self.images,
             "verdicts": list(self.verdicts.values()),
             "notices": self.notices,
-            "intervals": {
-                run: {name: vars(interval) for name, interval in scores.items()} for run, scores in self.scores.items()
-            },
+            "intervals": {run: {name: vars(of) for name, of in scores.items()} for run, scores in self.scores.items()},
             "differences": {run: _plain(tests) for run, tests in self.tests.items()},
-            "groups": {
-                group.name: {
-                    "runs": group.runs,
-                    "seeds": group.seeds,
-                    "scores": {
-                        name: {"mean": group.mean(name), "deviation": group.deviation(name), "values": values}
-                        for name, values in group.scores.items()
-                    },
-                }
-                for group in self.groups
-            },
+            "groups": groups,
             "group_differences": {group: _plain(tests) for group, tests in self.group_tests.items()},
-            "tables": {
-                table.title: {
-                    row.name: {
-                        run: cell.text if cell.value is None else cell.value
-                        for run, cell in zip(self.columns(table), row.cells, strict=True)
-                    }
-                    for row in table.rows
-                }
-                for table in [*self.tables, self.settings]
-            },
-            "disagreements": [
-                {key: value for key, value in vars(item).items() if key != "thumbnail"} for item in self.disagreements
-            ],
+            "tables": tables,
+            "disagreements": [vars(item) for item in self.disagreements],
         }
 
 

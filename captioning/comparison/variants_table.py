@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from captioning.comparison.formats import change_text, with_best
-from captioning.comparison.groups import Pairing, pairs_by_settings
 from captioning.comparison.measures import CORRECTED, Measure, Scored, titles_of
-from captioning.comparison.result import Cell, Comparison, Group, Row, Table
+from captioning.comparison.result import Cell, Comparison, Group, Row, Table, with_best
 from captioning.comparison.runs import Run
 from captioning.evaluation.resampling import Difference, holm
 from captioning.evaluation.seeds import RULE, seed_differences
@@ -40,7 +37,7 @@ def compare_variants(
     groups: Sequence[Group],
     references: Sequence[str],
     measures: Sequence[Measure],
-    pairing: Pairing,
+    pairing: Callable[[Group, Group], list[str] | None] = lambda reference, group: None,
 ) -> list[VariantTest]:
     """Test every variant of several seeds against every reference of several seeds; no pair is tested twice.
 
@@ -48,7 +45,7 @@ def compare_variants(
         groups: The variants.
         references: The names of some of them.
         measures: What to test. A group whose runs lack the counts of a measure is left out.
-        pairing: Returns the runs to compare in pairs.
+        pairing: Returns the runs of the second group, each at the place of its run of the first, or None.
 
     Returns:
         The tests, not yet corrected for their number (``correct``).
@@ -99,40 +96,29 @@ def add_variants(
                 group.scores |= {key: [float(v[i]) for v in values] for i, key in enumerate(measure.keys)}
     tests = []
     if scored.common:
-        tests = compare_variants(groups, [first.name], measures, pairs_by_settings(runs))
-    for test in correct(tests):
+        tests = correct(compare_variants(groups, [first.name], measures))
+    for test in tests:
         result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
-    for group in groups:
-        for key, title in _LOGGED.items():
+    for key, title in _LOGGED.items():
+        for group in groups:
             if all(key in runs[run].scores and _is_on(runs[run], scored.common) for run in group.runs):
                 titles[key] = title
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
-    _say_what_is_not_tested(result)
+    if len(groups) > 1 and (single := [group.name for group in groups if len(group.runs) == 1]):
+        result.notices.append(f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds.")
     rows = [Row(title, with_best([_cell(result, group, key) for group in groups])) for key, title in titles.items()]
     note = (
         "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
         f"Obuchowski and Rockette; {RULE})."
     )
-    if paired := dict.fromkeys(test.variant for test in tests if test.paired):
-        because = f"because a run of {first.name} is the start or a part of each, or the reverse"
-        note += f" Paired, {because}: {', '.join(paired)}."
     columns = [group.name for group in groups]
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 
 
-def _is_on(run: Run, images: Sequence[Any]) -> bool:
+def _is_on(run: Run, images: Sequence[int]) -> bool:
     """Return whether a run's own scores are those of the images that all runs have."""
     return not images or run.captions is None or len(run.captions) == len(images)
-
-
-def _say_what_is_not_tested(result: Comparison) -> None:
-    single = [group.name for group in result.groups if len(group.runs) == 1]
-    if single and len(result.groups) > 1:
-        several = (
-            "have one seed each: differences from them" if len(single) > 1 else "has one seed: differences from it"
-        )
-        result.notices.append(f"{', '.join(single)} {several} are not tested over seeds.")
 
 
 def _cell(result: Comparison, group: Group, key: str) -> Cell:
@@ -140,7 +126,4 @@ def _cell(result: Comparison, group: Group, key: str) -> Cell:
         return Cell("")
     mean, deviation = group.mean(key), group.deviation(key)
     detail = "" if deviation is None else f"deviation {deviation:.2f} of {len(group.runs)} seeds"
-    test = result.group_tests.get(group.name, {}).get(key)
-    if test is None:
-        return Cell(f"{mean:.2f}", detail, value=mean)
-    return Cell(f"{mean:.2f}", detail, change_text(test), test.clear, value=mean)
+    return Cell.measured(mean, detail, result.group_tests.get(group.name, {}).get(key))

@@ -28,23 +28,20 @@ class Commands:
     """
 
     def __init__(self, jobs: int, shown: str) -> None:
-        self.jobs = jobs
-        self._shown = re.compile(shown)
-        self._stopped = False
+        self.jobs, self._shown, self._stopped = jobs, re.compile(shown), False
         threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, (os.cpu_count() or 1) // jobs))
         self._environment = os.environ | {"OMP_NUM_THREADS": threads}
 
     def run(self, name: str, arguments: Sequence[str]) -> float:
-        """Run ``python`` with these arguments and print its progress behind ``name``; returns the seconds that it took.
+        """Run ``captioning`` with these arguments and print its progress behind ``name``; returns the seconds it took.
 
         Raises:
             InputError: The command failed, with its reason, or was interrupted.
         """
-        _say(f"{name}  $ python {printable(shlex.join(arguments))}")
-        started = time.perf_counter()
-        unshown: deque[str] = deque(maxlen=20)
+        print(f"{name}  $ captioning {printable(shlex.join(arguments))}\n", end="", flush=True)
+        started, unshown = time.perf_counter(), deque[str](maxlen=20)
         with subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-m", "captioning", *arguments],
             env=self._environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -53,7 +50,7 @@ class Commands:
         ) as process:
             for line in process.stdout or ():
                 if self._shown.match(line):
-                    _say(f"{name}  {printable(line.rstrip())}")
+                    print(f"{name}  {printable(line.rstrip())}\n", end="", flush=True)  # one write: threads print, too
                 else:
                     unshown.append(line)
         if self._stopped:
@@ -61,9 +58,7 @@ class Commands:
         if process.returncode:
             errors = [line.partition("error: ")[2] for line in unshown if line.startswith("error: ")]
             raise InputError(f"{name} failed: {' '.join(''.join(errors[-1:] or list(unshown)[-3:]).split())}")
-        seconds = time.perf_counter() - started
-        _say(f"{name}  finished after {seconds:.0f} s")
-        return seconds
+        return time.perf_counter() - started
 
     def side_by_side(self, task: Callable[[Item], Result], items: Iterable[Item]) -> list[Result | InputError]:
         """Return the result of ``task``, which calls ``run``, for every item, or the InputError that it raised.
@@ -85,7 +80,3 @@ class Commands:
                 self._stopped = True
                 pool.shutdown(cancel_futures=True)
                 raise
-
-
-def _say(line: str) -> None:
-    print(f"{line}\n", end="", flush=True)  # one write: another thread may print at the same time

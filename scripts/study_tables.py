@@ -1,0 +1,243 @@
+"""The tables of a study: the comparison of its variants over seeds, made from the file of its measurements."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from study import SPEED, TRAINING, Scores, Study, read_scores, score_name, write_measurements
+
+from captioning.comparison.measures import Measure
+from captioning.comparison.result import Group, change_text
+from captioning.comparison.runs import is_run_folder, read_run
+from captioning.comparison.variants_table import VariantTest, compare_variants, correct
+from captioning.comparison.verdicts import ONE_SEED
+from captioning.errors import InputError
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
+from captioning.evaluation.resampling import Difference, Floats, Interval
+from captioning.evaluation.seeds import RULE
+from captioning.files import read_json, write_text
+
+METRIC = "bleu4"  # of the tests
+COLUMNS = {  # score -> title and decimals; a column is left out if no variant has the score for all of its seeds
+    "bleu4": ("BLEU-4", 2),
+    "cider_d": ("CIDEr-D", 2),
+    "nll": ("NLL", 3),
+    "pointing_accuracy": ("pointing", 1),
+}
+_SHOWN_TENTHS = (0, 4, 9)  # of the training
+_ROUNDING = 0.01  # scores that differ by less are the same
+
+
+def write_report(study: Study, file: Path, runs: Path, page: Path, provenance: Mapping[str, Any]) -> list[str]:
+    """Write the tables of a study into a page, and its tests into the file of its measurements.
+
+    Args:
+        study: The study.
+        file: The measurements.
+        runs: The folder of the runs, for their captions. Without them a test is taken from the last report, as long as
+            the scores are the same.
+        page: A Markdown file with two comments between which the tables belong.
+        provenance: The command of the report and where it ran.
+
+    Returns:
+        Sentences on what could not be tested.
+
+    Raises:
+        InputError: A file is damaged, runs were scored on different images, or the page has no place for the study.
+    """
+    scores = read_scores(file)
+    groups = [_group(study, name, scores) for name in study.variants]
+    counts, missing = _bleu_counts(groups, runs)
+    measure = Measure((METRIC,), ("BLEU-4",), counts, lambda summed: np.asarray(bleu_from_counts(summed)[..., 3]))
+    tests = compare_variants(groups, study.references, [measure], partial(_pairs, study))
+    made = {(test.variant, test.reference) for test in tests}
+    comparisons = (read_json(file) if file.exists() else {}).get("comparisons", {})
+    written = _written_tests(comparisons.get(study.name, {}), study, groups)
+    tests += [test for test in written if (test.variant, test.reference) not in made]
+    tests = correct(sorted(tests, key=lambda test: study.references.index(test.reference)))
+    tables = "\n\n".join(_tables(study, groups, scores, tests))
+    _insert(page, study.name, f"Made by `{provenance['command']}`. A dash: not measured, or not tested.\n\n{tables}")
+    if tests:
+        seeds = {group.name: list(map(int, group.seeds)) for group in groups}
+        plain = [
+            {"variant": test.variant, "reference": test.reference, "paired": test.paired}
+            | {"variant_seeds": seeds[test.variant], "reference_seeds": seeds[test.reference]}
+            | vars(test.difference.interval)
+            | {"p_value": test.difference.p_value, "corrected_p_value": test.difference.corrected}
+            for test in tests
+        ]
+        entry = {"metric": METRIC, "rule": RULE, "tests": plain, **provenance}
+        write_measurements(file, comparisons=comparisons | {study.name: entry})
+    return [f"{len(missing)} runs have no captions with these scores, such as {missing[0]}"] if missing else []
+
+
+def _by_seed(study: Study, scores: Mapping[str, Scores], variant: str, evaluation: str = "") -> dict[int, Scores]:
+    names = {seed: score_name(variant, seed, evaluation) for seed in study.seeds}
+    return {seed: scores[name] for seed, name in names.items() if name in scores}
+
+
+def _group(study: Study, variant: str, scores: Mapping[str, Scores]) -> Group:
+    """Return the runs of a variant that are measured, with the scores that all of them have."""
+    entries = _by_seed(study, scores, variant)
+    values = [entry["values"] | entry.get("training", {}) for entry in entries.values()]
+    common = [key for key in (*COLUMNS, SPEED) if values and all(key in run for run in values)]
+    runs = [f"{study.name}_{variant}_{seed}" for seed in entries]
+    return Group(variant, runs, list(map(str, entries)), {key: [run[key] for run in values] for key in common})
+
+
+def _bleu_counts(groups: Sequence[Group], runs: Path) -> tuple[dict[str, Floats], list[Path]]:
+    """Return BLEU's counts (images, C) of the runs of variants with several seeds, and the runs without these captions.
+
+    Raises:
+        InputError: Runs were scored on different images.
+    """
+    counts: dict[str, Floats] = {}
+    missing, images = [], None
+    for group in groups:
+        for name, bleu4 in zip(group.runs, group.scores.get(METRIC, []), strict=True) if len(group.runs) > 1 else ():
+            run = read_run(runs / name) if is_run_folder(runs / name) else None
+            if run is None or not run.captions or abs(run.scores.get(METRIC, -1) - bleu4) >= _ROUNDING:
+                missing.append(runs / name)
+                continue
+            ordered = [image for _, image in sorted(run.captions.items())]
+            counted = bleu_counts([image.words for image in ordered], [image.reference_words for image in ordered])
+            counts[name] = np.asarray(counted, dtype=np.float64)
+            images = images or set(run.captions)
+            if set(run.captions) != images:
+                raise InputError(f"{runs / name} was scored on other images than the runs before it; score it again")
+    return counts, missing
+
+
+def _pairs(study: Study, reference: Group, group: Group) -> list[str] | None:
+    related = study.starts_from(group.name, reference.name) or study.starts_from(reference.name, group.name)
+    return group.runs if related and group.seeds == reference.seeds else None
+
+
+def _written_tests(comparison: Mapping[str, Any], study: Study, groups: Sequence[Group]) -> Iterator[VariantTest]:
+    """Yield the tests of the last report by today's rule whose variants still have these scores."""
+    seeds = {group.name: list(map(int, group.seeds)) for group in groups}
+    means = {group.name: group.mean(METRIC) for group in groups if group.runs}
+    for entry in comparison.get("tests", []) if comparison.get("rule") == RULE else []:
+        variant, reference = entry["variant"], entry["reference"]
+        if {variant, reference} <= means.keys() and reference in study.references:
+            interval = Interval(entry["value"], entry["low"], entry["high"])
+            same_scores = abs(interval.value - (means[variant] - means[reference])) < _ROUNDING
+            if same_scores and (entry["variant_seeds"], entry["reference_seeds"]) == (seeds[variant], seeds[reference]):
+                difference = Difference(interval, entry["p_value"], entry["corrected_p_value"])
+                yield VariantTest(variant, reference, METRIC, difference, entry["paired"])
+
+
+# The tables
+
+
+def _tables(
+    study: Study, groups: Sequence[Group], scores: Mapping[str, Scores], tests: Sequence[VariantTest]
+) -> Iterator[str]:
+    """Yield the tables of the scores, of the training and of the further evaluations as Markdown."""
+    columns = {key: column for key, column in COLUMNS.items() if any(key in group.scores for group in groups)}
+    references = [name for name in study.references if any(test.reference == name for test in tests)]
+    shown = {(test.variant, test.reference): _difference(test) for test in tests}
+    measured = [entry for group in groups for entry in _by_seed(study, scores, group.name).values()]
+    corner = "; ".join(dict.fromkeys(f"{entry['split']}, {entry['images']:,} images" for entry in measured))
+    rows = [[corner, "seeds", *(title for title, _ in columns.values()), "captions/s"]]
+    rows[0] += [f"BLEU-4, difference from {study.label(name)}" for name in references]
+    for group in groups:
+        cells = [_spread(group.scores.get(key, []), places) for key, (_, places) in columns.items()]
+        speed = f"{statistics.median(group.scores[SPEED]):.0f}" if SPEED in group.scores else ""
+        differences = [shown.get((group.name, name), "") for name in references]
+        rows.append([study.label(group.name), ", ".join(group.seeds), *cells, speed, *differences])
+    yield f"{_markdown(rows)}\n\n{_note(groups, tests)}"
+    yield from _over_training(study, scores)
+    names = list(dict.fromkeys(name for variant in study.variants.values() for name in variant.evaluations))
+    rows = [["BLEU-4 by evaluation", "as above", *names]]
+    for group in groups:
+        if study.variants[group.name].evaluations:
+            cells = [_evaluation(study, scores, group, name) for name in names]
+            rows.append([study.label(group.name), _spread(group.scores.get(METRIC, []), 2), *cells])
+    if names:
+        yield _markdown(rows)
+
+
+def _over_training(study: Study, scores: Mapping[str, Scores]) -> Iterator[str]:
+    """Yield the table of the statistics of training, if hard attention was trained by REINFORCE."""
+    rows = [["While training", *TRAINING.values()]]
+    for variant in study.variants:
+        training = [entry.get("training", {}) for entry in _by_seed(study, scores, variant).values()]
+        cells = []
+        for name in TRAINING:
+            curves = [run[name] for run in training if name in run]
+            shown = [[curve[tenth] for curve in curves if curve[tenth] is not None] for tenth in _SHOWN_TENTHS]
+            texts = [f"{statistics.fmean(values):.2f}" if values else "-" for values in shown]
+            cells.append(", ".join(texts) if any(shown) else "")
+        rows += [[study.label(variant), *cells]] * any(cells)
+    if any(row[1 + list(TRAINING).index("baseline")] for row in rows[1:]):
+        logged = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+        note = (
+            "Means over seeds in the first, fifth and last tenth of the training, a dash where nothing was logged. The "
+            "return is that of the whole caption with a moving average, and of the words from the draw on otherwise."
+        )
+        yield f"{_markdown([[row[column] for column in logged] for row in rows])}\n\n{note}"
+
+
+def _note(groups: Sequence[Group], tests: Sequence[VariantTest]) -> str:
+    note = "Mean (standard deviation) over seeds. Captions/s: median of what training logged; other programs ran, too."
+    if any(len(group.runs) == 1 for group in groups):
+        note += f" Rows without a deviation have {ONE_SEED}."
+    if tests:
+        note += (
+            " Differences: 95 % interval over images and seeds (`captioning/evaluation/seeds.py`), p-values corrected "
+            f"for the {len(tests)} tests of the table (Holm). Bold: interval and test agree that there is a difference."
+        )
+    if any(test.paired for test in tests):
+        note += (
+            " *Paired*: each run is compared with the run of the same seed, because one of the two started from the "
+            "other or is a mean that contains it."
+        )
+    return note
+
+
+def _difference(test: VariantTest) -> str:
+    text = change_text(test.difference)
+    return (f"**{text}**" if test.difference.clear else text) + ", *paired*" * test.paired
+
+
+def _spread(values: Sequence[float], places: int) -> str:
+    """Return the mean and the deviation of several seeds, the value of one seed, or nothing."""
+    if not values:
+        return ""
+    deviation = f" ({np.std(values, ddof=1):.{places}f})" if len(values) > 1 else ""
+    return f"{statistics.fmean(values):.{places}f}{deviation}"
+
+
+def _evaluation(study: Study, scores: Mapping[str, Scores], group: Group, evaluation: str) -> str:
+    """Return the score of an evaluation; of fewer seeds than beside it, with the seeds."""
+    entries = _by_seed(study, scores, group.name, evaluation)
+    text = _spread([entry["values"][METRIC] for entry in entries.values()], 2)
+    partial_seeds = entries and list(map(str, entries)) != group.seeds
+    return f"{text}, seed {', '.join(map(str, entries))}" if partial_seeds else text
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table, the first row of which has the titles. An empty cell is a dash."""
+    titles, *lines = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+    lines = [titles, ["---"] * len(titles), *([cell or "-" for cell in line] for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _insert(page: Path, name: str, text: str) -> None:
+    """Replace what stands in a page between the study's two comments.
+
+    Raises:
+        InputError: The page has no place for the study.
+    """
+    begin, end = f"<!-- study {name} -->", "<!-- end -->"
+    before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise InputError(f"--report {page}: has no place for the study; add two lines, {begin} and {end}")
+    write_text(page, f"{before}{begin}\n{text}\n\n{end}{after}")

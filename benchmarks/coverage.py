@@ -28,7 +28,6 @@ import numpy as np
 from numpy.random import Generator
 from scipy.special import stdtrit
 
-from captioning.cli.arguments import script_parser
 from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.bleu import bleu_from_counts
 from captioning.evaluation.resampling import Floats, Statistic
@@ -313,7 +312,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = script_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the coverages and their provenance")

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from benchmarks.models import bare_likelihood
 from captioning.attention import GumbelAttention, HardAttention, StochasticAttention
-from captioning.cli.arguments import script_parser
 from captioning.data.batch import CaptionBatch
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import write_json
@@ -82,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = script_parser(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, metavar="FILE", help="trained on shapes, soft or hard")
     parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
     parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")

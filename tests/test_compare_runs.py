@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from helpers import SCRIPTS
 from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
 
@@ -23,7 +24,6 @@ from captioning.comparison.compare import compare
 from captioning.comparison.result import Comparison, Disagreement
 from captioning.comparison.runs import Run, WandbPlace, common_folder, name_runs, read_run
 from captioning.comparison.verdicts import ONE_SEED
-from captioning.comparison.wandb_runs import find_run, find_runs, report_command
 from captioning.errors import InputError
 from captioning.evaluation.metrics import NAMES
 from captioning.inference import load

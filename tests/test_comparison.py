@@ -11,14 +11,14 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from captioning.comparison.colors import run_colors, started_over
+from captioning.comparison.formats import with_best
+from captioning.comparison.paper import compare_with_paper
 from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.charts import line_chart, ticks
-from captioning.comparison.colors import run_colors, started_over
 from captioning.comparison.compare import compare
-from captioning.comparison.formats import with_best
 from captioning.comparison.page import comparison_page
-from captioning.comparison.paper import compare_with_paper
 from captioning.comparison.result import Cell, Comparison, Table
 from captioning.comparison.runs import Run
 from captioning.comparison.terminal import print_comparison

@@ -10,10 +10,9 @@ import pytest
 import torch
 import yaml
 from pytorch_lightning.cli import LightningCLI
+from study import read_scores, read_study
 
 from captioning.cli.fit import CaptioningCLI
-from captioning.comparison.measurements import read_scores
-from captioning.comparison.study import read_study
 from captioning.objective.terms import DoublyStochasticPenalty
 from captioning.training.averaging import WeightAverage
 from captioning.training.datamodule import CaptionDataModule
@@ -25,7 +24,7 @@ EXPERIMENTS = sorted(CONFIGS.glob("*.yaml"))
 OVERLAYS = sorted(CONFIGS.glob("overlays/*.yaml"))
 
 
-STUDIES = [read_study(path, CONFIGS) for path in sorted(CONFIGS.glob("studies/*.yaml"))]
+STUDIES = [read_study(path) for path in sorted(CONFIGS.glob("studies/*.yaml"))]
 VARIANTS = [(study, name) for study in STUDIES for name, variant in study.variants.items() if variant.config]
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from pycocotools import mask as run_lengths
 
 from captioning.cli import caption, compare
-from captioning.comparison.wandb_runs import find_run
+from captioning.comparison.runs import find_runs
 from captioning.data import CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter, verify
 from captioning.data.images import MAX_PIXELS, load_image, upright
@@ -377,5 +377,5 @@ def test_damaged_results_of_a_run_are_named(tmp_path, capsys, fault, case):
     folder = make_run(tmp_path / "a", captions=[CAPTION], settings={}, csv="step,a\n1,2\n")
     other = make_run(tmp_path / "b", captions=[CAPTION], settings={})
     (folder / name).write_bytes(content)
-    says(fault, find_run, str(folder))
+    says(fault, find_runs, str(folder))
     ends(capsys, fault, compare.main, [str(other), str(folder)])

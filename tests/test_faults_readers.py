@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 from helpers import load_script, random_view, save_image
 from helpers_faults import Fault, ends, faults
 from helpers_runs import make_captions, make_run, save_checkpoint, tiny_config
@@ -22,7 +21,6 @@ from PIL import Image
 from captioning.cli import export
 from captioning.cli.build import build
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
-from captioning.comparison.study import read_study
 from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
 from captioning.data.features import FeatureCache, FeatureWriter
 from captioning.encoders import ConvEncoder, Encoder
@@ -396,27 +394,6 @@ def test_an_exported_folder_that_cannot_be_used_is_named(checkpoint, tmp_path, c
 
 
 # Studies and settings
-
-STUDY = {"name": "x", "seeds": [1], "variants": {"soft": {"config": "c"}}}
-STUDIES: dict[Fault, dict[Any, Any]] = {
-    Fault("a study with an unknown key", "unknown key `seed`; did you mean seeds?"): {"seed": 1},
-    Fault("a study without variants", "variants: Expected a mapping of length >= 1"): {"variants": {}},
-    Fault("a study with a seed below 0", "seeds[0]: Expected `int` >= 0"): {"seeds": [-1]},
-    Fault("a study with a seed twice", "seeds: [1, 1] has a seed twice"): {"seeds": [1, 1]},
-    Fault("a study whose config is not there", "there is no d.yaml"): {"variants": {"soft": {"config": "d"}}},
-    Fault("a study whose config has a name of 600 characters", "there is no aaa"): {
-        "variants": {"soft": {"config": "a" * 600}}
-    },
-    Fault("a study that compares with no variant", "references: hard is no variant"): {"references": ["hard"]},
-    Fault("a study with a number for a key", "Expected `str`"): {3: 1, 4: 2},
-}
-
-
-@faults(STUDIES)
-def test_a_study_that_cannot_be_used_is_named(tmp_path, fault, case):
-    put(tmp_path / "c.yaml", "{}")
-    path = put(tmp_path / "study.yaml", yaml.safe_dump(STUDY | case))
-    says(fault, read_study, path, tmp_path)
 
 
 def test_null_is_refused_where_a_components_argument_does_not_take_it():

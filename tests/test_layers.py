@@ -61,7 +61,7 @@ ROOMS = {room: set(imported.split()) for floor in FLOORS for room, imported in f
 LIBRARIES: dict[tuple[str, ...], str] = {
     ("pytorch_lightning", "lightning_fabric"): "training cli.fit cli.old_parser",
     ("lightning",): "",  # the same library under its other name: an object of one fails isinstance checks of the other
-    ("wandb",): "training.wandb_run comparison.wandb_runs comparison.wandb_report",
+    ("wandb",): "training.wandb_run",
     (
         "urllib.request",
         "urllib.error",

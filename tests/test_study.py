@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from captioning.cli.commands import Commands
+from captioning.comparison.measurements import add_scores, expand, factor, read_scores, score_name
+from captioning.comparison.study import read_study
 from helpers_runs import make_captions, tiny_config
 
 from captioning.cli import study
-from captioning.cli.commands import Commands
 from captioning.comparison.compare import compare
-from captioning.comparison.measurements import add_scores, expand, factor, read_scores, score_name
 from captioning.comparison.runs import read_run
-from captioning.comparison.study import read_study
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.data.features import FeatureWriter
 from captioning.errors import InputError

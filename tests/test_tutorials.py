@@ -15,9 +15,9 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from commands import Commands
 from PIL import Image
 
-from captioning.cli.commands import Commands
 from captioning.cli.fit import main
 from captioning.cli.usage import TOOLS
 from captioning.data.folder import hashed_split

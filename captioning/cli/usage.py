@@ -29,8 +29,6 @@ TOOLS = {
     "average": "write a checkpoint whose weights are the mean of several",
     "prepare": "get a data set or an encoder's weights; count n-grams for a CIDEr-D reward",
     "extract": "compute a frozen encoder's features once, for faster training",
-    "study": "train and score every variant of a study with several seeds, and make its tables",
-    "bench": "measure speed; needs a clone of the repository",
     "completion": "print a script that completes command lines in bash or zsh",
 }
 """Further subcommands, with what each does. Each is the module of this folder that has its name."""

@@ -9,9 +9,9 @@ import numpy as np
 
 from captioning.comparison.measures import Measure, Scored, add_score_table
 from captioning.comparison.result import Cell, Comparison, Disagreement, Row
+from captioning.evaluation.metrics import Family, count
 from captioning.evaluation.records import CaptionedImage
 from captioning.evaluation.resampling import Floats
-from captioning.evaluation.metrics import Family, count
 
 Counted = list[tuple[Family, Floats]]
 """Counts (images, C) of every family of metrics."""

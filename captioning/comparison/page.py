@@ -23,9 +23,7 @@ def comparison_page(comparison: Comparison, *, explorer: str = "", footer: Seque
             text.
         footer: Lines about where the page comes from.
     """
-    colors = {
-        run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs
-    }
+    colors = {run: _COLORS[number % len(_COLORS)] for number, runs in enumerate(comparison.variants) for run in runs}
     colors |= {group.name: colors[group.runs[0]] for group in comparison.groups}
     charts = [
         (key, line_chart(curves, colors))

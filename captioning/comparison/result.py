@@ -86,7 +86,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows with one cell for every column: for every run, or for the named ``columns``. The note says how to read it."""
+    """Rows with a cell for every run, or for every one of ``columns``. The note says how to read it."""
 
     title: str
     rows: list[Row]

@@ -65,7 +65,7 @@ def test_example_attends_to_the_k_best_locations_and_learns(my_attention, masked
     assert attention.score.v.grad.any()
 
     query, memory = torch.randn(B * R, H), decoder.encode(torch.randn(B, L, D), mask if masked else None)
-    out = attention(query, memory)
+    out = attention(query, memory)[0]
     best = out.alphas.topk(2 if masked else 3)
     weights = best.values / best.values.sum(-1, keepdim=True)
     for row in range(B * R):

@@ -12,6 +12,7 @@ from helpers import one_hot
 import captioning.attention
 from captioning.attention import (
     AdditiveScore,
+    Attended,
     Attention,
     HardAttention,
     LocalScore,
@@ -24,7 +25,6 @@ from captioning.attention import (
     StochasticAttention,
     UniformAttention,
 )
-from captioning.attention.base import Selected
 from captioning.data.batch import pad_captions
 from captioning.decoding import Step, beam_search
 from captioning.errors import InputError
@@ -97,7 +97,7 @@ def test_the_family_is_what_the_package_exports():
 @pytest.mark.parametrize("training", [False, True])
 def test_alphas_are_probabilities_and_exactly_zero_at_masked_locations(make, training):
     attention, mask = built(make).train(training), make_mask()
-    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D), mask))
+    out = attention(torch.randn(B * R, D), attention.prepare(torch.randn(B, L, D), mask))[0]
     masked = ~mask.repeat_interleave(R, 0)
     assert out.context.shape == (B * R, D) and out.alphas.shape == (B * R, L) and out.locations.shape == (B * R,)
     torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
@@ -110,7 +110,7 @@ def test_masked_locations_do_not_influence_anything(make):
     attention, mask = built(make), make_mask()
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
     changed = annotations.masked_fill(~mask.unsqueeze(-1), 50.0)
-    out, same = (attention(query, attention.prepare(a, mask)) for a in (annotations, changed))
+    out, same = (attention(query, attention.prepare(a, mask))[0] for a in (annotations, changed))
     torch.testing.assert_close(same.context, out.context)
     torch.testing.assert_close(same.alphas, out.alphas)
 
@@ -119,10 +119,10 @@ def test_masked_locations_do_not_influence_anything(make):
 def test_rows_of_one_image_equal_rows_of_its_copies(make):
     attention, mask = built(make), make_mask()
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
-    shared = attention(query, attention.prepare(annotations, mask))
+    shared = attention(query, attention.prepare(annotations, mask))[0]
     copies = attention.prepare(annotations.repeat_interleave(R, 0), mask.repeat_interleave(R, 0))
-    torch.testing.assert_close(attention(query, copies).context, shared.context)
-    torch.testing.assert_close(attention(query, copies).alphas, shared.alphas)
+    torch.testing.assert_close(attention(query, copies)[0].context, shared.context)
+    torch.testing.assert_close(attention(query, copies)[0].alphas, shared.alphas)
 
 
 @every_pair
@@ -131,17 +131,17 @@ def test_selected_memory_is_that_of_the_selected_images(make):
     images, query = torch.tensor([1, 1, 0]), torch.randn(3, D)
     selected = attention.prepare(annotations, mask).select(images)
     again = attention.prepare(annotations[images], mask[images])
-    torch.testing.assert_close(attention(query, selected).context, attention(query, again).context)
-    torch.testing.assert_close(attention(query, selected).alphas, attention(query, again).alphas)
+    torch.testing.assert_close(attention(query, selected)[0].context, attention(query, again)[0].context)
+    torch.testing.assert_close(attention(query, selected)[0].alphas, attention(query, again)[0].alphas)
 
 
 @every_pair
 def test_autocast_computes_probabilities_in_float32_and_stays_close(make):
     attention, mask = built(make), make_mask()
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
-    exact = attention(query, attention.prepare(annotations, mask))
+    exact = attention(query, attention.prepare(annotations, mask))[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = attention(query, attention.prepare(annotations.bfloat16(), mask))
+        out = attention(query, attention.prepare(annotations.bfloat16(), mask))[0]
     assert out.alphas.dtype == torch.float32
     torch.testing.assert_close(out.alphas.sum(-1), torch.ones(B * R))
     # A position may round across the edge of a window, where the Gaussian is exp(-2) = 0.14.
@@ -154,7 +154,7 @@ def test_gradients_match_finite_differences(make):
     attention, mask = built(make, torch.double), make_mask()
 
     def attend(annotations, query):
-        out = attention(query, attention.prepare(annotations, mask))
+        out = attention(query, attention.prepare(annotations, mask))[0]
         return out.context, out.alphas
 
     annotations = torch.randn(B, L, D, dtype=torch.double, requires_grad=True)
@@ -192,7 +192,7 @@ def test_config_rebuilds_an_attention_that_the_weights_fit(make):
     again.build(D, D, GRID)
     again.load_state_dict(attention.state_dict())
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, D)
-    outputs = [module.eval()(query, module.prepare(annotations)) for module in (attention, again)]
+    outputs = [module.eval()(query, module.prepare(annotations))[0] for module in (attention, again)]
     torch.testing.assert_close(outputs[0].context, outputs[1].context)
 
 
@@ -206,13 +206,13 @@ def dropping(cls: type[Attention], **options) -> Attention:
 @pytest.mark.parametrize("cls", [SoftAttention, MultiHeadAttention])
 def test_dropout_changes_the_weights_in_training_and_not_the_alphas_that_are_reported(cls):
     attention, annotations, query = dropping(cls), torch.randn(B, L, D), torch.randn(B * R, D)
-    trained = attention(query, attention.prepare(annotations))
-    evaluated = attention.eval()(query, attention.prepare(annotations))
+    trained = attention(query, attention.prepare(annotations))[0]
+    evaluated = attention.eval()(query, attention.prepare(annotations))[0]
     torch.testing.assert_close(trained.alphas, evaluated.alphas)
     assert not torch.allclose(trained.context, evaluated.context)
 
 
-def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, Selected]:
+def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, Attended]:
     """Alphas, the weights of the contexts (which are the contexts of one-hot annotations), and the selection."""
     alphas = torch.randn(B, R, L).softmax(-1)
     memory = attention.prepare(torch.randn(B, L, D))
@@ -251,7 +251,7 @@ def test_dropout_applies_to_the_expectations_of_semi_sampling(cls):
 def test_multi_head_attention_equals_a_loop_over_heads():
     attention = built(lambda: MultiHeadAttention(ScaledDotScore(), heads=2, dim=6))
     mask, annotations, query = make_mask(), torch.randn(B, L, D), torch.randn(B * R, D)
-    out = attention(query, attention.prepare(annotations, mask))
+    out = attention(query, attention.prepare(annotations, mask))[0]
     for row in range(B * R):
         a, exists, contexts, alphas = annotations[row // R], mask[row // R], [], []
         for head in range(2):

@@ -55,8 +55,7 @@ def steps_of(attention: Attention, queries: torch.Tensor, annotations: torch.Ten
     """Alphas (T, B * R, L) of queries (T, B * R, H)."""
     memory, state, alphas = attention.prepare(annotations, mask), None, []
     for query in queries:
-        out = attention(query, memory, state)
-        state = out.state
+        out, state = attention(query, memory, state)
         alphas.append(out.alphas.detach().numpy())
     return np.stack(alphas)
 
@@ -143,13 +142,13 @@ def test_concat_is_one_matrix_over_query_and_annotation():
     for row in range(B * R):
         pairs = torch.cat([query[row].expand(L, H), annotations[row // R]], dim=1)
         expected = torch.softmax(torch.tanh(pairs @ joined.T) @ score.output.weight[0], dim=0)
-        torch.testing.assert_close(attention(query, attention.prepare(annotations)).alphas[row], expected)
+        torch.testing.assert_close(attention(query, attention.prepare(annotations))[0].alphas[row], expected)
 
 
 def test_location_looks_at_the_same_place_in_every_image():
     attention = built(SoftAttention(LocationScore()))
     query = torch.randn(1, H).expand(B, H)
-    alphas = attention(query, attention.prepare(torch.randn(B, L, D))).alphas
+    alphas = attention(query, attention.prepare(torch.randn(B, L, D)))[0].alphas
     torch.testing.assert_close(alphas[0], alphas[1])
     torch.testing.assert_close(alphas[0], torch.softmax(attention.score.output.weight @ query[0], dim=0))
 
@@ -219,4 +218,4 @@ def test_the_first_state_is_the_same_for_all_captions_of_an_image():
     memory = attention.prepare(torch.randn(B, L, D))
     query = torch.randn(B * R, H)
     explicit = tuple(part.repeat_interleave(R, 0) for part in attention.init_state(memory))
-    torch.testing.assert_close(attention(query, memory).alphas, attention(query, memory, explicit).alphas)
+    torch.testing.assert_close(attention(query, memory)[0].alphas, attention(query, memory, explicit)[0].alphas)

@@ -82,7 +82,7 @@ def test_context_is_the_annotation_of_the_drawn_location():
     attention.build(D, H)
     attention.train()
     annotations = torch.randn(B, L, D)
-    out = attention(torch.randn(B * 3, H), attention.prepare(annotations))
+    out = attention(torch.randn(B * 3, H), attention.prepare(annotations))[0]
     chosen = out.locations
     torch.testing.assert_close(out.context, annotations.repeat_interleave(3, 0)[torch.arange(B * 3), chosen])
     torch.testing.assert_close(out.log_prob, out.alphas.log()[torch.arange(B * 3), chosen])
@@ -266,7 +266,7 @@ def test_temperature_falls_exponentially_and_relaxes_the_samples_of_its_batch():
         assert attention.temperature == pytest.approx(temperature)
         memory = attention.prepare(annotations)
         torch.manual_seed(6)
-        gradient = torch.autograd.grad(attention(query, memory).context.sum(), query)[0]
+        gradient = torch.autograd.grad(attention(query, memory)[0].context.sum(), query)[0]
         torch.manual_seed(6)
         log_alphas = attention.score(query.unsqueeze(1), memory.projected).log_softmax(dim=-1)
         gumbel = -torch.empty_like(log_alphas).exponential_().log()

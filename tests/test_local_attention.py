@@ -33,7 +33,7 @@ def test_alphas_are_the_scores_softmax_in_the_window_times_the_gaussian_normalis
     attention = local_attention(window=(1.5, 2.0))
     annotations, query = torch.randn(B, L, D), torch.randn(B * R, H)
     memory = attention.prepare(annotations)
-    alphas = attention(query, memory).alphas
+    alphas = attention(query, memory)[0].alphas
     score = attention.score
     scores = score.score(query.view(B, R, H), memory.projected).flatten(0, 1)
     hidden = torch.tanh(query @ score.position_hidden.weight.T)
@@ -53,7 +53,7 @@ def test_locations_outside_the_window_get_exactly_zero(dtype):
     attention = local_attention(window=(1.2, 2.2)).to(dtype)
     look_at(attention, 1.5, 3.5)  # the centre of cell (1, 3)
     memory = attention.prepare(torch.randn(B, L, D, dtype=dtype))
-    inside = attention(torch.randn(B * R, H, dtype=dtype), memory).alphas.unflatten(-1, GRID) > 0
+    inside = attention(torch.randn(B * R, H, dtype=dtype), memory)[0].alphas.unflatten(-1, GRID) > 0
     expected = torch.zeros(GRID, dtype=torch.bool)
     expected[0:3, 1:6] = True
     assert (inside == expected).all()
@@ -64,7 +64,7 @@ def test_a_window_without_a_location_that_exists_falls_back_to_the_others():
     look_at(attention, 0.5, 0.5)
     mask = torch.zeros(B, L, dtype=torch.bool)
     mask[:, [14, 15, 23]] = True
-    alphas = attention(torch.randn(B * R, H), attention.prepare(torch.randn(B, L, D), mask)).alphas
+    alphas = attention(torch.randn(B * R, H), attention.prepare(torch.randn(B, L, D), mask))[0].alphas
     torch.testing.assert_close(alphas.sum(-1), torch.ones(B * R))
     assert (alphas[:, [14, 15, 23]] > 0).all() and (alphas > 0).sum() == 3 * B * R
 
@@ -81,7 +81,7 @@ def test_position_learns_to_reach_the_target():
     torch.nn.init.zeros_(attention.score.position_output.weight)
     for _ in range(100):
         optimizer.zero_grad()
-        loss = -attention(query, attention.prepare(annotations)).alphas[0, 7].log()
+        loss = -attention(query, attention.prepare(annotations))[0].alphas[0, 7].log()
         loss.backward()
         optimizer.step()
     torch.testing.assert_close(attention.score.position(query)[0], torch.tensor([1.5, 1.5]), atol=0.3, rtol=0)

@@ -172,7 +172,7 @@ def test_no_draw_and_no_gradient_reaches_a_location_outside_the_support(kind, sa
     logits = attention.score(query.unflatten(0, (B, R)), memory.projected).detach().requires_grad_()
     attention.score.forward = lambda *_: logits
     for _ in range(50):
-        out = attention(query, memory)
+        out = attention(query, memory)[0]
         outside = (out.alphas == 0).view(B, R, L)
         assert outside.any() and out.log_prob.isfinite().all()
         entropy = step_entropy(out.alphas)

@@ -84,9 +84,9 @@ def log_likelihoods(captioner: Captioner, batch: CaptionBatch, output) -> list[t
         log_w, log_p = [], []
         for token in batch.captions[n, : len(words) + 1]:
             embedded = decoder.embedding(token.view(1))
-            state, recurred = decoder._recur(decoder.word_to_gates(embedded), state, one)
-            h, alpha = recurred.h[0].detach().double().numpy(), recurred.alphas[0].detach().double().numpy()
-            beta = 1.0 if recurred.beta_logit is None else float(torch.sigmoid(recurred.beta_logit[0]))
+            state, attended = decoder._recur(decoder.word_to_gates(embedded), state, one)
+            h, alpha = attended.h[0].detach().double().numpy(), attended.alphas[0].detach().double().numpy()
+            beta = 1.0 if attended.beta_logit is None else float(torch.sigmoid(attended.beta_logit[0]))
             s = W["embedding.weight"][int(token)] + W["output.L_h.weight"] @ h
             annotations, weights = components(output, a[n], alpha, batch.annotation_mask, n)
             hidden = [s] + [s + project(W, W["output.L_z.weight"] @ annotation) for annotation in annotations]

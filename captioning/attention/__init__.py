@@ -1,6 +1,6 @@
 """Attention = score x normaliser x selection, each a small class."""
 
-from captioning.attention.base import Attention, AttentionOutput, Score, Selected
+from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.coverage import CoverageScore
 from captioning.attention.gumbel import GumbelAttention
 from captioning.attention.hard import HardAttention, StochasticAttention
@@ -27,8 +27,8 @@ __all__ = [
     "AnnotationDropout",
     "AnnotationLSTM",
     "AnnotationLayer",
+    "Attended",
     "Attention",
-    "AttentionOutput",
     "ConcatScore",
     "CosineScore",
     "CoverageScore",
@@ -45,7 +45,6 @@ __all__ = [
     "Normaliser",
     "ScaledDotScore",
     "Score",
-    "Selected",
     "SoftAttention",
     "Softmax",
     "Sparsemax",

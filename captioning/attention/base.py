@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -14,43 +14,42 @@ from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.normalisers import Normaliser, Softmax
 from captioning.component import Component
 from captioning.errors import InputError
-from captioning.trace import EXPECTATION, State
+from captioning.trace import EXPECTATION, AttentionTrace, State
 
 
-class AttentionOutput(NamedTuple):
-    """One step of attention for N rows.
+class Attended(NamedTuple):
+    """What the decoder sees of the image at a step: (N, ..) for N rows, (N, T, ..) or (M, ..) for many steps at once.
+
+    A selection returns the first four fields for B images with R rows each, (B, R, ..).
 
     Attributes:
-        context: (N, D), the paper's z-hat before the scalar beta.
-        alphas: (N, L), the normalised logits: probabilities, exactly 0 at masked locations.
-        locations: (N,) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
-            expectation.
-        log_prob: (N,), log-probability in nats of the location that the context was taken from, 0 where it is the
+        context: (.., D), the paper's z-hat; from the LSTM on, multiplied by beta.
+        alphas: (.., L), the normalised logits, at least float32: probabilities, exactly 0 at masked locations.
+        locations: (..) int64, the location that the context was taken from; ``trace.EXPECTATION`` where it is the
+            expectation. A selection that only takes expectations may leave it None.
+        log_prob: (..), log-probability in nats of the location that the context was taken from, 0 where it is the
             expectation; None for attention that never draws.
-        state: Carried to the next step.
-        heads: (N, h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
+        heads: (.., h, L), the alphas of h heads, ``alphas`` being their mean; None without heads, and in training.
+        beta_logit: (..), f_beta(h_{t-1}) of Sec. 4.2.1; None until the LSTM, and for decoders without beta.
+        h: (.., H), the h_t that the LSTM makes of it; None until then.
     """
 
     context: Tensor
     alphas: Tensor
-    locations: Tensor
-    log_prob: Tensor | None = None
-    state: State = ()
-    heads: Tensor | None = None
-
-
-class Selected(NamedTuple):
-    """The contexts that a selection forms for B images with R rows each.
-
-    Attributes:
-        context: (B, R, D).
-        locations: (B, R) int64, as in ``AttentionOutput``; None where all contexts are expectations.
-        log_prob: (B, R), as in ``AttentionOutput``.
-    """
-
-    context: Tensor
     locations: Tensor | None = None
     log_prob: Tensor | None = None
+    heads: Tensor | None = None
+    beta_logit: Tensor | None = None
+    h: Tensor | None = None
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Attended:
+        """Return it with ``function`` applied to every field that is not None."""
+        return Attended(*(None if field is None else function(field) for field in self))  # type: ignore[arg-type]
+
+    def trace(self) -> AttentionTrace:
+        """Return the attention trace of these steps."""
+        betas = None if self.beta_logit is None else torch.sigmoid(self.beta_logit)
+        return AttentionTrace(self.alphas, betas, self.locations, heads=self.heads)
 
 
 class Score(Component):
@@ -192,8 +191,12 @@ class Attention(Component):
         """Return the state before the first step, (B, ..) each."""
         return self.score.init_state(memory.exists)
 
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
-        """Attend with queries (N, H), N = B * R, and the previous step's state, None at the first step."""
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
+        """Attend with queries (N, H), N = B * R, and the previous step's state, None at the first step.
+
+        Returns:
+            What N rows see, and the state of the next step.
+        """
         B = memory.annotations.shape[0]
         if state is None:
             state = tuple(repeat_rows(tensor, len(query) // B) for tensor in self.init_state(memory))
@@ -201,20 +204,14 @@ class Attention(Component):
         logits = self.score(queries, memory.projected, *carried)  # (B, R, L), Eq. 4
         mask = None if memory.mask is None else memory.mask.unsqueeze(1)
         alphas, log_alphas = self.normaliser(logits, mask)  # Eq. 5
-        context, locations, log_prob = self.select(alphas, log_alphas, memory)  # Eq. 6
+        attended = self.select(alphas, log_alphas, memory)  # Eq. 6
+        if attended.locations is None:
+            attended = attended._replace(locations=torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device))
         next_state = self.score.update(alphas, *carried)
-        if locations is None:
-            locations = torch.full(alphas.shape[:2], EXPECTATION, device=alphas.device)
-        return AttentionOutput(
-            context=context.flatten(0, 1),
-            alphas=alphas.flatten(0, 1),
-            locations=locations.flatten(),
-            log_prob=None if log_prob is None else log_prob.flatten(),
-            state=tuple(tensor.flatten(0, 1) for tensor in next_state),
-        )
+        return attended.map(lambda field: field.flatten(0, 1)), tuple(field.flatten(0, 1) for field in next_state)
 
     @abstractmethod
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         """Form contexts from alphas and log_alphas (B, R, L): 0 and -inf where masked and outside the support."""
 
 

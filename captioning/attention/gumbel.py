@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from captioning.attention.base import Score, Selected
+from captioning.attention.base import Attended, Score
 from captioning.attention.hard import StochasticAttention, mixed, one_hot
 from captioning.attention.memory import Memory
 from captioning.errors import InputError
@@ -31,8 +31,6 @@ class GumbelAttention(StochasticAttention):
     Raises:
         InputError: An option is out of its range.
     """
-
-    _batch_temperature: Tensor
 
     def __init__(
         self,
@@ -63,12 +61,6 @@ class GumbelAttention(StochasticAttention):
         self.first_temperature = temperature
         self.final_temperature = final_temperature
         self.anneal = anneal
-        # A tensor, because compiled code is specialised to the value of a number.
-        self.register_buffer("_batch_temperature", torch.tensor(temperature), persistent=False)
-
-    def begin_batch(self) -> None:
-        super().begin_batch()
-        self._batch_temperature.fill_(self.temperature)
 
     @property
     def temperature(self) -> float:
@@ -79,9 +71,9 @@ class GumbelAttention(StochasticAttention):
     def schedule(self) -> dict[str, float]:
         return super().schedule() | {"temperature": self.temperature}
 
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         gumbel = -torch.empty_like(alphas).exponential_().log()
-        relaxed = torch.softmax((log_alphas + gumbel) / self._batch_temperature, dim=-1)  # (B, R, L)
+        relaxed = torch.softmax((log_alphas + gumbel) / self.temperature, dim=-1)  # (B, R, L)
         locations = relaxed.argmax(dim=-1)
         weights = one_hot(locations, alphas.detach()) + (relaxed - relaxed.detach())  # value one-hot, gradient relaxed
-        return mixed(log_alphas, locations, weights, self.dropout(log_alphas.exp()), memory)
+        return mixed(alphas, log_alphas, locations, weights, self.dropout(log_alphas.exp()), memory)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from captioning.attention.base import Attention, Score, Selected
+from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import InputError, check_range
@@ -108,34 +108,35 @@ class StochasticAttention(Attention):
         uniform = torch.rand(1 if self.per_batch else B, device=annotations.device).expand(B)
         return replace(memory, use_expectation=uniform >= self.sample_probability)
 
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         if self.training:
             return self.train_select(alphas, log_alphas, memory)
         if self.inference == "expected":
-            return Selected(expected_context(alphas, memory.annotations), log_prob=torch.zeros_like(alphas[..., 0]))
+            context, nothing_drawn = expected_context(alphas, memory.annotations), torch.zeros_like(alphas[..., 0])
+            return Attended(context, alphas, log_prob=nothing_drawn)
         locations = alphas.argmax(-1) if self.inference == "argmax" else draw(alphas)
-        return at_locations(log_alphas, locations, memory)
+        return at_locations(alphas, log_alphas, locations, memory)
 
     @abstractmethod
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         """``select`` in training: the same arguments, the same result."""
 
 
 class HardAttention(StochasticAttention):
     """z_t = sum_i s_ti a_i with one-hot s_t, Eq. 8-9, trained by REINFORCE with an estimator of ``objective``.
 
-    A drawn context passes no gradient to the alphas; ``Selected.log_prob`` does. With a sparse normaliser, locations
+    A drawn context passes no gradient to the alphas; ``Attended.log_prob`` does. With a sparse normaliser, locations
     outside the support are never drawn.
     """
 
     needs_estimator = True
 
-    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
+    def train_select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
         locations = draw(alphas.detach())
         if memory.use_expectation is None:
-            return at_locations(log_alphas, locations, memory)
+            return at_locations(alphas, log_alphas, locations, memory)
         expectation = self.dropout(log_alphas.exp())
-        return mixed(log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory)
+        return mixed(alphas, log_alphas, locations, one_hot(locations, alphas.detach()), expectation, memory)
 
 
 def draw(alphas: Tensor) -> Tensor:
@@ -150,19 +151,19 @@ def one_hot(locations: Tensor, alphas: Tensor) -> Tensor:
     return torch.zeros_like(alphas).scatter_(-1, locations.unsqueeze(-1), 1.0)
 
 
-def at_locations(log_alphas: Tensor, locations: Tensor, memory: Memory) -> Selected:
+def at_locations(alphas: Tensor, log_alphas: Tensor, locations: Tensor, memory: Memory) -> Attended:
     """Take each row's context from its location, ``locations`` (B, R); nothing is summed over L."""
     images = torch.arange(locations.shape[0], device=locations.device).unsqueeze(1)
-    return Selected(memory.annotations[images, locations], locations, _log_prob(log_alphas, locations))
+    return Attended(memory.annotations[images, locations], alphas, locations, _log_prob(log_alphas, locations))
 
 
 def mixed(
-    log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
-) -> Selected:
+    alphas: Tensor, log_alphas: Tensor, locations: Tensor, sample_weights: Tensor, expectation: Tensor, memory: Memory
+) -> Attended:
     """Weight annotations by ``expectation`` for images whose memory says so, by ``sample_weights`` for others.
 
     Args:
-        log_alphas, sample_weights, expectation: (B, R, L).
+        alphas, log_alphas, sample_weights, expectation: (B, R, L).
         locations: (B, R), the locations that were drawn.
     """
     use_expectation = memory.use_expectation
@@ -170,8 +171,9 @@ def mixed(
         use_expectation = torch.zeros(len(log_alphas), dtype=torch.bool, device=log_alphas.device)
     use_expectation = use_expectation.unsqueeze(1)  # (B, 1)
     weights = torch.where(use_expectation.unsqueeze(2), expectation, sample_weights)
-    return Selected(
+    return Attended(
         expected_context(weights, memory.annotations),
+        alphas,
         locations.masked_fill(use_expectation, EXPECTATION),
         _log_prob(log_alphas, locations).masked_fill(use_expectation, 0.0),
     )

@@ -111,17 +111,23 @@ class AnnotationAttention(AnnotationLayer):
 
 
 def grid_positions(grid_size: tuple[int, int], dim: int) -> Tensor:
-    """Return (L, dim): the sines and cosines of the row, then those of the column, at dim / 4 frequencies each.
-
-    The wavelengths are a geometric series from 2 pi to 2 pi * 10,000 cells (Vaswani et al. 2017, Sec. 3.5).
-    """
+    """Return (L, dim): the ``sinusoids`` of each location's row, then those of its column, dim / 2 each."""
     height, width = grid_size
-    frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 4) / (dim // 4))
-    angles = [torch.arange(side).unsqueeze(1) * frequencies for side in grid_size]
-    of_rows, of_columns = (torch.cat([angle.sin(), angle.cos()], dim=1) for angle in angles)  # (side, dim / 2)
+    of_rows, of_columns = (sinusoids(torch.arange(side), dim // 2) for side in grid_size)
     return torch.cat(
         [of_rows.unsqueeze(1).expand(-1, width, -1), of_columns.unsqueeze(0).expand(height, -1, -1)], dim=2
     ).flatten(0, 1)
+
+
+def sinusoids(positions: Tensor, dim: int) -> Tensor:
+    """Return (n, dim): the sines, then the cosines of n positions (Vaswani et al. 2017, Sec. 3.5).
+
+    Sines and cosines have dim / 2 frequencies each. The wavelengths are a geometric series from 2 pi to 2 pi * 10,000
+    positions.
+    """
+    frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=positions.device) / (dim // 2))
+    angles = positions.unsqueeze(1) * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
 class AnnotationLSTM(AnnotationLayer):

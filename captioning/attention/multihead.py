@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor, nn
 
-from captioning.attention.base import AttentionOutput, Score, check_mask
+from captioning.attention.base import Attended, Score, check_mask
 from captioning.attention.memory import Memory, repeat_rows
 from captioning.attention.soft import SoftAttention
 from captioning.component import check_size
@@ -82,7 +82,7 @@ class MultiHeadAttention(SoftAttention):
         state = self.score.init_state(repeat_rows(memory.exists, self.heads))
         return tuple(tensor.unflatten(0, (-1, self.heads)) for tensor in state)
 
-    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> AttentionOutput:
+    def forward(self, query: Tensor, memory: Memory, state: State | None = None) -> tuple[Attended, State]:
         assert isinstance(memory, MultiHeadMemory)
         B, heads = memory.annotations.shape[0], self.heads
         if state is None:
@@ -97,12 +97,9 @@ class MultiHeadAttention(SoftAttention):
         queries = to_heads(self.query_projection(query).unflatten(-1, (heads, -1)))  # (B * h * R, d / h)
         mask = None if memory.mask is None else repeat_rows(memory.mask, heads)
         memory_of_heads = Memory(memory.values, memory.projected, mask)
-        out = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
-        alphas = to_rows(out.alphas)
-        return AttentionOutput(
-            context=self.output(to_rows(out.context).flatten(1)),
-            alphas=alphas.mean(dim=1),
-            locations=to_rows(out.locations)[:, 0],
-            state=tuple(to_rows(tensor) for tensor in out.state),
-            heads=None if self.training else alphas,
-        )
+        attended, state = super().forward(queries, memory_of_heads, tuple(to_heads(tensor) for tensor in state))
+        context, alphas, locations, *_ = attended.map(to_rows)  # (N, h, ..)
+        assert locations is not None
+        of_heads = None if self.training else alphas
+        joined = Attended(self.output(context.flatten(1)), alphas.mean(dim=1), locations[:, 0], heads=of_heads)
+        return joined, tuple(to_rows(tensor) for tensor in state)

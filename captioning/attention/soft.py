@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from captioning.attention.base import Attention, Score, Selected
+from captioning.attention.base import Attended, Attention, Score
 from captioning.attention.memory import Memory, expected_context
 from captioning.attention.normalisers import Normaliser
 from captioning.errors import check_range
@@ -30,8 +30,8 @@ class SoftAttention(Attention):
     def deterministic(self) -> bool:
         return self.score.deterministic and not self.dropout.p
 
-    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Selected:
-        return Selected(expected_context(self.dropout(alphas), memory.annotations))
+    def select(self, alphas: Tensor, log_alphas: Tensor, memory: Memory) -> Attended:
+        return Attended(expected_context(self.dropout(alphas), memory.annotations), alphas)
 
 
 class UniformAttention(SoftAttention):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, Memory
+from captioning.attention import AnnotationLayer, Attended, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import Component
 from captioning.kernels.recurrence import to_autocast
@@ -74,11 +74,9 @@ class Packed:
         """Return (M,) int64, the image of each step; captions must be grouped by image, equally many for each."""
         return self._index // (self.mask.numel() // B)
 
-    def output(
-        self, logits: Tensor, trace: AttentionTrace, log_prob: Tensor | None = None, posterior: Tensor | None = None
-    ) -> DecoderOutput:
-        """Build the ``DecoderOutput`` of logits (M, V), a trace and log_prob of (N, T) steps, and posterior (M, L)."""
-        mask = self.mask
+    def output(self, logits: Tensor, attended: Attended, posterior: Tensor | None = None) -> DecoderOutput:
+        """Build the ``DecoderOutput`` of logits (M, V), what (N, T) steps saw, and posterior (M, L)."""
+        mask, trace = self.mask, attended.trace()
         trace = AttentionTrace(
             trace.alphas * mask.unsqueeze(-1),
             None if trace.betas is None else trace.betas * mask,
@@ -86,7 +84,7 @@ class Packed:
             None if posterior is None else self.unpack(posterior.to(trace.alphas.dtype)),
             None if trace.heads is None else trace.heads * mask[..., None, None],
         )
-        log_prob = None if log_prob is None else log_prob * mask
+        log_prob = None if attended.log_prob is None else attended.log_prob * mask
         return DecoderOutput(logits, self.targets, mask, trace, log_prob)
 
 

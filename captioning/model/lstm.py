@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, Memory
+from captioning.attention import AnnotationLayer, Attended, Attention, Memory
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import check_range
@@ -23,7 +23,7 @@ from captioning.kernels.linear import Linear
 from captioning.kernels.recurrence import run_recurrence
 from captioning.kernels.unroll import StepLinear
 from captioning.model.decoder import Decoder, DecoderOutput, Packed
-from captioning.model.output import DeepOutput, Output, Recurred
+from captioning.model.output import DeepOutput, Output
 from captioning.trace import AttentionTrace, State
 from captioning.vocabulary import PAD
 
@@ -110,50 +110,43 @@ class AttentionDecoder(Decoder):
         h, c = self.init_h(mean), self.init_c(mean).to(self.embedding.weight.dtype)
         return (h, c, *self.attention.init_state(memory))
 
-    def _recur(self, word_gates: Tensor, state: State, memory: Memory) -> tuple[State, Recurred]:
+    def _recur(self, word_gates: Tensor, state: State, memory: Memory) -> tuple[State, Attended]:
         """Take one step of Eq. 1-6.
 
         Args:
             word_gates: (N, 4H), the word's contribution to i, f, o and g before their nonlinearities.
         """
         h, c, *carried = state
-        looked = self.attention(h, memory, tuple(carried))  # Eq. 4-6
-        context, beta_logit = self.gate(h, looked.context)  # Sec. 4.2.1
-        gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(context)  # (N, 4H)
+        attended, carried_on = self.attention(h, memory, tuple(carried))  # Eq. 4-6
+        z, beta_logit = self.gate(h, attended.context)  # Sec. 4.2.1
+        gates = word_gates + self.hidden_to_gates(h) + self.context_to_gates(z)  # (N, 4H); T is linear
         i, f, o, g = gates.to(c.dtype).chunk(4, dim=-1)
         i, f, o, g = torch.sigmoid(i), torch.sigmoid(f), torch.sigmoid(o), torch.tanh(g)  # Eq. 1
         c = f * c + i * g  # Eq. 2
         h = (o * torch.tanh(c)).to(gates.dtype)  # Eq. 3
-        return (h, c, *looked.state), Recurred(
-            h, context, beta_logit, looked.alphas, looked.locations, looked.log_prob, looked.heads
-        )
+        return (h, c, *carried_on), attended._replace(context=z, beta_logit=beta_logit, h=h)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
         word = self.embedding(tokens)  # (N, E)
-        state, recurred = self._recur(self.word_to_gates(word), state, memory)
-        return self.output.step(word, recurred, memory), state, recurred.trace()  # Eq. 7
+        state, attended = self._recur(self.word_to_gates(word), state, memory)
+        return self.output.step(word, attended, memory), state, attended.trace()  # Eq. 7
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed, B = Packed(captions, lengths, samples), len(memory.annotations)
         word = self.embedding(captions[:, :-1])  # (N, T, E), for all steps at once, as are its gates and Eq. 7
-        recurred = self._all_steps(self.word_to_gates(word), memory, B, lengths, samples)
-        words = self.output(
-            packed.pack(repeat_rows(word, samples)),
-            recurred.map(packed.pack),
-            memory,
-            packed.images(B),
-            packed.targets,
-        )
-        return packed.output(words.logits, recurred.trace(), recurred.log_prob, words.posterior)
+        attended = self._all_steps(self.word_to_gates(word), memory, B, lengths, samples)
+        word, of_words = packed.pack(repeat_rows(word, samples)), attended.map(packed.pack)
+        logits, posterior = self.output(word, of_words, memory, packed.images(B), packed.targets)
+        return packed.output(logits, attended, posterior)
 
-    def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Recurred:
+    def _all_steps(self, word_gates: Tensor, memory: Memory, B: int, lengths: Tensor, samples: int) -> Attended:
         """Run the recurrence over all steps of word_gates (N, T, 4H); returns fields (N * S, T, ..)."""
         # Attention without randomness leads all samples of a caption through the same states: run them once.
         repeats = 1 if self.attention.deterministic else samples
         word_gates, lengths = repeat_rows(word_gates, repeats), repeat_rows(lengths, repeats)
         state = tuple(repeat_rows(tensor, len(word_gates) // B) for tensor in self.init_state(memory))
-        recurred = run_recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
-        return recurred.map(lambda field: repeat_rows(field, samples // repeats))
+        attended = run_recurrence(AttentionDecoder._recur, self, word_gates, state, memory, B, lengths)
+        return attended.map(lambda field: repeat_rows(field, samples // repeats))
 
     def prepare_search(self, memory: Memory) -> Memory:
         return self.output.prepare_search(memory)

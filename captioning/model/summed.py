@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import Attention, Memory, MultiHeadAttention, SoftAttention
+from captioning.attention import Attended, Attention, Memory, MultiHeadAttention, SoftAttention
 from captioning.errors import InputError
 from captioning.kernels.linear import precise_linear
 from captioning.kernels.summed import Located, locate, summed_log_probs, summed_posterior, summed_step
-from captioning.model.output import Output, Recurred, Words
+from captioning.model.output import Output
 
 
 @dataclass(frozen=True)
@@ -89,36 +89,36 @@ class SummedOutput(Output):
         return LocatedMemory(**vars(memory), located=locate(*self._factors(memory)))
 
     def forward(
-        self, word: Tensor, recurred: Recurred, memory: Memory, image_index: Tensor, targets: Tensor | None = None
-    ) -> Words:
-        S = self.L_o(self._hidden(word, recurred))
+        self, word: Tensor, attended: Attended, memory: Memory, image_index: Tensor, targets: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        S = self.L_o(self._hidden(word, attended))
         A, W = self._factors(memory)
-        log_w = self._log_weights(recurred, memory)
+        log_w = self._log_weights(attended, memory)
         log_probs = summed_log_probs(S, A, W, log_w, image_index)
         if targets is None or self.training:
-            return Words(log_probs)
+            return log_probs, None
         posterior = summed_posterior(S, A, W, log_w, image_index, targets)[:, 1:]
         if (blocks := self._blocks(memory)) is not None:
-            posterior = _spread(posterior, recurred.alphas, blocks)
-        return Words(log_probs, _given_a_look(posterior, recurred.alphas))
+            posterior = _spread(posterior, attended.alphas, blocks)
+        return log_probs, _given_a_look(posterior, attended.alphas)
 
-    def step(self, word: Tensor, recurred: Recurred, memory: Memory) -> Tensor:
+    def step(self, word: Tensor, attended: Attended, memory: Memory) -> Tensor:
         located = memory.located if isinstance(memory, LocatedMemory) else locate(*self._factors(memory))
-        S = precise_linear(self.L_o, self._hidden(word, recurred))
-        return summed_step(S, located, self._log_weights(recurred, memory))
+        S = precise_linear(self.L_o, self._hidden(word, attended))
+        return summed_step(S, located, self._log_weights(attended, memory))
 
-    def _hidden(self, word: Tensor, recurred: Recurred) -> Tensor:
+    def _hidden(self, word: Tensor, attended: Attended) -> Tensor:
         """Return the hidden layer of a step that does not look, (M, E)."""
-        return self.dropout(word + self.L_h(self.dropout(recurred.h)))
+        return self.dropout(word + self.L_h(self.dropout(attended.h)))
 
-    def _log_weights(self, recurred: Recurred, memory: Memory) -> Tensor:
+    def _log_weights(self, attended: Attended, memory: Memory) -> Tensor:
         """Return the log weights of C + 1 components, 1 - beta first, (M, C + 1); -inf where a weight is 0."""
-        weights = _summed(recurred.alphas, self._blocks(memory))
+        weights = _summed(attended.alphas, self._blocks(memory))
         exists = weights > torch.finfo(weights.dtype).tiny
         log_w = torch.where(exists, weights, 1.0).log().masked_fill(~exists, float("-inf"))
-        if recurred.beta_logit is None:
+        if attended.beta_logit is None:
             return nn.functional.pad(log_w, (1, 0), value=float("-inf"))
-        beta_logit = recurred.beta_logit.to(log_w.dtype).unsqueeze(1)
+        beta_logit = attended.beta_logit.to(log_w.dtype).unsqueeze(1)
         return torch.cat([nn.functional.logsigmoid(-beta_logit), nn.functional.logsigmoid(beta_logit) + log_w], 1)
 
     def _factors(self, memory: Memory) -> tuple[Tensor, Tensor]:

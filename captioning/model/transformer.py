@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from captioning.attention import AnnotationLayer, Attention, AttentionOutput, Memory
+from captioning.attention import AnnotationLayer, Attended, Attention, Memory
+from captioning.attention.layers import sinusoids
 from captioning.attention.memory import repeat_rows
 from captioning.component import check_size
 from captioning.errors import InputError, check_range
@@ -151,35 +152,35 @@ class TransformerDecoder(Decoder):
         return (empty,) * (2 * self.layer_count)
 
     def step(self, tokens: Tensor, state: State, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
-        hidden, state, trace = self._read(tokens.unsqueeze(1), state, memory)
-        return precise_linear(self.to_words, hidden.squeeze(1)), state, trace.map(lambda field: field.squeeze(1))
+        hidden, state, attended = self._read(tokens.unsqueeze(1), state, memory)
+        trace = attended.map(lambda field: field.squeeze(1)).trace()
+        return precise_linear(self.to_words, hidden.squeeze(1)), state, trace
 
     def forward(self, captions: Tensor, lengths: Tensor, memory: Memory, samples: int = 1) -> DecoderOutput:
         packed = Packed(captions, lengths, samples)
-        hidden, _, trace = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
-        return packed.output(self.to_words(packed.pack(hidden)), trace)
+        hidden, _, attended = self._read(repeat_rows(captions[:, :-1], samples), None, memory)
+        return packed.output(self.to_words(packed.pack(hidden)), attended)
 
-    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, AttentionTrace]:
+    def _read(self, tokens: Tensor, state: State | None, memory: Memory) -> tuple[Tensor, State, Attended]:
         """Read words (N, T) that follow the words of ``state``; T is 1 if there is a state.
 
         Returns:
-            The input of the output layer (N, T, d), the new state, and the trace of the last layer, of (N, T) steps.
+            The input of the output layer (N, T, d), the new state, and what the last layer saw at (N, T) steps.
         """
         assert isinstance(memory, LayeredMemory)
         before = 0 if state is None else state[0].shape[1]
         embedded = math.sqrt(self.dim) * self.embedding(tokens)  # (N, T, d), Sec. 3.4
-        positions = word_positions(before, tokens.shape[1], self.dim, embedded.device)
+        positions = sinusoids(torch.arange(before, before + tokens.shape[1], device=embedded.device), self.dim)
         x = self.dropout(embedded + positions.to(embedded.dtype))
         new_state: list[Tensor] = []
         for number, (layer, attention) in enumerate(zip(self.layers, self.attentions(), strict=True)):
             words = None if state is None else (state[2 * number], state[2 * number + 1])
             x, keys_and_values, attended = layer(x, words, attention, memory.layers[number])
             new_state += keys_and_values
-        trace = AttentionTrace(attended.alphas, None, attended.locations, heads=attended.heads)
-        return self.norm(x), tuple(new_state), trace.map(lambda field: field.unflatten(0, tokens.shape))
+        return self.norm(x), tuple(new_state), attended.map(lambda field: field.unflatten(0, tokens.shape))
 
 
-Words = tuple[Tensor, Tensor]
+KeysAndValues = tuple[Tensor, Tensor]
 """Keys and values of the words so far, (N, t, d) each."""
 
 
@@ -209,23 +210,23 @@ class TransformerLayer(nn.Module):
                 nn.init.zeros_(module.bias)
 
     def forward(
-        self, x: Tensor, before: Words | None, attention: Attention, memory: Memory
-    ) -> tuple[Tensor, Words, AttentionOutput]:
+        self, x: Tensor, before: KeysAndValues | None, attention: Attention, memory: Memory
+    ) -> tuple[Tensor, KeysAndValues, Attended]:
         """Return the layer's output for x (N, T, d).
 
         Args:
             before: Keys and values of the words before x, which is then one word; None if x begins the caption.
 
         Returns:
-            The layer's output, the keys and values of all words, and the output of ``attention`` for N * T rows.
+            The layer's output, the keys and values of all words, and what N * T rows see of the image.
         """
         self_attended, words = self._attend_words(self.before_words(x), before)
         x = x + self.dropout(self_attended)
-        attended = attention(self.before_attention(x).flatten(0, 1), memory)
+        attended, _ = attention(self.before_attention(x).flatten(0, 1), memory)
         x = x + self.dropout(attended.context.unflatten(0, x.shape[:2]))
         return x + self.dropout(self.feedforward(self.before_feedforward(x))), words, attended
 
-    def _attend_words(self, x: Tensor, before: Words | None) -> tuple[Tensor, Words]:
+    def _attend_words(self, x: Tensor, before: KeysAndValues | None) -> tuple[Tensor, KeysAndValues]:
         """Return the causal self-attention of x (N, T, d), and the keys and values of all words so far."""
         query, key, value = self.word_projection(x).chunk(3, dim=-1)
         if before is not None:
@@ -234,14 +235,3 @@ class TransformerLayer(nn.Module):
         dropout = self.dropout.p if self.training else 0.0
         attended = nn.functional.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=before is None)
         return self.word_output(attended.transpose(1, 2).flatten(2)), (key, value)
-
-
-def word_positions(first: int, count: int, dim: int, device: torch.device | None = None) -> Tensor:
-    """Return (count, dim): the sines, then the cosines of positions from ``first`` (Vaswani et al. 2017, Sec. 3.5).
-
-    Sines and cosines have dim / 2 frequencies each. The wavelengths are a geometric series from 2 pi to 2 pi * 10,000
-    words.
-    """
-    frequencies = torch.exp(-math.log(10_000) * torch.arange(dim // 2, device=device) / (dim // 2))
-    angles = torch.arange(first, first + count, device=device).unsqueeze(1) * frequencies
-    return torch.cat([angles.sin(), angles.cos()], dim=1)

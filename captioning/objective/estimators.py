@@ -173,8 +173,7 @@ class LeaveOneOut(Estimator):
         self.to_go = to_go
 
     def baseline(self, draws: Draws, returns: Tensor) -> Tensor:
-        by_caption = returns.unflatten(0, (-1, self.samples))  # (captions, S, T)
-        return ((by_caption.sum(dim=1, keepdim=True) - by_caption) / (self.samples - 1)).flatten(0, 1)
+        return leave_one_out(returns, self.samples)
 
 
 class ArgmaxBaseline(Estimator):
@@ -203,6 +202,12 @@ class ExpectedContextBaseline(ArgmaxBaseline):
     """
 
     reference = "expected"
+
+
+def leave_one_out(values: Tensor, samples: int) -> Tensor:
+    """Return the mean of the other samples of the same group for values (N, ..), the S samples of a group adjacent."""
+    groups = values.unflatten(0, (-1, samples))  # (N / S, S, ..)
+    return ((groups.sum(dim=1, keepdim=True) - groups) / (samples - 1)).flatten(0, 1)
 
 
 def _check_decay(decay: float) -> None:

@@ -28,6 +28,7 @@ from captioning.decoding import BeamOptions, Constraints, Hypothesis
 from captioning.decoding.constraints import NEVER
 from captioning.errors import InputError
 from captioning.model import Captioner, Decoder, DecoderOutput
+from captioning.objective.estimators import leave_one_out
 from captioning.objective.objective import Loss, Objective, Reward
 from captioning.objective.processes import process_count, summed
 from captioning.objective.reductions import step_log_probs
@@ -154,8 +155,7 @@ class SelfCriticalTraining(Objective):
         record_of_caption = [record for record in records for _ in range(self.samples)]
         if self.baseline == "leave_one_out":
             rewards = self._reward(record_of_caption, captions).to(state[0].device)
-            by_image = rewards.view(-1, self.samples)
-            return captions, rewards, ((by_image.sum(1, keepdim=True) - by_image) / (self.samples - 1)).flatten()
+            return captions, rewards, leave_one_out(rewards, self.samples)
         greedy = decoding.greedy(step, state, max_length=max_length, constraints=constraints)
         rewards = self._reward([*record_of_caption, *records], [*captions, *greedy]).to(state[0].device)
         rewards, of_greedy = rewards[: len(captions)], rewards[len(captions) :]

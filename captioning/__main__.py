@@ -2,45 +2,75 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
-import inspect
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help, first_line, footnotes
-from captioning.errors import exits_on_input_error
+from captioning.cli import COMMANDS, HELP, IMPORTED, TRAINING, announce, near, training_help
+from captioning.cli.parser import call
+from captioning.errors import InputError, did_you_mean, exits_on_input_error
 
-_ALL = "--help_all"
+_FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
+_NO_FILES = ("best", "last", "null", "pretrained")
 
 
 @exits_on_input_error
-def main() -> None:
-    """Run the subcommand that the command line names."""
-    if len(sys.argv) > 1 and sys.argv[1] in TOOLS:
-        tool = importlib.import_module(f"captioning.cli.{sys.argv[1]}")
-        inspect.unwrap(tool.main)(sys.argv[2:])  # errors are handled here
-    else:
-        _main()
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the command that the command line names.
 
-
-def _main() -> None:
-    args = sys.argv[1:]
-    if not args or args[0] in ("-h", "--help", "help"):
+    Args:
+        args: The words after ``captioning``; None for those of this process.
+    """
+    name, *words = (sys.argv[1:] if args is None else args) or ["--help"]
+    if name in ("-h", "--help", "help"):
         print(HELP)
-        return
-    if args[0] == "--version":
+    elif name == "--version":
         from captioning import __version__
 
         print(f"captioning {__version__}")
-        return
-    if args[0] in COMMANDS and {"-h", "--help"} & set(args):
-        print(command_help(args[0]))
-        return
-    line = first_line(args)
-    print(line, file=sys.stderr, flush=True)  # standard output may be a file: --print_config > config.yaml
-    from captioning.cli.fit import main as run
+    elif name in TRAINING and {"-h", "--help"} & set(words):
+        print(training_help(name))
+    elif name in TRAINING or name in COMMANDS:
+        _run(name, words)
+    else:
+        hint = did_you_mean(name, [*TRAINING, *COMMANDS]) or "; `captioning` lists the commands"
+        raise InputError(f"captioning {name}: no such command{hint}")
 
-    with footnotes():
-        run(["--help" if arg == _ALL else arg for arg in args])
+
+def _run(name: str, words: list[str]) -> None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
+    options, words = parser.parse_known_args(words)
+    given = list(zip(words, words[1:], strict=False)) + [word.partition("=")[::2] for word in words if "=" in word]
+    for option, value in given:
+        is_path = option in _FILES and value not in _NO_FILES and not value.startswith(("{", "hf:"))
+        if is_path and not Path(value).exists():
+            raise InputError(f"{option} {value}: no such file{near(value)}")
+    _import_modules(options.imports, [Path(), *(Path(value).parent for option, value in given if option == "--config")])
+    if name in TRAINING:
+        announce(name, "PyTorch and Lightning")
+        importlib.import_module("captioning.cli.lightning").run(name, ["--help" if word == "--help_all" else word for word in words])
+    else:
+        call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
+
+
+def _import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:
+    """Import modules of the user's, which are looked for in these folders first.
+
+    Raises:
+        InputError: A module does not exist, or cannot be imported.
+    """
+    if names:
+        sys.path[:0] = [str(folder.resolve()) for folder in folders]
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # a user's module may fail in any way
+            hint = f"; give {name[:-3]}, without .py" if name.endswith(".py") else ""
+            raise InputError(f"--import {name}: {type(error).__name__}: {error}{hint}") from error
+        IMPORTED.append(name)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,127 @@
-"""The `captioning` command: what it says before anything slow is imported, and the Lightning command line."""
+"""The commands: each is a function in the module of its name, and `fit`, `validate`, `test` and `predict` a LightningCLI.
+
+This module imports nothing, because help is answered from it at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from captioning.errors import did_you_mean
+
+TRAINING = {
+    "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
+    "validate": "score a checkpoint on its validation split",
+    "test": "score any model on the test split of its data or of others, or an ensemble",
+    "predict": "write captions of the test split to files, for the COCO evaluation server",
+}
+"""Commands of the LightningCLI, which share their options, with what each does."""
+
+COMMANDS = {
+    "caption": "caption images of your own, and draw where the model looked",
+    "app": "caption one image at a time, on a page in the browser",
+    "evaluate": "score a file of captions",
+    "compare": "compare runs: metrics with intervals and tests, curves, captions, attention",
+    "export": "write a trained captioner as a folder that others can use",
+    "average": "write a checkpoint whose weights are the mean of several",
+    "prepare": "get a data set or an encoder's weights; count n-grams for a CIDEr-D reward",
+    "extract": "compute a frozen encoder's features once, for faster training",
+    "completion": "print a script that completes command lines in bash or zsh",
+}
+"""All other commands, with what each does."""
+
+IMPORTED: list[str] = []
+"""Modules that ``--import`` named; a configuration may name their classes."""
+
+
+def _lines(commands: dict[str, str]) -> str:
+    return "".join(f"  {name:12}{description}\n" for name, description in commands.items())
+
+
+HELP = f"""usage: captioning COMMAND [options]
+
+Image captioning with visual attention (Show, Attend and Tell).
+
+train and test a run:
+{_lines(TRAINING)}
+everything else:
+{_lines(COMMANDS)}
+examples:
+  captioning caption photo.jpg --overlay looked.png
+  captioning fit --config configs/shapes_soft.yaml
+  captioning test --ckpt_path runs/shapes_soft/checkpoints/best.ckpt
+  captioning compare runs/shapes_soft runs/shapes_hard
+
+`captioning COMMAND --help` lists the options of a command; docs/commands.md compares the commands.
+Every command takes --import MODULE, a Python module of yours whose classes a config or a model names."""
+
+_FIT = """usage: captioning fit --config CONFIG.yaml [--config OVERLAY.yaml ...] [options]
+
+  --config FILE.yaml            a configuration; of several, the later ones win
+  --ckpt_path FILE.ckpt         checkpoint to resume
+  --name NAME                   name of the run (default: the config's); its folder is RUNS/NAME
+  --init_from MODEL             start from the weights of this model, with a new optimizer
+  --seed_everything N           seed of all random numbers
+  --trainer.max_epochs N        largest number of epochs
+  --trainer.accelerator NAME    auto, cpu or gpu; --trainer.devices N: processes, one per GPU
+  --early_stopping.patience N   stop after N validations without a better val/bleu4
+  --data.source CLASS           ShapesSource, CocoSource, KarpathySource, FolderSource
+  --data.source.root DIR        set an option of a class
+  --data.features DIR           features that `captioning extract` wrote, for a frozen encoder
+  --data.batch_size N           captions in a training batch
+  --data.limit_images N         use only the first images of every split, to try something out
+  --model.encoder CLASS         ConvEncoder, MobileNetV1, TorchvisionEncoder or TimmEncoder
+  --model.decoder.attention CLASS   SoftAttention, HardAttention, MultiHeadAttention ..
+  --model.objective CLASS       Likelihood or SelfCriticalTraining
+  --model.optimizer.lr RATE     learning rate
+  --print_config                print the full configuration and stop
+  --PLACE.help CLASS            the options of a class, as in --model.encoder.help TimmEncoder
+  --help_all                    every option with its meaning and default (a thousand lines)
+
+examples:
+  captioning fit --config configs/shapes_soft.yaml --model.decoder.attention HardAttention
+  captioning fit --ckpt_path runs/shapes_soft/checkpoints/last.ckpt     (resume)"""
+
+_SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [options]
+
+  --ckpt_path MODEL             a FILE.ckpt, exported folder, hf:owner/name or pretrained
+  --config FILE.yaml            a configuration with other data; default: that of the checkpoint's run
+  --results DIR                 folder for metrics and captions (default: the run's)
+  --data.test_split SPLIT       split that test and predict use (default: test)
+  --data.source.root DIR        set an option of the data source
+  --data.limit_images N         use only the first images of the split
+  --model.search.beam_size K    partial captions kept at each step of beam search
+  --model.inference HOW         how hard attention forms contexts: expected, argmax or sample
+  --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
+  --trainer.accelerator NAME    auto, cpu or gpu
+  --trainer.logger true         also log the metrics to the run on W&B
+  --help_all                    every option with its meaning and default
+
+example:
+  captioning {command} --ckpt_path runs/shapes_soft/checkpoints/best.ckpt --model.search.beam_size 3"""
+
+
+def training_help(command: str) -> str:
+    """Return the short help of ``fit``, ``validate``, ``test`` or ``predict``; the full one takes seconds of imports."""
+    return _FIT if command == "fit" else _SCORE.format(command=command)
+
+
+def near(path: str | Path) -> str:
+    """Return ``; did you mean X?`` with the file of that folder whose name is nearest, "" if none is near."""
+    return did_you_mean(str(path), [str(other) for other in Path(path).parent.glob("*")])
+
+
+def announce(command: str, what: str = "PyTorch") -> None:
+    """Say that torch is imported, which takes seconds, unless it is imported already."""
+    if "torch" not in sys.modules:
+        print(f"captioning {command}: importing {what} ...", file=sys.stderr, flush=True)
+
+
+def device_name(device: str) -> str:
+    """Return the value of ``--device``, with ``auto`` replaced by the device that is there."""
+    if device != "auto":
+        return device
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,66 +1,52 @@
-"""Print a script that completes command lines of `captioning` in bash or zsh.
-
-Write it where the shell looks for such scripts, as in the examples, and open a new shell.
-
-examples:
-  captioning completion bash > ~/.local/share/bash-completion/completions/captioning
-  captioning completion zsh > DIR/_captioning     (a folder of $fpath)
-"""
+"""The command ``completion``: scripts that complete command lines in a shell."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import re
+from collections.abc import Mapping
+from typing import Any, Literal
 
-import shtab
-
-from captioning.cli.arguments import script_parser
-from captioning.cli.usage import COMMANDS, HELP, TOOLS, command_help
-from captioning.errors import exits_on_input_error
-
-_OPTION = re.compile(r"^  (--[\w.]+)(?: (\S+))?", re.MULTILINE)
-_FILES = re.compile(r"\b(IMAGE|MODEL|RUN|PATH|FILE|PAGE)\b")
+from captioning.cli import COMMANDS, TRAINING, training_help
+from captioning.cli.parser import parser_of
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = script_parser(__doc__, "completion")
-    parser.add_argument("shell", choices=("bash", "zsh"), help="the shell")
-    return parser
+def completion(shell: Literal["bash", "zsh"]) -> None:
+    """Print a script that completes command lines of `captioning` in bash or zsh.
 
+    Write it where the shell looks for such scripts, as in the examples, and open a new shell.
 
-@exits_on_input_error
-def main(argv: list[str] | None = None) -> None:
-    print(shtab.complete(whole_parser(), parser().parse_args(argv).shell))
+    Args:
+        shell: The shell.
 
+    Examples:
+        captioning completion bash > ~/.local/share/bash-completion/completions/captioning
+        captioning completion zsh > DIR/_captioning     (a folder of $fpath)
+    """
+    import shtab
 
-def whole_parser() -> argparse.ArgumentParser:
-    """Return one parser with all subcommands, in which every argument that is a file or a folder says so."""
-    whole = argparse.ArgumentParser("captioning", description=HELP)
-    subcommands = whole.add_subparsers()
+    whole = argparse.ArgumentParser("captioning")
+    commands = whole.add_subparsers()
+    for name, description in TRAINING.items():  # the options of the short help: all of them take seconds of imports
+        parser = commands.add_parser(name, help=description)
+        for option in re.findall(r"^  (--[\w.]+) ", training_help(name), re.MULTILINE):
+            parser.add_argument(option).complete = shtab.FILE  # type: ignore[attr-defined]
     for name, description in COMMANDS.items():
-        _add_listed_options(subcommands.add_parser(name, help=description), command_help(name))
-    for name, description in TOOLS.items():
-        tool = importlib.import_module(f"captioning.cli.{name}").parser()
-        subcommands.add_parser(name, help=description, parents=[tool], add_help=False)
-    _mark_files(whole)
-    return whole
+        function = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
+        _add(commands, name, description, function)
+    print(shtab.complete(whole, shell))
 
 
-def _add_listed_options(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add the options that the short help of a training command lists; all of them would take seconds of imports."""
-    for option, metavar in _OPTION.findall(text):
-        if "PLACE" not in option:
-            value = {"metavar": metavar} if metavar else {"action": "store_true"}
-            parser.add_argument(option, **value)
+def _add(commands: Any, name: str, description: str, function: Any) -> None:
+    import shtab
 
-
-def _mark_files(parser: argparse.ArgumentParser) -> None:
+    if isinstance(function, Mapping):
+        inner = commands.add_parser(name, help=description).add_subparsers()
+        for word, each in function.items():
+            _add(inner, word, "", each)
+        return
+    parser = commands.add_parser(name, help=description, parents=[parser_of(function, name)], add_help=False)
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for subparser in action.choices.values():
-                _mark_files(subparser)
-        elif "DIR" in (shown := str(action.metavar)):
-            action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
-        elif _FILES.search(shown):
-            action.complete = shtab.FILE  # type: ignore[attr-defined]
+        if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS"):
+            action.complete = shtab.FILE

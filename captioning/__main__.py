@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,7 +45,7 @@ def _run(name: str, words: list[str]) -> None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
-    given = list(zip(words, words[1:], strict=False)) + [word.partition("=")[::2] for word in words if "=" in word]
+    given = [*itertools.pairwise(words), *(word.partition("=")[::2] for word in words if "=" in word)]
     for option, value in given:
         is_path = option in _FILES and value not in _NO_FILES and not value.startswith(("{", "hf:"))
         if is_path and not Path(value).exists():
@@ -51,7 +53,11 @@ def _run(name: str, words: list[str]) -> None:
     _import_modules(options.imports, [Path(), *(Path(value).parent for option, value in given if option == "--config")])
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")
-        importlib.import_module("captioning.cli.lightning").run(name, ["--help" if word == "--help_all" else word for word in words])
+        words = ["--help" if word == "--help_all" else word for word in words]
+        if importlib.util.find_spec("captioning.cli.lightning"):
+            importlib.import_module("captioning.cli.lightning").run(name, words)
+        else:  # until it is there
+            importlib.import_module("captioning.cli.fit").main([name, *words])
     else:
         call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
 

@@ -1,7 +1,8 @@
-#!/usr/bin/env python
-"""`captioning caption` for a clone of the repository. The options are the same."""
+"""`captioning caption` from a clone: python scripts/caption_image.py takes the same options."""
 
-from captioning.cli.caption import main
+import sys
+
+from captioning.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    main(["caption", *sys.argv[1:]])

@@ -1,7 +1,8 @@
-#!/usr/bin/env python
-"""`captioning compare` for a clone of the repository. The options are the same."""
+"""`captioning compare` from a clone: python scripts/compare_runs.py takes the same options."""
 
-from captioning.cli.compare import main
+import sys
+
+from captioning.__main__ import main
 
 if __name__ == "__main__":
-    main()
+    main(["compare", *sys.argv[1:]])

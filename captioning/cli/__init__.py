@@ -1,6 +1,6 @@
-"""The commands: each is a function in the module of its name, and `fit`, `validate`, `test` and `predict` a LightningCLI.
+"""The commands: each is a function in the module of its name; `fit`, `validate`, `test` and `predict` are in lightning.
 
-This module imports nothing, because help is answered from it at once.
+This module imports nothing that is slow, because help is answered from it at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,6 @@ _SCORE = """usage: captioning {command} --ckpt_path MODEL [--config DATA.yaml] [
   --model.inference HOW         how hard attention forms contexts: expected, argmax or sample
   --model.ensemble '["b.ckpt"]' average the word probabilities with those of these models
   --trainer.accelerator NAME    auto, cpu or gpu
-  --trainer.logger true         also log the metrics to the run on W&B
   --help_all                    every option with its meaning and default
 
 example:
@@ -103,7 +102,7 @@ example:
 
 
 def training_help(command: str) -> str:
-    """Return the short help of ``fit``, ``validate``, ``test`` or ``predict``; the full one takes seconds of imports."""
+    """Return the short help of a command of ``TRAINING``; the full one takes seconds of imports."""
     return _FIT if command == "fit" else _SCORE.format(command=command)
 
 

@@ -91,10 +91,21 @@ def caption(
     """
     models = model or ["pretrained"]
     decoding = {
-        **{"beam_size": beam_size, "length_normalization": length_normalization, "prefix": prefix, "samples": samples},
-        **{"max_length": max_length, "min_length": min_length, "no_repeat_ngram": no_repeat_ngram},
-        **{"diverse": diverse, "diversity": diversity, "inference": inference, "seed": seed},
-        **{"temperature": temperature, "top_k": top_k, "top_p": top_p, "method": "sample" if sample else None},
+        "beam_size": beam_size,
+        "length_normalization": length_normalization,
+        "prefix": prefix,
+        "samples": samples,
+        "max_length": max_length,
+        "min_length": min_length,
+        "no_repeat_ngram": no_repeat_ngram,
+        "diverse": diverse,
+        "diversity": diversity,
+        "inference": inference,
+        "seed": seed,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "method": "sample" if sample else None,
     }
     single = len(images) == 1 and images[0] != "-" and not Path(images[0]).is_dir()
     named = list(_paths(images))

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import shtab
+
 from captioning.cli import COMMANDS, TRAINING, training_help
 from captioning.cli.parser import parser_of
 
@@ -24,14 +26,12 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
         captioning completion bash > ~/.local/share/bash-completion/completions/captioning
         captioning completion zsh > DIR/_captioning     (a folder of $fpath)
     """
-    import shtab
-
     whole = argparse.ArgumentParser("captioning")
     commands = whole.add_subparsers()
     for name, description in TRAINING.items():  # the options of the short help: all of them take seconds of imports
         parser = commands.add_parser(name, help=description)
-        for option in re.findall(r"^  (--[\w.]+) ", training_help(name), re.MULTILINE):
-            parser.add_argument(option).complete = shtab.FILE  # type: ignore[attr-defined]
+        for option, metavar in re.findall(r"^  (--[a-z][\w.]+) +([A-Z]*)", training_help(name), re.MULTILINE):
+            _complete_files(parser.add_argument(option, metavar=metavar or None))
     for name, description in COMMANDS.items():
         function = getattr(importlib.import_module(f"captioning.cli.{name}"), name)
         _add(commands, name, description, function)
@@ -39,8 +39,6 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
 
 
 def _add(commands: Any, name: str, description: str, function: Any) -> None:
-    import shtab
-
     if isinstance(function, Mapping):
         inner = commands.add_parser(name, help=description).add_subparsers()
         for word, each in function.items():
@@ -48,5 +46,9 @@ def _add(commands: Any, name: str, description: str, function: Any) -> None:
         return
     parser = commands.add_parser(name, help=description, parents=[parser_of(function, name)], add_help=False)
     for action in parser._actions:
-        if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS"):
-            action.complete = shtab.FILE
+        _complete_files(action)
+
+
+def _complete_files(action: argparse.Action) -> None:
+    if action.metavar in ("PATH", "MODEL", "IMAGES", "RUNS", "FILE", "DIR"):
+        action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -180,9 +180,7 @@ def _flickr(name: str, form: str, archive: str, root: Path, check: bool, mirror:
     try:
         _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
     except InputError as error:
-        raise InputError(
-            f"{error}. The images may not be passed on: fill in {form}, and put the jpg files of {archive} into {images}"
-        ) from error
+        raise InputError(f"{error}. Fill in {form}, and put the jpg files of {archive} into {images}") from error
 
 
 def shapes(

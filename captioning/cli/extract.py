@@ -38,7 +38,7 @@ def extract(
         flipped: Also extract the mirrored training images, for --data.augmentation.flip.
         device: auto, cpu, cuda or cuda:N.
         batch_size: Images per batch.
-        num_workers: Threads that decode images.
+        num_workers: Processes that decode images.
         overrides: Options of the training command.
 
     Raises:

@@ -7,7 +7,7 @@ import shutil
 import urllib.parse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from captioning.cli import announce
@@ -172,15 +172,19 @@ def flickr30k(*, root: Path = Path("data/flickr30k"), check: bool = False, mirro
 
 
 def _flickr(name: str, form: str, archive: str, root: Path, check: bool, mirror: str | None) -> None:
+    from captioning.data.download import unpack
     from captioning.data.karpathy import KarpathySource
 
     images = root / "images"
     if not check:
         _get_split_file(name, root, mirror)
+        here = _listing(images)
+        for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
+            unpack(file, images, lambda member: _jpeg(member) and PurePosixPath(member).name not in here, flat=True)
     try:
         _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
     except InputError as error:
-        raise InputError(f"{error}. Fill in {form}, and put the jpg files of {archive} into {images}") from error
+        raise InputError(f"{error}. Fill in {form}, put {archive} into {root}, and run this command again") from error
 
 
 def shapes(

@@ -20,7 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from captioning.checkpoint.load import SavedModel, read_model
-from captioning.cli.build import CONFIG_FORMAT, build, refuse_null_arguments
+from captioning.cli.build import build
 from captioning.cli.checks import (
     REFUSALS,
     foreign_callback,
@@ -92,7 +92,7 @@ def main(args: list[str] | None = None) -> CaptioningCLI:
                 save_config_kwargs={"save_to_log_dir": False},
                 auto_configure_optimizers=False,  # the module takes its own
                 parser_class=CommandLineParser,
-                parser_kwargs={"parser_mode": CONFIG_FORMAT, "exit_on_error": False},
+                parser_kwargs={"exit_on_error": False},
                 args=with_run_config(args),
             )
     except (MisconfigurationException, argparse.ArgumentError, yaml.YAMLError) as error:
@@ -217,8 +217,6 @@ class CaptioningCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
-        for part, cls in (("model", CaptioningModule), ("data", CaptionDataModule)):
-            refuse_null_arguments(cls, config[part].as_dict(), part)
         refuse_empty_paths(config)
         fitting = self.subcommand == "fit"
         if fitting and config.name is None:

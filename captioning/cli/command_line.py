@@ -10,7 +10,7 @@ from typing import Any
 
 from captioning.checkpoint.io import refuse_other_files
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
-from captioning.cli.usage import values_of
+from captioning.cli.old_parser import values_of
 from captioning.errors import InputError
 from captioning.run_folder import RunFolder
 from captioning.settings import read_config

@@ -37,10 +37,9 @@ from captioning.cli.loggers import (
     variant_name,
     wandb_offline_without_account,
 )
-from captioning.cli.old_parser import AutoPrecisionTrainer, CommandLineParser
+from captioning.cli.old_parser import AutoPrecisionTrainer, CommandLineParser, values_of
 from captioning.cli.precision import settled_precision
 from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
-from captioning.cli.usage import values_of
 from captioning.component import budget, import_modules
 from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights

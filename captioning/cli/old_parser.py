@@ -14,7 +14,6 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins.precision.precision import _PRECISION_INPUT
 from pytorch_lightning.cli import LightningArgumentParser
 
-from captioning.cli.usage import values_of
 from captioning.component import own_argument_types, public_path, subclasses
 from captioning.errors import InputError, did_you_mean
 from captioning.objective import Likelihood
@@ -240,3 +239,13 @@ def _arguments(cls: type) -> list[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def values_of(args: Sequence[str], *options: str) -> list[str]:
+    """Return the values of the options, given as ``--option VALUE`` or ``--option=VALUE``."""
+    values = []
+    for arg, following in zip(args, [*args[1:], ""], strict=False):
+        name, equals, value = arg.partition("=")
+        if name in options:
+            values.append(value if equals else following)
+    return values

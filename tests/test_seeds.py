@@ -96,8 +96,6 @@ def test_pairs_that_differ_alike_on_every_image_are_compared_by_the_paired_t_tes
     interval = difference.interval
     assert (interval.low, interval.value, interval.high) == pytest.approx((3 - half, 3, 3 + half))
     assert difference.p_value == pytest.approx(2 * stdtr(2, -3 * math.sqrt(3)))
-    with pytest.raises(ValueError, match="got 3 and 2"):
-        seed_differences(runs[0], runs[1][:2], percentage, paired=True)
 
 
 def test_the_critical_value_is_the_mean_of_the_sources_weighted_by_their_variances():
@@ -163,7 +161,5 @@ def test_equal_runs_do_not_differ_and_one_seed_is_refused():
     same = counts_of(np.random.default_rng(2).normal(50, 9, (1, 20)).repeat(2, axis=0))
     (difference,) = seed_differences(same, same, percentage)
     assert (difference.interval.value, difference.p_value) == (0, 1) and not difference.excludes_zero
-    with pytest.raises(ValueError, match=r"\(1, 20, 2\)"):
+    with pytest.raises(ValueError, match="two seeds or more, got 1 and 2"):
         seed_differences(same[:1], same, percentage)
-    with pytest.raises(ValueError, match=r"\(2, 19, 2\)"):
-        seed_differences(same, same[:, :19], percentage)

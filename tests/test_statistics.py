@@ -161,15 +161,6 @@ def test_random_draws_come_from_the_seed_alone():
     assert one != differences(first, second, bleu4, resamples=60, seed=5)
 
 
-def test_blocks_of_draws_are_all_there(monkeypatch):
-    counts = np.random.default_rng(2).integers(0, 9, size=(7, 2))
-    whole = bootstrap(counts, lambda summed: summed, resamples=10)
-    monkeypatch.setattr("captioning.evaluation.resampling._BLOCK", 3 * 7)
-    blocks = bootstrap(counts, lambda summed: summed, resamples=10)
-    assert blocks.shape == (10, 2)
-    np.testing.assert_array_equal(blocks, whole)
-
-
 def test_false_alarms_are_as_rare_as_the_p_value_promises():
     draw = np.random.default_rng(6)
     alarms = 0
@@ -204,14 +195,3 @@ def test_a_difference_is_clear_only_where_interval_and_test_agree(p_value, low, 
 def test_share_of_nothing_is_no_number():
     assert percentage(np.array([3.0, 4.0])) == 75
     assert np.isnan(percentage(np.array([0.0, 0.0])))
-
-
-def test_counts_that_cannot_be_resampled_are_refused():
-    with pytest.raises(ValueError, match="at least one image"):
-        bootstrap(np.zeros((0, 2)), percentage)
-    with pytest.raises(ValueError, match=r"got \(5,\)"):
-        bootstrap(np.zeros(5), percentage)
-    with pytest.raises(ValueError, match="samples must be at least 1"):
-        bootstrap(np.ones((3, 2)), percentage, resamples=0)
-    with pytest.raises(ValueError, match=r"\(3, 2\) and \(4, 2\)"):
-        randomization(np.ones((3, 2)), np.ones((4, 2)), percentage)

@@ -24,21 +24,28 @@ def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words
         references: The word lists of each image's references.
 
     Returns:
-        ``bleu1`` .. ``bleu4`` with the penalty, ``bleu1_no_penalty`` .. without it as the paper reports it,
-        ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
+        As of ``bleu_metrics``.
 
     Raises:
         ValueError: The lists differ in length or are empty, or an image has no reference.
     """
-    counts = bleu_counts(hypotheses, references).sum(axis=0)
-    penalized, plain = bleu_from_counts(counts), bleu_from_counts(counts, brevity_penalty=False)
+    return bleu_metrics(bleu_counts(hypotheses, references).sum(axis=0))
+
+
+def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
+    """Return the metrics of ``bleu_counts`` (10,) that are summed over images.
+
+    Returns:
+        ``bleu1`` .. ``bleu4`` with the penalty, ``bleu1_no_penalty`` .. without it as the paper reports it,
+        ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
+    """
+    counts = np.asarray(counts, dtype=np.float64)
     metrics: dict[str, float] = {}
-    for n in range(ORDERS):
-        metrics[f"bleu{n + 1}"] = float(penalized[n])
-        metrics[f"bleu{n + 1}_no_penalty"] = float(plain[n])
-    metrics["brevity_penalty"] = float(_brevity_penalty(counts))
-    metrics["length_ratio"] = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
-    return metrics
+    for suffix, penalty in (("", True), ("_no_penalty", False)):
+        values = bleu_from_counts(counts, brevity_penalty=penalty).tolist()
+        metrics |= {f"bleu{n}{suffix}": value for n, value in enumerate(values, start=1)}
+    length_ratio = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
+    return metrics | {"brevity_penalty": float(_brevity_penalty(counts)), "length_ratio": length_ratio}
 
 
 def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Ints:
@@ -98,9 +105,9 @@ def sentence_bleu(counts: ArrayLike, n: int = ORDERS) -> NDArray[np.float64]:
     return bleu_from_counts(smoothed)[..., n - 1]
 
 
-def _brevity_penalty(counts: NDArray[np.float64] | Ints) -> NDArray[np.float64]:
+def _brevity_penalty(counts: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return exp(1 - r / c), (...), where hypotheses have c words and references r > c; 0 for c = 0, as nltk does."""
-    hypothesis, reference = counts[..., -2].astype(np.float64), counts[..., -1].astype(np.float64)
+    hypothesis, reference = counts[..., -2], counts[..., -1]
     with np.errstate(divide="ignore", invalid="ignore"):
         penalty = np.exp(1 - reference / hypothesis)
     return np.where(hypothesis > reference, 1.0, np.where(hypothesis > 0, penalty, 0.0))

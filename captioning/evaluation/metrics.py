@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.java import JavaError, meteor_counts, meteor_from_counts, missing_meteor
 from captioning.evaluation.ngrams import ORDERS, Words
@@ -104,16 +103,12 @@ def _mean_of(metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floa
     return counts
 
 
-def _mean(counts: ArrayLike) -> Floats:
-    return percentage(np.asarray(counts, dtype=np.float64))[..., None]
+def _mean(counts: Floats) -> Floats:
+    return percentage(counts)[..., None]
 
 
-def _meteor(counts: ArrayLike) -> Floats:
-    return 100 * meteor_from_counts(np.asarray(counts))[..., None]
-
-
-def _sentence_bleus(counts: ArrayLike) -> Floats:
-    return np.stack([sentence_bleu(counts, n) for n in range(1, ORDERS + 1)], axis=-1)
+def _meteor(counts: Floats) -> Floats:
+    return 100 * meteor_from_counts(counts)[..., None]
 
 
 FAMILIES = (
@@ -121,7 +116,7 @@ FAMILIES = (
         tuple(f"bleu{n}" for n in range(1, ORDERS + 1)),
         lambda hypotheses, references: bleu_counts(hypotheses, references).astype(np.float64),
         bleu_from_counts,
-        _sentence_bleus,
+        lambda counts: np.stack([sentence_bleu(counts, n) for n in range(1, ORDERS + 1)], axis=-1),
     ),
     Family(("rouge_l",), _mean_of(rouge_l), _mean, _mean),
     # Document frequencies are those of all given references: resampling does not count them again.
@@ -147,37 +142,30 @@ def count(
     Raises:
         ValueError: The lists differ in length or are empty, or an image has no reference.
     """
-    return _count(FAMILIES, hypotheses, references, java=java)
-
-
-def caption_metrics(
-    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
-) -> dict[str, float]:
-    """Return the corpus' metrics in ``UNIT``: those of ``corpus_bleu``, ``rouge_l``, ``cider_d``, perhaps ``meteor``.
-
-    Args:
-        hypotheses, references, java: As for ``count``.
-
-    Raises:
-        ValueError: The lists differ in length or are empty, or an image has no reference.
-    """
-    metrics = corpus_bleu(hypotheses, references)
-    for family, counts in _count(FAMILIES[1:], hypotheses, references, java=java):  # corpus_bleu has counted BLEU
-        metrics |= dict(zip(family.names, family.values(counts.sum(axis=0)).tolist(), strict=True))
-    return metrics
-
-
-def _count(
-    families: Sequence[Family], hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool
-) -> list[tuple[Family, Floats]]:
     counts = []
-    for family in families:
+    for family in FAMILIES:
         if java or family.missing is None:
             try:
                 counts.append((family, family.counts(hypotheses, references)))
             except JavaError as error:
                 _warn_once(f"no {family.titles[0]}: {error}")
     return counts
+
+
+def caption_metrics(
+    hypotheses: Sequence[Words], references: Sequence[Sequence[Words]], *, java: bool = True
+) -> dict[str, float]:
+    """Return the corpus' metrics in ``UNIT``: those of ``bleu_metrics``, ``rouge_l``, ``cider_d``, perhaps ``meteor``.
+
+    Args:
+        hypotheses, references, java: As for ``count``.
+    """
+    metrics: dict[str, float] = {}
+    for family, counts in count(hypotheses, references, java=java):
+        total = counts.sum(axis=0)
+        values = dict(zip(family.names, family.values(total).tolist(), strict=True))
+        metrics |= bleu_metrics(total) if "bleu4" in values else values
+    return metrics
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 A difference of the means over seeds varies because other images could have been drawn and because other seeds could
 have been. An interval over images alone leaves the second out. The variances of both are estimated and added up, as for
 radiologists who each read the same cases with one of two methods (Obuchowski and Rockette 1995; readers nested in
-methods: Hillis 2014, Statistics in Medicine 33). With S_g^2 the variance of the scores of group g's m_g seeds, J the
+methods: Hillis 2014, Statistics in Medicine 33). With S_g^2 the variance of the metric over group g's m_g seeds, J the
 variance over images of the difference between these very runs, and E_g the part of it that each run of group g has for
 itself,
 
@@ -11,7 +11,7 @@ itself,
 
 S_g^2 holds the seeds' own variance and what a seed does to single images. The last term is what a variant does to
 single images, the same with every seed. An image that is hard for all runs cancels. J and E_g come from the jackknife,
-which leaves out one image at a time, so that any score of summed counts has them, corpus BLEU included.
+which leaves out one image at a time, so that any metric of summed counts has them, corpus BLEU included.
 
 The sources are known with very different certainty: a variance of m seeds has m - 1 degrees of freedom, the images'
 hundreds. The critical value is the mean of the critical values of Student's t with these degrees of freedom, weighted
@@ -42,29 +42,23 @@ _LEAST_P = 1e-12
 
 
 def seed_differences(
-    first: ArrayLike, second: ArrayLike, score: Statistic, *, paired: bool = False, confidence: float = 0.95
+    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, paired: bool = False, confidence: float = 0.95
 ) -> list[Difference]:
-    """Return how much higher the mean over seeds of ``second`` is than that of ``first``, for each of the S scores.
+    """Return how much higher the mean over seeds of ``second`` is than that of ``first``, for each of the S metrics.
 
     Args:
         first, second: (seeds, images, C) of the same images, two or more seeds each; their numbers may differ.
-        score: turns counts summed over images (.., C) into scores (..) or (.., S).
-        paired: each run of ``second`` goes on from the run of ``first`` at its place.
-        confidence: of the interval, which is symmetric.
+        statistic: Turns counts summed over images (.., C) into metrics (.., S).
+        paired: Each run of ``second`` goes on from the run of ``first`` at its place.
+        confidence: Of the interval, which is symmetric.
 
     Raises:
-        ValueError: fewer than two seeds, pairs of unequal numbers, or counts of other images.
+        ValueError: Fewer than two seeds.
     """
     groups = [np.asarray(counts, dtype=np.float64) for counts in (first, second)]
-    for counts in groups:
-        if counts.ndim != 3 or len(counts) < 2 or counts.shape[1:] != groups[0].shape[1:]:
-            shapes = " and ".join(str(group.shape) for group in groups)
-            raise ValueError(
-                f"counts must be (seeds, images, C) of two seeds or more and the same images, got {shapes}"
-            )
-    if paired and len(groups[0]) != len(groups[1]):
-        raise ValueError(f"pairs need as many runs of both groups, got {len(groups[0])} and {len(groups[1])}")
-    before, after = (JackknifedRuns.of(group, score) for group in groups)
+    if min(map(len, groups)) < 2:
+        raise ValueError(f"each group needs two seeds or more, got {len(groups[0])} and {len(groups[1])}")
+    before, after = (JackknifedRuns.of(group, statistic) for group in groups)
     gains = Gains.of(before, after, paired=paired)
     half, p_values = gains.half_width(1 - confidence), gains.p_values()
     return [
@@ -78,22 +72,22 @@ class JackknifedRuns:
     """Runs that differ in their seed alone, or the differences of pairs of runs.
 
     Attributes:
-        values: (seeds, S) scores.
-        deviations: (seeds, images, S): how much the scores change without an image, from the mean over images, scaled
-            so that sums of their products over images are the covariances of the scores.
+        values: (seeds, S) metrics.
+        deviations: (seeds, images, S): how much the metrics change without an image, from the mean over images, scaled
+            so that sums of their products over images are the covariances of the metrics.
     """
 
     values: Floats
     deviations: Floats
 
     @classmethod
-    def of(cls, counts: Floats, score: Statistic) -> JackknifedRuns:
-        """Statistic the counts (seeds, images, C) of all images, and of all but one."""
+    def of(cls, counts: Floats, statistic: Statistic) -> JackknifedRuns:
+        """Take the statistic of the counts (seeds, images, C) of all images, and of all but one."""
         runs, images = counts.shape[:2]
         total = counts.sum(axis=1)
-        values = score(total).reshape(runs, -1)
-        left_out = score(total[:, None] - counts).reshape(runs, images, -1)
-        # The other images may lack what a score divides by.
+        values = statistic(total).reshape(runs, -1)
+        left_out = statistic(total[:, None] - counts).reshape(runs, images, -1)
+        # The other images may lack what a metric divides by.
         left_out = np.where(np.isfinite(left_out), left_out, values[:, None])
         return cls(values, (left_out - left_out.mean(axis=1, keepdims=True)) * np.sqrt((images - 1) / images))
 
@@ -102,7 +96,7 @@ class JackknifedRuns:
         return JackknifedRuns(self.values - other.values, self.deviations - other.deviations)
 
     def mean_variance(self) -> Floats:
-        """Return the variance over seeds (S,) of the mean score."""
+        """Return the variance over seeds (S,) of the mean metric."""
         return np.asarray(self.values.var(axis=0, ddof=1) / len(self.values))
 
     def own_image_variance(self) -> Floats:

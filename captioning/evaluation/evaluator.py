@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
 from captioning.data.batch import CaptionBatch
-from captioning.data.loading import CaptionDataset
+from captioning.data.loading import BatchLoader, CaptionDataset
 from captioning.data.records import CaptionIndex, CaptionSource
 from captioning.data.sampler import ImageBatches
 from captioning.data.transforms import Preprocessing
@@ -38,12 +38,10 @@ class Evaluated:
         sums: Sums of each batch by the row of its first image: log-probabilities of its references in nats, and the
             number of their "words". They are added at the end in the order of the split, since the order of terms
             changes the last digits of a sum.
-        log_probs: Log-probabilities of the words of each image's caption, in nats, by the image's row.
     """
 
     images: dict[int, CaptionedImage] = field(default_factory=dict)
     sums: dict[int, dict[str, float]] = field(default_factory=dict)
-    log_probs: dict[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def merge(cls, parts: Iterable[Evaluated]) -> Evaluated:
@@ -52,17 +50,7 @@ class Evaluated:
         for part in parts:
             merged.images |= part.images
             merged.sums |= part.sums
-            merged.log_probs |= part.log_probs
         return merged
-
-    def _per_word(self) -> dict[str, float]:
-        """Return the sums divided by the number of words."""
-        totals: dict[str, float] = {}
-        for row in sorted(self.sums):
-            for name, value in self.sums[row].items():
-                totals[name] = totals.get(name, 0.0) + value
-        words = totals.pop("words", 0.0)
-        return {name: total / words for name, total in totals.items()}
 
     def finish(self, *, java: bool = False) -> tuple[dict[str, float], list[CaptionedImage]]:
         """Return the metrics, and the images in the order of the split; without images, there are no metrics.
@@ -77,9 +65,13 @@ class Evaluated:
         images = [self.images[row] for row in sorted(self.images)]
         if not images:
             return {}, []
-        hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
-        metrics = caption_metrics(hypotheses, references, java=java)
-        metrics |= self._per_word()
+        metrics = caption_metrics([image.words for image in images], [i.reference_words for i in images], java=java)
+        totals: Counter[str] = Counter()
+        for row in sorted(self.sums):
+            for name, value in self.sums[row].items():
+                totals[name] += value
+        words = totals.pop("words", 0)
+        metrics |= {name: total / words for name, total in totals.items()}
         metrics |= grounding_metrics([hit for image in images for hit in image.hits])
         of_references = grounding_metrics([hit for image in images for hit in image.reference_hits])
         metrics |= {f"reference_{name}": value for name, value in of_references.items()}
@@ -95,7 +87,7 @@ class Evaluator:
         captioner: The captioner or ensemble.
         vocabulary: Vocabulary of the captions' ids.
         index: Records of the split.
-        objects: Returns the objects of a row of the split, on the encoder's grid.
+        objects: Returns the objects of a row of the split, on the encoder's grid, as ``ObjectsInView`` does.
         search: Options that captions are decoded with.
         bound_samples: Number of times that each reference is decoded to estimate the bounds of stochastic attention; 0
             leaves them out, as an ensemble does.
@@ -120,9 +112,7 @@ class Evaluator:
         seed: int = 0,
         keep: int = 0,
     ) -> None:
-        self.captioner = captioner
-        self.vocabulary = vocabulary
-        self.index = index
+        self.captioner, self.vocabulary, self.index = captioner, vocabulary, index
         self.objects = objects
         self.search = search
         draws = isinstance(captioner, Captioner) and "sample" in captioner.decoder.attention.inference_modes
@@ -133,55 +123,33 @@ class Evaluator:
         self.evaluated = Evaluated()
 
     @contextmanager
-    def _drawing_for(self, batch: CaptionBatch) -> Iterator[None]:
-        """Draw from a stream of random numbers that belongs to the batch."""
+    def _inference(self, batch: CaptionBatch) -> Iterator[None]:
+        """Draw from a stream of random numbers that belongs to the batch, and record no gradients."""
         device = batch.captions.device
         stream = np.random.SeedSequence((self.seed, int(batch.rows[0]))).generate_state(1, np.uint64)
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.inference_mode():
             torch.manual_seed(int(stream[0]))
             yield
 
     def update(self, batch: CaptionBatch) -> None:
         """Evaluate a batch of images, each with all its captions."""
-        with self._drawing_for(batch):
-            self._update(batch)
-
-    @torch.inference_mode()
-    def _update(self, batch: CaptionBatch) -> None:
-        memory = self.captioner.encode_batch(batch)
-        rows = batch.rows.tolist()
-        cells = {row: self.objects(row) for row in rows}
-        reference_hits: dict[int, list[NounHit]] = {}
-        reference_posterior_hits: dict[int, list[NounHit]] = {}
-        if len(batch.captions):
-            with self.captioner.inferring("expected"):
-                output = self.captioner.teacher_force(batch, memory)
-            sums = {
-                "words": len(output.targets),
-                "nll": -float(token_log_probs(output.logits, output.targets).sum()),
-            }
-            if self.bound_samples and isinstance(self.captioner, Captioner):
-                bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
-                sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
-            self.evaluated.sums[int(batch.rows[0])] = sums
-            reference_hits = self._reference_hits(batch, output.trace.alphas, cells)
-            if output.trace.posterior is not None:
-                reference_posterior_hits = self._reference_hits(batch, output.trace.posterior, cells)
-        images, hypotheses = zip(*self._caption(batch, memory), strict=True)
-        traced = [[best] for best in hypotheses]
-        if any(cells.values()) or any(row < self.keep for row in rows):
-            traced = self.captioner.with_posterior(memory, traced)
-        for row, image, (best,) in zip(rows, images, traced, strict=True):
-            words, trace, objects = self.vocabulary.decode(best.ids), best.trace, cells[row]
+        with self._inference(batch):
+            memory = self.captioner.encode_batch(batch)
+            objects = {row: self.objects(row) for row in batch.rows.tolist()}
+            of_references = self._references(batch, memory, objects) if len(batch.captions) else {}
+            images, hypotheses = zip(*self._caption(batch, memory), strict=True)
+            traced = [[best] for best in hypotheses]
+            if any(objects.values()) or any(row < self.keep for row in objects):
+                traced = self.captioner.with_posterior(memory, traced)
+        for (row, in_view), image, (best,) in zip(objects.items(), images, traced, strict=True):
+            words, trace = image.words, best.trace
             if row < self.keep:
                 self.kept[row] = image, best
-            self.evaluated.log_probs[row] = best.log_probs[: len(best.ids)]
             self.evaluated.images[row] = dataclasses.replace(
                 image,
-                hits=noun_hits(words, trace.alphas.numpy(), objects),
-                reference_hits=reference_hits.get(row, []),
-                posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), objects),
-                reference_posterior_hits=reference_posterior_hits.get(row, []),
+                hits=noun_hits(words, trace.alphas.numpy(), in_view),
+                posterior_hits=[] if trace.posterior is None else noun_hits(words, trace.posterior.numpy(), in_view),
+                **of_references.get(row, {}),
             )
 
     def caption(self, batch: CaptionBatch, memory: Any = None) -> list[tuple[CaptionedImage, Hypothesis]]:
@@ -191,38 +159,50 @@ class Evaluator:
             batch: A batch of images.
             memory: The encoded images, if they are encoded already.
         """
-        with self._drawing_for(batch), torch.inference_mode():
+        with self._inference(batch):
             return self._caption(batch, self.captioner.encode_batch(batch) if memory is None else memory)
 
     def _caption(self, batch: CaptionBatch, memory: Any) -> list[tuple[CaptionedImage, Hypothesis]]:
-        best_of_images = [hypotheses[0] for hypotheses in self.captioner.search(memory, self.search)]
-        images = [
-            CaptionedImage(
+        captioned = []
+        found = self.captioner.search(memory, self.search)
+        for image_id, row, (best, *_) in zip(batch.image_ids.tolist(), batch.rows.tolist(), found, strict=True):
+            words = self.vocabulary.decode(best.ids)
+            caption, written = " ".join(words), self.vocabulary.tokenizer.join(words)
+            image = CaptionedImage(
                 image_id=image_id,
-                caption=" ".join(words := self.vocabulary.decode(best.ids)),
-                written=self._written(words),
+                caption=caption,
+                written=None if written == caption else written,
                 log_prob=best.score,
                 finished=best.finished,
                 references=self.index.references(row),
             )
-            for image_id, row, best in zip(batch.image_ids.tolist(), batch.rows.tolist(), best_of_images, strict=True)
-        ]
-        return list(zip(images, best_of_images, strict=True))
+            captioned.append((image, best))
+        return captioned
 
-    def _written(self, words: list[str]) -> str | None:
-        text = self.vocabulary.tokenizer.join(words)
-        return None if text == " ".join(words) else text
-
-    def _reference_hits(
-        self, batch: CaptionBatch, alphas: Tensor, objects: Mapping[int, Sequence[ObjectCells]]
-    ) -> dict[int, list[NounHit]]:
-        """Judge the nouns of references by their alphas (N, T, L) under teacher forcing; keys are rows of the split."""
-        rows, caption_alphas = batch.rows.tolist(), alphas.float().cpu().numpy()
-        hits: dict[int, list[NounHit]] = {row: [] for row in rows}
-        references = {row: iter(self.index.references(row)) for row in rows}
-        for image, alpha in zip(batch.image_index.tolist(), caption_alphas, strict=True):
-            row = rows[image]
-            hits[row] += noun_hits(next(references[row]).split(), alpha, objects[row])
+    def _references(
+        self, batch: CaptionBatch, memory: Any, objects: Mapping[int, Sequence[ObjectCells]]
+    ) -> dict[int, dict[str, list[NounHit]]]:
+        """Teacher-force the references, and return what attention at their nouns hits, by row of the split."""
+        with self.captioner.inferring("expected"):
+            output = self.captioner.teacher_force(batch, memory)
+        sums = {
+            "words": len(output.targets),
+            "nll": -float(token_log_probs(output.logits, output.targets).sum()),
+        }
+        if self.bound_samples and isinstance(self.captioner, Captioner):
+            bounds = sampled_bounds(self.captioner, batch, memory, self.bound_samples)
+            sums |= {"bound": bounds.bound, "iwae_bound": bounds.importance_weighted}
+        self.evaluated.sums[int(batch.rows[0])] = sums
+        rows = list(objects)
+        hits: dict[int, dict[str, list[NounHit]]] = {row: {} for row in rows}
+        weights = {"reference_hits": output.trace.alphas, "reference_posterior_hits": output.trace.posterior}
+        for name, of_captions in weights.items():
+            if of_captions is not None:
+                references = {row: iter(self.index.references(row)) for row in rows}
+                for image, alphas in zip(batch.image_index.tolist(), of_captions.float().cpu().numpy(), strict=True):
+                    row = rows[image]
+                    words = next(references[row]).split()
+                    hits[row].setdefault(name, []).extend(noun_hits(words, alphas, objects[row]))
         return hits
 
 
@@ -278,13 +258,11 @@ def evaluate(
 
     if isinstance(captioner, Ensemble) and captioner.load is None:
         captioner = Ensemble(captioner.captioners, load=load)
+    captioner.eval()
     encoder, device = captioner.encoder, next(captioner.parameters()).device
     objects = ObjectsInView(source.objects(split), index, encoder)
-    evaluator = Evaluator(
-        captioner.eval(), vocabulary, index, objects, search=search, bound_samples=bound_samples, seed=seed
-    )
+    evaluator = Evaluator(captioner, vocabulary, index, objects, search=search, bound_samples=bound_samples, seed=seed)
     dataset = CaptionDataset(index, vocabulary, encoder.preprocessing, by_image=True)
-    batches = ImageBatches(len(index), batch_size)
-    for batch in DataLoader(dataset, sampler=batches, batch_size=None, num_workers=num_workers):
+    for batch in BatchLoader(dataset, ImageBatches(len(index), batch_size), num_workers=num_workers):
         evaluator.update(batch.to(device))
     return evaluator.evaluated.finish(java=java)

@@ -57,8 +57,6 @@ class EvaluatedModule(pl.LightningModule):
         self.bound_samples = bound_samples
         self.results: list[CaptionedImage] = []
         """The images of the last evaluation, in the order of the split; complete on every process."""
-        self.word_log_probs: list[list[float]] = []
-        """Log-probabilities of the words of their captions, in nats."""
         self.keep_hypotheses = 0
         """Number of images of a split that ``kept_samples`` returns after its evaluation."""
         self.evaluated_weights: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -191,7 +189,6 @@ class EvaluatedModule(pl.LightningModule):
         tokenizer = self.vocabulary.tokenizer
         evaluated = self._gathered()
         scores, self.results = evaluated.finish(java=evaluating and tokenizer.english)
-        self.word_log_probs = [evaluated.log_probs[row] for row in sorted(evaluated.log_probs)]
         for name, value in scores.items():
             self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
         if self.trainer.state.fn == "fit":

@@ -169,4 +169,4 @@ def captioned_image(image_id: int, caption: str, references: list[str], **fields
 
 
 def run_of(name: str, captions=None, **changes) -> Run:
-    return Run(name, name, captions=captions, **changes)
+    return Run(name, captions=captions, **changes)

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import colorsys
 import dataclasses
-import html
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
-from captioning.comparison.colors import run_colors, started_over
-from captioning.comparison.formats import with_best
-from captioning.comparison.paper import compare_with_paper
 from helpers_runs import captioned_image, make_captions, run_of
 
-from captioning.comparison.charts import line_chart, ticks
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Cell, Comparison, Table
-from captioning.comparison.runs import Run
-from captioning.comparison.terminal import print_comparison
-from captioning.comparison.verdicts import ONE_SEED
-from captioning.data.attributes import JudgedAttribute
+from captioning.comparison.result import Cell, Comparison, Disagreement, Table, with_best
+from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
 from captioning.evaluation.bleu import corpus_bleu
 from captioning.evaluation.resampling import Difference, Interval, holm
@@ -55,7 +47,7 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
         assert soft.value == pytest.approx(expected[0][f"bleu{n}"])
         value, low, high, change, change_low, change_high, p_value = numbers(hard)
         assert value == pytest.approx(expected[1][f"bleu{n}"], abs=0.005)
-        assert low < value < high and (low, high) == pytest.approx(hard.between, abs=0.05)
+        assert low < value < high
         assert change == pytest.approx(expected[1][f"bleu{n}"] - expected[0][f"bleu{n}"], abs=0.006)
         assert 0 < change_low < change < change_high and p_value < 0.05
         assert hard.clear and hard.best and not soft.best and soft.change == ""
@@ -82,7 +74,7 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
 
 
 @pytest.mark.parametrize(
-    ("low", "corrected", "finding"),
+    ("low", "corrected", "expected"),
     [
         (0.5, 0.01, "Clear difference"),
         (0.5, 0.2, "Weak evidence of a difference (the interval excludes zero, the test is not significant)"),
@@ -90,36 +82,8 @@ def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
         (-0.5, 0.2, "No clear difference"),
     ],
 )
-def test_the_verdict_follows_interval_and_test(monkeypatch, low, corrected, finding):
-    found = Difference(Interval(1.0, low, 2.5), corrected, corrected)
-    scores = {10: 4, 2: 1}  # of BLEU's counts, of those of a mean
-    stand_in = lambda first, *args, **options: [found] * scores[first.shape[1]]  # noqa: E731
-    monkeypatch.setattr("captioning.comparison.measures.differences", stand_in)
-    monkeypatch.setattr("captioning.comparison.measures.holm", list)
-    captions = make_captions(8, hits=False)
-    result = compare([run_of("a", captions), run_of("b", captions)], resamples=200)
-    verdict = result.verdicts["b"]
-    assert verdict.startswith(f"{finding}: b has ")
-    assert f" BLEU-4 (+1.0, {low:+.1f} to +2.5, p = {corrected:.3f}), 8 images, {ONE_SEED}." in verdict
-    assert ('class="verdict clear"' in comparison_page(result)) == (finding == "Clear difference")
-
-
-def test_the_verdict_ends_with_the_most_decisive_measure_corrected_for_all_tests(monkeypatch):
-    """Of 8 tests, 6 of captions and 2 of nouns, attention correctness alone is clear: p = 0.001 times 8."""
-
-    def stand_in(first, second, score, **options):
-        correctness = first[:, 1].max() == 2 and np.ptp(first[:, 0]) % 1  # of up to two nouns, no whole hits
-        p_value, low = (0.001, 1.0) if correctness else (0.3, -1.0)
-        return [Difference(Interval(11.0, low, 12.0), p_value, p_value)] * {10: 4}.get(first.shape[1], 1)
-
-    monkeypatch.setattr("captioning.comparison.measures.differences", stand_in)
-    runs = [run_of(name, make_captions(9, 0.7, seed=i)) for i, name in enumerate("ab")]
-    result = compare(runs, resamples=200)
-    assert result.verdicts["b"].startswith("No clear difference: b has ")
-    assert result.verdicts["b"].endswith(
-        "Most decisive of 8 tests, and corrected for them: Attention correctness, 35.0 and 35.0 "
-        "(+11.0, +1.0 to +12.0, p = 0.008)."
-    )
+def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, expected):
+    assert finding(Difference(Interval(1.0, low, 2.5), corrected, corrected)) == expected
 
 
 def cell_of(value: float, clear: bool = False) -> Cell:
@@ -201,16 +165,8 @@ def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
     assert found.images == 0
 
 
-def test_references_that_differ_are_mentioned():
-    other = make_captions(8)
-    other[103] = dataclasses.replace(other[103], references=[other[103].references[0], "a dog 's tail"])
-    found = compare([run_of("a", make_captions(8)), run_of("b", other)], resamples=20)
-    assert found.images == 8
-    assert "The references of 1 common images differ" in found.notices[0]
-
-
 def test_a_run_without_captions_is_named_with_the_command_that_makes_them():
-    untested = run_of("b", how_to_test="captioning test --ckpt_path b/checkpoints/best.ckpt")
+    untested = run_of("b", checkpoint=Path("b/checkpoints/best.ckpt"))
     found = compare(
         [
             run_of("a", make_captions(8)),
@@ -247,83 +203,6 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     assert any(image.hits for image in soft.values())
 
 
-def test_judgements_of_older_runs_lack_what_was_not_measured_then():
-    old = {
-        number: dataclasses.replace(image, hits=[dataclasses.replace(hit, correctness=None) for hit in image.hits])
-        for number, image in make_captions(8).items()
-    }
-    found = compare([run_of("old", old), run_of("new", make_captions(8, seed=1))], resamples=20)
-    assert [bool(cell.text) for cell in cells(found, "Grounding", "Attention correctness")] == [False, True]
-    without = compare(
-        [run_of("a", make_captions(8, hits=False)), run_of("b", make_captions(8, hits=False))], resamples=20
-    )
-    assert [table.title for table in without.tables] == ["Captions of 8 images"]
-
-
-def judged(attribute: str, said: str | None, true: str | None) -> JudgedAttribute:
-    return JudgedAttribute(attribute, said, true, right=said == true)
-
-
-def attribute_run(name: str, *images: list[JudgedAttribute], said: str = "a dog") -> Run:
-    captions = {i: captioned_image(i, said, ["a dog"], attributes=found) for i, found in enumerate(images)}
-    return run_of(name, captions)
-
-
-@pytest.fixture(scope="module")
-def attributes() -> Comparison:
-    """Of colours, soft has 1 of 3 right and hard 2 of 2; soft alone speaks of a size, and no run of a place."""
-    red, blue, unsaid = judged("colour", "red", "red"), judged("colour", "blue", "red"), judged("colour", None, "red")
-    size, place = judged("size", "big", "big"), judged("place", None, "left")
-    return compare(
-        [
-            attribute_run("soft", [red, blue], [blue, size], [unsaid, place]),
-            attribute_run("hard", [red], [unsaid], [red, place]),
-            attribute_run("old", [], [], []),
-        ],
-        resamples=999,
-    )
-
-
-def test_an_attribute_is_right_in_percent_of_how_often_it_is_said(attributes):
-    soft, hard, old = cells(attributes, "What captions get right", "Colour accuracy")
-    assert [cell.text for cell in (soft, hard, old)] == ["33.33", "100.00", ""]
-    assert soft.detail.endswith(", 3 said") and hard.detail == "100.0 to 100.0, 2 said"
-    assert [cell.text for cell in cells(attributes, "What captions get right", "Size accuracy")] == ["100.00", "", ""]
-    (table,) = [table for table in attributes.tables if table.title == "What captions get right"]
-    assert [row.name for row in table.rows] == ["Colour accuracy", "Size accuracy"]
-
-
-def test_attributes_are_tested_over_images_if_both_runs_say_them(attributes):
-    """Exchanging a single image leaves differences of 17, 17 and 50 points, so 2 of 8 exchanges reach 67 points."""
-    test = attributes.tests["hard"]["attribute_colour"]
-    assert test.interval.value == pytest.approx(200 / 3) and test.p_value == pytest.approx(2 / 8, abs=0.05)
-    assert [(run, key) for run in ("hard", "old") for key in attributes.tests[run] if "attribute" in key] == [
-        ("hard", "attribute_colour")
-    ]
-
-
-def test_attributes_stand_in_page_terminal_and_numbers(attributes, capsys):
-    print_comparison(attributes)
-    printed = capsys.readouterr().out
-    shown = " ".join(Page(comparison_page(attributes)).text.split())
-    for text in (printed, shown):
-        assert "What captions get right" in text and "Colour accuracy" in text and "3 said" in text
-    content = json.loads(json.dumps(attributes.to_dict()))
-    assert content["intervals"]["soft"]["attribute_colour"]["value"] == pytest.approx(100 / 3)
-    assert content["tables"]["What captions get right"]["Colour accuracy"]["hard"] == 100
-    assert content["differences"]["hard"]["attribute_colour"]["value"] == pytest.approx(200 / 3)
-
-
-def test_the_verdict_names_an_attribute_that_decides():
-    right, wrong = [judged("pattern", "striped", "striped")], [judged("pattern", "plain", "striped")]
-    result = compare([attribute_run("soft", *[wrong] * 20), attribute_run("hard", *[right] * 20)], resamples=999)
-    assert result.verdicts["hard"].startswith("Equal: hard and soft both have ")
-    assert result.verdicts["hard"].endswith(
-        "Most decisive of 7 tests, and corrected for them: Pattern accuracy, 100.0 and 0.0 "
-        "(+100.0, +100.0 to +100.0, p = 0.007)."
-    )
-
-
 def test_best_and_final_validation_scores_have_their_step():
     soft = run_of("soft", curves={"val/bleu4": [(10, 5.0), (20, 9.0), (30, 7.0)], "val/nll": [(10, 3.0), (30, 2.0)]})
     hard = run_of("hard", curves={"val/bleu4": [(10, 8.0)], "val/nll": [(10, 2.5), (30, 2.5)]})
@@ -356,12 +235,10 @@ def test_speed_size_and_decoding_stand_side_by_side():
         curves={"train/captions_per_second": [(1, 1500.0)]},
         search={"inference": "argmax", "beam_size": 3},
         parameters={"decoder": 1234567, "encoder": 89},
-        seconds=3725.0,
     )
-    found = compare([run_of("soft", seconds=61), hard], resamples=20)
+    found = compare([run_of("soft"), hard], resamples=20)
     title = "Speed"
     assert cells(found, title, "Training, captions per second")[1].text == "1,500"
-    assert [cell.text for cell in cells(found, title, "Training, time")] == ["1 min 01 s", "1 h 02 min"]
     assert cells(found, title, "Parameters, decoder")[1].text == "1,234,567"
     kind = cells(found, title, "Attention")[1]
     assert (kind.text, kind.detail) == ("summed", "HardAttention, DotScore, SummedOutput")
@@ -409,13 +286,6 @@ def test_the_images_where_sentences_scores_differ_most_come_first():
     assert len(compare([run_of("soft", soft), run_of("hard", hard)], resamples=20, images=2).disagreements) == 2
 
 
-def test_of_equal_scores_the_captions_that_share_least_come_first():
-    references = ["a red dog sits"]
-    soft = {i: captioned_image(i, "cats on green mats", references) for i in (1, 2)}
-    hard = {1: captioned_image(1, "cats on green stones", references), 2: captioned_image(2, "birds fly", references)}
-    assert [d.image_id for d in compare([run_of("a", soft), run_of("b", hard)], resamples=9).disagreements] == [2, 1]
-
-
 def test_numbers_go_into_json(pair):
     content = json.loads(json.dumps(pair.to_dict()))
     assert content["runs"] == ["soft", "hard"] and content["images"] == 40
@@ -461,7 +331,8 @@ def test_the_page_has_all_of_it_and_asks_nothing_of_a_network(pair):
         assert f"image {item.image_id}" in page.text
         assert all(caption in " ".join(page.text.split()) for caption in item.references)
     assert not re.findall(r"(?:src|href)=\"(?!data:)", text) and "://" not in text.replace("http://www.w3.org", "")
-    assert sum(tag == "svg" and "data-chart" in attributes for tag, attributes in page.tags) == 1
+    (picture,) = [attributes for tag, attributes in page.tags if tag == "img"]
+    assert picture["src"].startswith("data:image/svg+xml;base64,")
 
 
 def test_names_and_captions_are_text_and_nothing_else():
@@ -474,15 +345,8 @@ def test_names_and_captions_are_text_and_nothing_else():
     ]
     runs[1].settings = {"a": "'"}
     page = Page(comparison_page(compare(runs, resamples=9), footer=[evil]))
-    assert sum(tag == "script" for tag, _ in page.tags) == 1
+    assert not any(tag == "script" for tag, _ in page.tags)
     assert page.text.count(evil) > 4 and "b & c" in page.text
-
-
-def test_with_an_explorer_the_texts_lead_to_its_images(pair):
-    text = comparison_page(pair, explorer="<section class='explorer'></section>")
-    links = [attributes["data-explore"] for _, attributes in Page(text).tags if "data-explore" in attributes]
-    assert links == [f"image {item.image_id}" for item in pair.disagreements]
-    assert "data-explore=" not in comparison_page(pair)
 
 
 def test_a_caption_marks_the_words_that_no_reference_has():
@@ -494,140 +358,28 @@ def test_a_caption_marks_the_words_that_no_reference_has():
 
 def test_equal_settings_and_missing_curves_leave_no_empty_table():
     text = Page(comparison_page(Comparison(["a", "b"], "bleu4"))).text
-    assert "Settings that differ\nNone." in text and "Curves" not in text
-    unknown = Comparison(
-        ["a", "b"], "bleu4", settings=Table("Settings that differ", [], "The settings of a are not known.")
-    )
+    assert "Settings that differ" not in text and "curves" not in text
+    settings = Table("Settings that differ", [], "The settings of a are not known.")
+    unknown = Comparison(["a", "b"], "bleu4", settings=settings)
     assert "The settings of a are not known." in Page(comparison_page(unknown)).text
-
-
-# Charts
-
-
-def chart_points(svg: str) -> list[dict]:
-    return json.loads(html.unescape(re.search(r'data-chart="(.*?)"', svg)[1]))
-
-
-def test_a_charts_points_lie_where_its_ticks_say():
-    svg = line_chart("val/nll", {"soft": [(0, 1.0), (50, 3.0), (100, 2.0)]}, colors={"soft": "#0072b2"})
-    points = chart_points(svg)[0]["points"]
-    labels = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="\w+">([\d.]+)</text>', svg)
-    heights = {float(value): float(y) - 3.5 for x, y, value in labels if float(x) < 44}
-    places = {float(value): float(x) for x, y, value in labels if float(y) > 220}
-    assert [point[2:] for point in points] == [[0, 1.0], [50, 3.0], [100, 2.0]]
-    for x, y, step, value in points:
-        assert y == pytest.approx(heights[value]) and (step not in places or x == pytest.approx(places[step]))
-    assert points[1][1] < points[2][1] < points[0][1]  # larger values are higher
-
-
-def test_direct_labels_do_not_cover_each_other_and_stay_inside():
-    curves = {f"run {i}": [(0, 0.0), (9, 5 + 0.001 * i)] for i in range(6)}
-    svg = line_chart("x", curves, colors=dict.fromkeys(curves, "red"), dashed={"run 5"})
-    heights = sorted(float(y) for y in re.findall(r'class="label" x="[\d.]+" y="([\d.]+)"', svg))
-    assert len(heights) == 6 and np.diff(heights).min() >= 13 - 1e-6
-    assert heights[0] > 0 and heights[-1] < 230
-    left = min(float(x) for x in re.findall(r'class="label" x="([\d.]+)"', svg))
-    assert all(x + 2.4 < left for curve in chart_points(svg) for x, *_ in curve["points"])
-    assert svg.count("stroke-dasharray") == 1
-
-
-def test_a_curve_of_validations_has_a_point_for_each():
-    curve = [(i, float(i % 7)) for i in range(450)]
-    svg = line_chart("val/x", {"a": curve}, colors={"a": "red"}, every_point=True)
-    assert svg.count("<circle") == 450
-    page = comparison_page(Comparison(["a"], "bleu4", curves={"val/x": {"a": curve}, "train/x": {"a": curve}}))
-    assert page.count("<circle") == 450
 
 
 def test_runs_that_were_validated_once_have_no_chart():
     one, two = [(9, 5.0)], [(9, 6.0), (18, 7.0)]
     page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": one}}))
-    assert "data-chart=" not in page
+    assert "svg+xml" not in page
     page = comparison_page(Comparison(["a", "b"], "bleu4", curves={"val/bleu4": {"a": one, "b": two}}))
-    assert page.count("<circle") == 3
-
-
-def test_seeds_are_shades_of_their_variants_colour_and_readable_on_dark_paper():
-    colors = run_colors([["soft_1", "soft_2", "soft_3"], ["hard"], *([f"v{i}"] for i in range(4)), ["again"]])
-    assert len({color.light for color in colors.values()}) == len({color.dark for color in colors.values()}) == 9
-    assert colors["hard"].light == "#d55e00" and colors["v3"].light == "#e69f00"
-
-    def hue(color):
-        return colorsys.rgb_to_hsv(*(int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)))[0]
-
-    for seed in (1, 2, 3):
-        assert hue(colors[f"soft_{seed}"].light) == pytest.approx(hue("#0072b2"), abs=0.02)
-    assert colors["again"].light == "#0072b2" and started_over([["a"]] * 6 + [["again"]]) == ["again"]
-
-
-def test_a_long_curve_is_thinned_but_keeps_its_ends():
-    curve = [(i, float(i % 7)) for i in range(5001)]
-    points = chart_points(line_chart("x", {"a": curve}, colors={"a": "red"}))[0]["points"]
-    assert len(points) == 400
-    assert (points[0][2], points[-1][2]) == (0, 5000)
-    assert {tuple(point[2:]) for point in points} <= set(curve)
-
-
-@pytest.mark.parametrize("curve", [[(7, 0.0)], [(7, 2.5), (9, 2.5)], [(0, -1e-9), (1, 1e9)], [(5, -3.0), (5, -4.0)]])
-def test_flat_and_single_points_can_be_drawn(curve):
-    svg = line_chart("x", {"a": curve}, colors={"a": "red"})
-    assert "nan" not in svg and "inf" not in svg
-    for x, y, *_ in chart_points(svg)[0]["points"]:
-        assert 0 <= x <= 400 and 0 <= y <= 230
-
-
-def test_a_chart_without_a_point_is_refused():
-    with pytest.raises(ValueError, match="at least one point"):
-        line_chart("x", {"a": []}, colors={"a": "red"})
+    assert page.count("svg+xml") == 1
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 100, [0, 50, 100]),
-        (2.8, 3.57, [2.8, 3.0, 3.2, 3.4, 3.6]),
-        (-0.3, 0.9, [-0.5, 0, 0.5, 1]),
-        (5, 5, [4.5, 5.0, 5.5]),
-        (4.999999999999999, 5.0, [4.5, 5.0, 5.5]),
-        (0.0011, 0.0039, [0.001, 0.002, 0.003, 0.004]),
-    ],
+    ("captions", "place"), [(("a b c", "a b d"), 2), (("a b c", "a b"), 2), (("b", "a"), 0), (("a", "a b", "a c"), 1)]
 )
-def test_ticks_are_round_and_enclose_the_values(low, high, expected):
-    found = ticks(low, high)
-    assert found[0] <= low and found[-1] >= high
-    assert len(set(np.round(np.diff(found), 9))) == 1
-    assert found == pytest.approx(expected)
+def test_captions_differ_first_where_words_do_or_one_ends(captions, place):
+    assert Disagreement(1, dict(zip("xyz", captions, strict=False)), {}, []).first_difference == place
 
 
-def test_a_metric_that_cannot_be_computed_is_refused_with_the_reason(monkeypatch):
+def test_a_metric_that_cannot_be_computed_is_refused():
     runs = [run_of("a", make_captions(8)), run_of("b", make_captions(8, seed=1))]
-    with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here$"):
+    with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here; it needs Java"):
         compare(runs, metric="meteor", resamples=9)
-    monkeypatch.setenv("CAPTIONING_JAVA", "off")
-    with pytest.raises(InputError, match=r"^metric: METEOR cannot be computed here \(CAPTIONING_JAVA=off\)$"):
-        compare(runs, metric="meteor", resamples=9, java=True)
-
-
-def test_the_papers_scores_stand_beside_a_single_run():
-    mine = {"bleu1_no_penalty": 68.0, "bleu1": 60.0, "bleu4_no_penalty": 20.5, "meteor": 19.0}
-    runs = [run_of("mine", scores=mine, search={"split": "test"})]
-    found = compare(runs, resamples=20)
-    compare_with_paper(found, runs, "flickr8k")
-    table = found.tables[0]
-    assert found.columns(table) == ["paper, soft", "paper, hard", "mine"]
-    shown = {row.name: [(cell.text, cell.change) for cell in row.cells] for row in table.rows}
-    assert shown["BLEU-1"] == [("67.00", ""), ("67.00", ""), ("68.00", "+1.00 and +1.00")]
-    assert shown["BLEU-4"] == [("19.50", ""), ("21.30", ""), ("20.50", "+1.00 and -0.80")]
-    assert shown["BLEU-2"][2] == ("", "")
-    assert shown["METEOR"] == [("18.93", ""), ("20.30", ""), ("19.00", "+0.07 and -1.30")]
-    assert "Not scored on the test split" not in table.note
-    earlier = [run_of("earlier", scores=mine)]  # an earlier version's test, of any split
-    found = compare(earlier, resamples=20)
-    compare_with_paper(found, earlier, "flickr8k")
-    assert found.tables[0].note.startswith("Not scored on the test split: earlier (split unknown).")
-    # BLEU with the penalty is not what the paper reports, and other images are not its test.
-    runs = [run_of("other", scores={"bleu4": 24.0}, search={"split": "val"})]
-    found = compare(runs, resamples=20)
-    compare_with_paper(found, runs, "flickr8k")
-    assert found.tables[0].rows[3].cells[2].text == ""
-    assert found.tables[0].note.startswith("Not scored on the test split: other (val). ")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 
 import pytest
 from helpers_runs import CAPTION, make_run
 
-from captioning.comparison.runs import Run, flat, number, read_run
+from captioning.comparison.runs import Run, common_folder, find_runs, flat, name_runs, read_run
 from captioning.errors import InputError
-from captioning.evaluation.records import NounHit, read_metrics
+from captioning.evaluation.records import NounHit
 
 
 def test_a_folder_is_read_with_everything_in_it(tmp_path):
@@ -25,7 +25,6 @@ def test_a_folder_is_read_with_everything_in_it(tmp_path):
     assert run.captions[7].references == CAPTION["references"] and run.captions[7].log_prob == -2.5
     assert run.captions[7].hits == [NounHit(2, "dog", True, 0.25, 0.5, 0.4, 0.2, 0.3)]
     assert run.captions[7].reference_hits == []
-    assert run.how_to_test == ""
 
 
 def test_a_resumed_runs_curve_goes_on_and_what_was_logged_twice_counts_once(tmp_path):
@@ -41,24 +40,6 @@ def test_a_killed_runs_last_line_costs_that_line(tmp_path):
     assert read_run(folder).curves == {"train/loss": [(1, 5), (2, 4)]}
 
 
-def test_an_untested_run_names_the_command_that_tests_it(tmp_path):
-    with_config = make_run(tmp_path / "a", settings={"data": {}})
-    without = make_run(tmp_path / "b")
-    for folder in (with_config, without):
-        (folder / "checkpoints/best.ckpt").touch()
-    assert read_run(with_config).how_to_test == f"captioning test --ckpt_path {with_config}/checkpoints/best.ckpt"
-    # `captioning test` would need a config; the script takes the checkpoint's.
-    assert read_run(without).how_to_test == f"captioning evaluate --model {without}/checkpoints/best.ckpt"
-
-
-def test_a_run_whose_test_captioned_nothing_is_an_untested_one(tmp_path):
-    folder = make_run(tmp_path / "a", settings={"data": {}})
-    (folder / "checkpoints/best.ckpt").touch()
-    (folder / "test_captions.json").write_text("[]")
-    run = read_run(folder)
-    assert run.captions is None and run.how_to_test.startswith("captioning test --ckpt_path")
-
-
 def test_what_is_no_run_is_refused_by_name(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match=r"empty: not a run; it has none of config.yaml"):
@@ -71,8 +52,6 @@ def test_what_is_no_run_is_refused_by_name(tmp_path):
         ("test_captions.json", "[{", "cannot be read"),
         ("test_captions.json", "{}", "not what `captioning test` writes"),
         ("test_captions.json", '[{"image_id": 3}]', "not what `captioning test` writes"),
-        ("test_captions.json", "[3]", "not what `captioning test` writes"),
-        ("test_captions.json", json.dumps([CAPTION | {"hits": [{"step": 1}]}]), "not what `captioning test` writes"),
         ("test_metrics.json", "[]", "not what `captioning test` writes"),
         ("config.yaml", "a: [", "not a YAML file"),
         ("config.yaml", "- a", "not a configuration"),
@@ -83,12 +62,6 @@ def test_a_damaged_file_is_named(tmp_path, file, text, message):
     (folder / file).write_text(text)
     with pytest.raises(InputError, match=f"{file}: {message}"):
         read_run(folder)
-
-
-def test_numbers_that_no_test_writes_are_refused(tmp_path):
-    (tmp_path / "test_metrics.json").write_text('{"test/bleu4": 1, "search": {"beam_size": 1%s}}' % ("0" * 400))
-    with pytest.raises(InputError, match=r"test_metrics\.json: beam_size is no number that `captioning test` writes"):
-        read_metrics(tmp_path / "test_metrics.json")
 
 
 def test_settings_become_lines_with_short_names_of_classes():
@@ -109,21 +82,43 @@ def test_settings_become_lines_with_short_names_of_classes():
 
 
 def test_speed_is_the_median_of_what_was_logged():
-    run = Run("a", "a", curves={"train/captions_per_second": [(1, 10.0), (2, 500.0), (3, 480.0)]})
+    run = Run("a", curves={"train/captions_per_second": [(1, 10.0), (2, 500.0), (3, 480.0)]})
     assert run.captions_per_second == 480
-    assert Run("a", "a").captions_per_second is None
+    assert Run("a").captions_per_second is None
 
 
-def test_a_logged_number_over_equal_parts_of_the_training():
-    curves = {"train/beta": [(-7, 9.0), (0, 0.2), (49, 0.4), (50, 0.5), (99, 0.7)], "val/bleu4": [(149, 1.0)]}
-    run = Run("a", "a", curves=curves)
-    assert run.over_training("train/beta", 3) == [pytest.approx(0.3), pytest.approx(0.6), None]
-    assert run.over_training("val/bleu4", 3) == [None, None, 1.0]
-    assert run.over_training("train/reward", 2) == [None, None]
-    assert Run("a", "a").over_training("train/beta", 1) == [None]
+@pytest.mark.parametrize(
+    ("output", "summed"), [("SummedOutput", True), ("MarginalOutput", True), ("DeepOutput", False)]
+)
+def test_a_summed_likelihood_is_told_by_its_output_of_any_version(output, summed):
+    decoder = {"class_path": "x.D", "init_args": {"output": {"class_path": f"captioning.model.{output}"}}}
+    assert Run("a", settings={"model": {"decoder": decoder}}).is_summed == summed
 
 
-def test_only_finite_numbers_are_numbers():
-    assert [number(value) for value in ("2.5", 3, "", None, "nan", float("inf"), True, {}, "x")] == [2.5, 3] + [
-        None
-    ] * 7
+def test_a_folder_stands_for_its_runs_by_name(tmp_path):
+    for name in ("soft", "hard"):
+        make_run(tmp_path / name, captions=[CAPTION])
+    (tmp_path / "notes").mkdir()
+    assert [run.name for run in find_runs(tmp_path)] == ["hard", "soft"]
+    assert [run.name for run in find_runs(tmp_path / "soft")] == ["soft"]
+    with pytest.raises(InputError, match="nowhere: no such folder; give a run's folder, or a folder of runs"):
+        find_runs(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="notes: not a run"):
+        find_runs(tmp_path / "notes")
+
+
+def test_runs_of_one_name_get_distinct_names(tmp_path):
+    runs = [Run("soft", tmp_path / "a/soft"), Run("hard"), Run("soft", tmp_path / "b/soft"), Run("hard")]
+    name_runs(runs)
+    assert [run.name for run in runs] == ["a/soft", "hard (1)", "b/soft", "hard (2)"]
+    same = [Run("soft", tmp_path / "a/soft"), Run("soft", tmp_path / "a/soft")]
+    name_runs(same)
+    assert [run.name for run in same] == ["a/soft (1)", "a/soft (2)"]
+
+
+def test_the_page_lies_beside_the_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = [Run("a", Path("runs/demo/a")), Run("b", tmp_path / "runs/demo/b")]
+    assert common_folder(runs) == Path("runs/demo")
+    assert common_folder([*runs, Run("c", Path("runs/c"))]) == Path("runs")
+    assert common_folder([Run("d")]) == Path()

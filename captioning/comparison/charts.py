@@ -21,18 +21,18 @@ def line_chart(curves: Mapping[str, Curve], colors: Mapping[str, str]) -> str:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.4, 2.6), layout="constrained")
-    axes = figure.subplots()
-    for run, curve in curves.items():
-        steps, values = zip(*curve, strict=True)
-        marker = "." if len(curve) <= _DOTS_UP_TO else ""
-        axes.plot(steps, values, color=colors[run], marker=marker, linewidth=1.5, label=run.lstrip("_"))
-    axes.grid(color="#dddddd", linewidth=0.6)
-    axes.tick_params(labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    if len(curves) > 1:
-        axes.legend(fontsize=8, frameon=False)
-    with rc_context({"svg.fonttype": "none"}):  # text that stays text
-        file = io.BytesIO()
+    file = io.BytesIO()
+    with rc_context({"svg.fonttype": "none", "text.parse_math": False}):  # text that stays text
+        figure = Figure(figsize=(4.4, 2.6), layout="constrained")
+        axes = figure.subplots()
+        for run, curve in curves.items():
+            steps, values = zip(*curve, strict=True)
+            marker = "." if len(curve) <= _DOTS_UP_TO else ""
+            axes.plot(steps, values, color=colors[run], marker=marker, linewidth=1.5, label=run.lstrip("_"))
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+        if len(curves) > 1:
+            axes.legend(fontsize=8, frameon=False)
         figure.savefig(file, format="svg")
     return f"data:image/svg+xml;base64,{base64.b64encode(file.getvalue()).decode()}"

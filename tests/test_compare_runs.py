@@ -1,4 +1,4 @@
-"""Runs are read from folders, wandb's files and its server; the script prints, writes and reports what it cannot do."""
+"""`captioning compare`: what it prints and writes, and the attention of both runs on its page."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from captioning.comparison.wandb_runs import find_run, find_runs, report_command
-from helpers import SCRIPTS
-from helpers_runs import CAPTION, CSV, make_run, save_checkpoint
+from helpers_runs import save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.cli import compare as compare_command
-from captioning.comparison.attention_explorer import _image_files, explore, load_models
+from captioning.cli.compare import compare as compare_command
+from captioning.comparison.attention_explorer import explore, load_models
 from captioning.comparison.compare import compare
-from captioning.comparison.result import Comparison, Disagreement
-from captioning.comparison.runs import Run, WandbPlace, common_folder, name_runs, read_run
+from captioning.comparison.runs import read_run
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
-from captioning.evaluation.metrics import NAMES
 from captioning.inference import load
 from captioning.model import SummedOutput
+
+
+def explored_images(page: str) -> list[dict]:
+    return json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
 
 
 def number_of(image: dict) -> int:
@@ -42,7 +42,7 @@ def read_tested(folder: Path) -> list[dict]:
 def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
     soft, hard = map(str, tested_pair)
     numbers = tested_pair[0].parent / "numbers.json"
-    compare_command.main([soft, hard, "--resamples", "50", "--json", str(numbers), "--metric", "bleu1"])
+    compare_command(soft, hard, resamples=50, json=numbers, metric="bleu1")
     out = capsys.readouterr().out
     for expected in (
         ONE_SEED,
@@ -51,7 +51,6 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
         "Parameters, decoder",
     ):
         assert expected in " ".join(out.split())
-    assert "beam_size" not in out and "wandb sync" not in out
     content = json.loads(numbers.read_text())
     assert ONE_SEED in content["verdicts"][0]
     assert content["provenance"]["command"].startswith("captioning compare ")
@@ -66,12 +65,10 @@ def test_two_runs_become_a_table_a_page_and_numbers(tested_pair, capsys):
         for run in image["runs"]:  # the tested caption, and no other
             assert [" ".join(shown["words"]) for shown in run["captions"]] == [tested[run["run"]][number_of(image)]]
     names = {image["name"] for image in explored["images"]}
-    assert set(re.findall(r'data-explore="(.*?)"', page)) == names
-    for item in content["disagreements"]:  # the name of the file, a thumbnail on the page alone
-        assert item["file"].endswith(".png") and "thumbnail" not in item
+    for item in content["disagreements"]:
+        assert item["file"].endswith(".png")
         assert f"{item['file']}, image {item['image_id']}" in names
-    assert len(re.findall(r'<img src="data:image/(?:png|jpeg);base64,', page)) == 4 and ONE_SEED in page
-    assert not list(tested_pair[0].parent.glob("*.part"))
+    assert ONE_SEED in page
 
 
 def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
@@ -79,7 +76,7 @@ def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tm
         settings = yaml.safe_load((folder / "config.yaml").read_text())
         settings["data"]["source"]["init_args"]["root"] = str(tmp_path / "gone")
         (folder / "config.yaml").write_text(yaml.safe_dump(settings))
-    compare_command.main([*map(str, tested_pair), "--resamples", "9", "--output", str(tmp_path / "x.html")])
+    compare_command(*map(str, tested_pair), resamples=9, output=tmp_path / "x.html")
     page = (tmp_path / "x.html").read_text()
     assert "explorer-data" not in page and "a shape number 1" in re.sub(r"<[^>]*>", "", page)
     assert "The page shows no images: " in capsys.readouterr().out and "gone" in page
@@ -88,10 +85,10 @@ def test_without_image_files_the_page_has_the_texts_and_says_why(tested_pair, tm
 def test_without_checkpoints_the_page_has_the_texts_and_says_why(tested_pair, tmp_path, capsys):
     (tested_pair[0] / "checkpoints/best.ckpt").unlink()
     (tested_pair[1] / "checkpoints/best.ckpt").write_bytes(b"damaged")
-    compare_command.main([*map(str, tested_pair), "--resamples", "9"])
+    compare_command(*map(str, tested_pair), resamples=9)
     out = capsys.readouterr().out
-    assert "No attention of soft: its checkpoint is missing." in out
-    assert "No attention of hard: its checkpoint cannot be loaded." in out
+    for run in ("soft", "hard"):
+        assert f"No attention of {run}: its checkpoint is missing, or cannot be loaded." in out
     assert "hard/checkpoints/best.ckpt: not a checkpoint" in out
     assert "explorer-data" not in (tested_pair[0].parent / "comparison.html").read_text()
 
@@ -101,7 +98,7 @@ def test_the_attention_is_that_of_the_checkpoint_that_was_tested(tested_pair, tm
     content = json.loads(metrics.read_text())
     metrics.write_text(json.dumps(content | {"search": content["search"] | {"checkpoint": "last.ckpt"}}))
     assert read_run(tested_pair[0]).checkpoint.name == "best.ckpt"
-    compare_command.main([*map(str, tested_pair), "--output", str(tmp_path / "x.html")])
+    compare_command(*map(str, tested_pair), resamples=9, output=tmp_path / "x.html")
     out = capsys.readouterr().out
     assert "soft was tested with last.ckpt, which is gone; the attention shown is best.ckpt's." in out
     assert "Checkpoint of the test" in out
@@ -115,10 +112,7 @@ def test_runs_that_cut_their_images_differently_share_no_view(tested_pair):
     object.__setattr__(models["hard"].encoder.preprocessing, "crop", None)
     object.__setattr__(models["hard"].encoder.preprocessing, "resize", 12)
     page, _ = explore(runs, models, compare(runs, resamples=9), seed=0)
-    names = [
-        image["name"]
-        for image in json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
-    ]
+    names = [image["name"] for image in explored_images(page)]
     assert len(names) == 8 and sum(name.endswith(", as hard cuts it") for name in names) == 4
 
 
@@ -131,8 +125,7 @@ def explored_by(folders, seed: int = 0) -> tuple[str, list[str]]:
 def test_the_attention_shown_is_that_along_the_tested_caption(tested_pair, shapes_settings):
     source, _ = shapes_settings
     index = source.index("test")
-    page, _ = explored_by(tested_pair)
-    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    images = explored_images(explored_by(tested_pair)[0])
     soft = load(tested_pair[0] / "checkpoints/best.ckpt")
     rows = {image_id: row for row, image_id in enumerate(index.image_ids.tolist())}
     for image in images:
@@ -147,15 +140,13 @@ def test_the_attention_starts_at_the_first_word_that_differs(tested_pair):
     for folder, caption in zip(tested_pair, entries.values(), strict=True):
         content = [entry | {"caption": caption} for entry in read_tested(folder)]
         (folder / "test_captions.json").write_text(json.dumps(content))
-    page, _ = explored_by(tested_pair)
-    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    images = explored_images(explored_by(tested_pair)[0])
     assert [run["start"] for image in images for run in image["runs"]] == [2] * 8
 
 
 def test_a_summed_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
     save_checkpoint(tested_pair[1] / "checkpoints/best.ckpt", output=SummedOutput())
-    page, _ = explored_by(tested_pair)
-    images = json.loads(re.search(r'explorer-data">(.*?)</script>', page, flags=re.S)[1])["images"]
+    images = explored_images(explored_by(tested_pair)[0])
     for image in images:
         soft, marginal = (run["captions"][0] for run in image["runs"])
         assert "posterior" not in soft["attention"]
@@ -164,10 +155,8 @@ def test_a_summed_outputs_posterior_is_shown_beside_the_alphas(tested_pair):
 
 def test_a_checkpoint_that_cannot_have_said_the_tested_captions_is_named(tested_pair):
     _, notices = explored_by(tested_pair)
-    assert " ".join(notices) == (
-        "4 of the 4 captions of soft shown have words that its checkpoint does not know: another checkpoint was "
-        "tested, and the attention shown is not its attention; test the run again."
-    )
+    (notice,) = notices
+    assert notice.startswith("Captions of soft have words that its checkpoint does not know: another checkpoint was")
     entries = read_tested(tested_pair[0])
     for entry in entries:
         entry["caption"] = "a <unk> cat"
@@ -209,55 +198,43 @@ def test_settings_missing_beside_a_checkpoint_are_taken_from_it(tested_pair):
 
 def test_an_untested_run_is_named_with_its_command(tested_pair, capsys):
     (tested_pair[1] / "test_captions.json").unlink()
-    compare_command.main([*map(str, tested_pair), "--resamples", "9", "--images", "0"])
+    compare_command(*map(str, tested_pair), resamples=9, images=0)
     out = capsys.readouterr().out
     assert f"hard has no captions of its test split; to make them: captioning test --ckpt_path {tested_pair[1]}" in out
 
 
 @pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["{soft}"], "give two or more runs"),
-        (["{soft}", "nowhere"], "nowhere: no such folder; give a run's folder, or ENTITY/PROJECT/RUN_ID"),
-        (["{runs}/soft"], "give two or more runs"),
-    ],
+    ("names", "message"),
+    [(["soft"], "give two or more runs"), (["soft", "sofft"], r"sofft: no such folder of a run.* did you mean .*soft")],
 )
-def test_what_cannot_be_compared_is_one_line(tested_pair, capsys, argv, message):
-    with pytest.raises(SystemExit) as left:
-        compare_command.main([text.format(soft=tested_pair[0], runs=tested_pair[0].parent) for text in argv])
-    assert left.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+def test_what_cannot_be_compared_is_named(tested_pair, names, message):
+    with pytest.raises(InputError, match=message):
+        compare_command(*(str(tested_pair[0].parent / name) for name in names))
 
 
-# wandb, offline
-
-
-# wandb, online
-
-
-def test_a_folder_stands_for_its_runs_in_order_and_the_first_one_given_is_not_there_twice(tested_pair, capsys):
-    soft, hard = tested_pair
-    assert [run.name for run in find_runs(str(soft.parent))] == ["hard", "soft"]
-    assert [run.name for run in find_runs(str(hard))] == ["hard"]
-    page = soft.parent.parent / "folder.html"
-    numbers = page.with_suffix(".json")
-    compare_command.main(
-        [
-            str(soft),
-            str(soft.parent),
-            "--resamples",
-            "9",
-            "--images",
-            "0",
-            "--output",
-            str(page),
-            "--json",
-            str(numbers),
-        ]
-    )
+def test_the_first_run_given_is_not_there_twice_with_those_of_its_folder(tested_pair, tmp_path):
+    soft, _ = tested_pair
+    numbers = tmp_path / "numbers.json"
+    compare_command(str(soft), str(soft.parent), resamples=9, images=0, output=tmp_path / "x.html", json=numbers)
     assert json.loads(numbers.read_text())["runs"] == ["soft", "hard"]
 
 
-# Report
+def test_runs_without_captions_are_tested_first_if_that_is_asked_for(tested_pair, monkeypatch, capsys):
+    captions, commands = tested_pair[1] / "test_captions.json", []
+    content = captions.read_text()
+    captions.unlink()
 
+    real = subprocess.run
+
+    def run(command, **options):
+        if "captioning" not in command:
+            return real(command, **options)
+        commands.append(command[1:])
+        captions.write_text(content)
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr("captioning.cli.compare.subprocess.run", run)
+    compare_command(*map(str, tested_pair), resamples=9, images=0, test=True)
+    best = str(tested_pair[1] / "checkpoints" / "best.ckpt")
+    assert commands == [["-m", "captioning", "test", "--ckpt_path", best]]
+    assert "has no captions" not in capsys.readouterr().out

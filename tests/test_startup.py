@@ -1,102 +1,86 @@
-"""Nothing heavy is imported before it is needed: captioning an image does without compiler, Lightning and wandb."""
+"""Nothing heavy is imported before it is needed: help is answered at once, and an image is captioned without Lightning."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from captioning.cli import COMMANDS, HELP, TRAINING, training_help
+
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = ("torch._dynamo", "sympy", "pytorch_lightning", "wandb", "matplotlib", "nltk")
-
-PROGRAM = """
-import sys
-import torch
-from captioning.encoders import ConvEncoder, TimmEncoder, TorchvisionEncoder
-from captioning import captioner
-encoder = {encoder}
-with torch.inference_mode():
-    encoder.eval()(torch.zeros(1, 3, *encoder.preprocessing.size))
-imported = [name for name in {heavy} if name in sys.modules]
-assert not imported, imported
-{after}
-"""
-
-ENCODERS = {
-    "conv": "ConvEncoder((4, 6), (2, 2), image_size=12)",
-    "torchvision": "TorchvisionEncoder('squeezenet1_1', 'features.4', weights=None, image_size=48)",
-    "batch norm": "TorchvisionEncoder('mobilenet_v3_small', 'features.3', weights=None, image_size=32)",
-    "timm": "TimmEncoder('mobilenetv3_small_050', 1, weights=None, image_size=32)",
-}
-
-# What was put off still works when it is asked for.
-AFTER = """
-import torchvision
-from torchvision.ops import roi_align
-assert roi_align(torch.rand(1, 2, 8, 8), torch.tensor([[0, 0, 0, 4, 4.0]]), 2).shape == (1, 2, 2, 2)
-assert torch.compiler.disable.__module__ == "torch.compiler"
-import torch._dynamo
-assert torch._dynamo.OptimizedModule and torch._dynamo.utils.is_compile_supported("cpu") in (True, False)
-import pytorch_lightning
-"""
+SLOW = {"torch", "numpy", "jsonargparse", "pytorch_lightning", "rich", "PIL"}
 
 
-def run(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+def program(words: list[str], heavy: set[str]) -> str:
+    """A program that runs a command line and fails if a heavy module is imported then."""
+    return (
+        f"import sys; sys.argv = ['captioning', *{words!r}]\nfrom captioning.__main__ import main\n"
+        f"try:\n    main()\nfinally:\n    found = {heavy!r} & set(sys.modules)\n    assert not found, found\n"
+    )
+
+
+def run(code: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "150", "PATH": ""}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", ["", *TRAINING, *COMMANDS])
+def test_help_fits_a_screen_and_imports_nothing_slow(name):
+    done = run(program([name, "--help"] if name else [], SLOW))
     assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith(f"usage: captioning {name or 'COMMAND'}")
+    assert len(lines) <= 55 and max(map(len, lines)) <= 105
 
 
-def test_an_encoder_brings_nothing_heavy_with_it():
-    run(PROGRAM.format(encoder=ENCODERS["batch norm"], heavy=HEAVY, after=""))
+def test_captioning_an_image_imports_neither_compiler_nor_lightning_nor_wandb(tmp_path):
+    heavy = {"pytorch_lightning", "wandb", "matplotlib", "nltk", "jsonargparse", "timm"}
+    done = run(program(["caption", str(ROOT / "docs/images/photo.png")], heavy), tmp_path)
+    assert done.returncode == 0 and done.stdout.strip(), done.stderr
+    assert done.stderr == "captioning caption: importing PyTorch ...\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["conv", "torchvision", "timm"])
-def test_what_was_put_off_is_there_when_it_is_asked_for(name):
-    if name == "timm":
-        pytest.importorskip("timm")
-    run(PROGRAM.format(encoder=ENCODERS[name], heavy=HEAVY, after=AFTER))
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("ftt", "captioning ftt: no such command; did you mean fit?"),
+        ("quit", "captioning quit: no such command; `captioning` lists the commands"),
+        ("fit --config shape_soft.yaml", "--config shape_soft.yaml: no such file; did you mean shapes_soft.yaml?"),
+        ("test --ckpt_path=bets.ckpt", "--ckpt_path bets.ckpt: no such file; did you mean best.ckpt?"),
+        ("fit --init_from bets.ckpt", "--init_from bets.ckpt: no such file; did you mean best.ckpt?"),
+        ("caption gone.png", "error: gone.png: no such image file"),
+        ("caption photo.png --model bets.ckpt", "--model bets.ckpt: no such file; did you mean best.ckpt?"),
+        ("caption photo.png --overlya x.png", "--overlya: no such option; did you mean --overlay?"),
+        ("caption empty", "empty: no image in this folder"),
+        ("export --model gone.ckpt --output x", "--model gone.ckpt: no such file"),
+        ("evaluate --captions gone.json --references x.json", "--captions gone.json: no such file"),
+        ("compare empty gone", "gone: no such folder of a run"),
+        ("fit --import gone", "--import gone: ModuleNotFoundError: No module named 'gone'"),
+        ("fit --import gone.py", "; give gone, without .py"),
+    ],
+)
+def test_what_is_not_there_is_said_before_torch_is_imported(tmp_path, words, error):
+    for name in ("photo.png", "best.ckpt", "shapes_soft.yaml"):
+        (tmp_path / name).touch()
+    (tmp_path / "empty").mkdir()
+    done = run(program(words.split(), {"torch"}), tmp_path)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 2 and error in line
 
 
-@pytest.mark.slow
-def test_a_compiler_that_is_there_already_is_left_alone():
-    run(
-        "import torch, torch._dynamo as before\n"
-        "from captioning.encoders.imports import lean_imports\n"
-        "with lean_imports():\n"
-        "    import torchvision, torch._dynamo\n"
-        "    assert torch._dynamo is before\n"
-        "import torch._dynamo\n"
-        "assert torch._dynamo is before and torch._dynamo.OptimizedModule\n"
-    )
+@pytest.mark.parametrize("text", [HELP, *map(training_help, TRAINING)])
+def test_every_file_that_the_help_names_is_there_or_made_by_it(text):
+    named = set(re.findall(r"[\w/]+\.(?:yaml|py)", text)) - {"CONFIG.yaml", "FILE.yaml", "OVERLAY.yaml", "DATA.yaml"}
+    assert all((ROOT / name).is_file() for name in named), named
+    runs = re.findall(r"runs/(\w+)/checkpoints", text)  # of an example that trains it
+    assert all((ROOT / "configs" / f"{run}.yaml").is_file() for run in runs)
 
 
-@pytest.mark.slow
-def test_other_names_of_the_compiler_are_real_within_lean_imports():
-    run(
-        "import torch\n"
-        "from captioning.encoders.imports import lean_imports\n"
-        "with lean_imports():\n"
-        "    from torch._dynamo import OptimizedModule\n"
-        "assert OptimizedModule.__module__ == 'torch._dynamo.eval_frame', OptimizedModule\n"
-    )
-
-
-@pytest.mark.slow
-def test_a_function_kept_from_the_compiler_runs_with_and_without_one():
-    run(
-        "import torch\n"
-        "from captioning.encoders.imports import lean_imports\n"
-        "with lean_imports():\n"
-        "    @torch.compiler.disable\n"
-        "    def double(x):\n"
-        "        return 2 * x\n"
-        "    @torch.compiler.disable(recursive=False)\n"
-        "    def triple(x):\n"
-        "        return 3 * x\n"
-        "assert (double(2), triple(2), double.__name__) == (4, 6, 'double')\n"
-        "import torch._dynamo\n"
-        "assert (double(2), triple(2)) == (4, 6)\n"
-    )
+def test_the_command_alone_lists_every_command_in_a_line():
+    lines = HELP.splitlines()
+    assert all(f"  {name:12}{description}" in lines for name, description in (TRAINING | COMMANDS).items())

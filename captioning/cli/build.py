@@ -49,6 +49,8 @@ def build(kinds: Mapping[str, Any], configs: Iterable[Mapping[str, Any]], option
     settings = parser.parse_args([*arguments, *options])
     try:
         built = parser.instantiate(settings)
+    except InputError:
+        raise
     except (TypeError, ValueError) as error:  # an argument that its class refuses
         raise InputError(f"{', '.join(kinds)}: {error}") from error
     return [built[place] for place in kinds]

@@ -46,6 +46,8 @@ class OneLineErrors:
             hint = did_you_mean(unknown[1], _class_names())
         elif unknown := re.search(r"Option '(\S+?)' is not accepted", message):
             hint = did_you_mean(unknown[1], [option[2:] for option in options])
+        denied = r"Importing '(\S+)' is not allowed, denied by .+? to allow it\."
+        message = re.sub(denied, r"\1 is not imported; name its module with --import", message)
         union = r"Does not validate against any.+?Errors:(.+?)Given value type.+?value:"
         message = re.sub(union, r"\1 Got value:", message, flags=re.DOTALL)
         message = re.sub(r"typing.Literal(\[.+?\])", r"one of \1", message).replace("Parser key", "option")

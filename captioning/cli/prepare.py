@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from captioning.cli import announce
 from captioning.errors import InputError
 from captioning.files import replacing
-from captioning.settings import read_config
 
 if TYPE_CHECKING:
     from captioning.data import CaptionSource
@@ -285,6 +284,7 @@ def frequencies(
     from captioning.data import CaptionSource
     from captioning.evaluation.cider import DocumentFrequencies
     from captioning.evaluation.rewards import words_with_end
+    from captioning.settings import read_config
     from captioning.tokenizers import Tokenizer
 
     kinds = {"data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}

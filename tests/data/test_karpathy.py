@@ -1,3 +1,5 @@
+"""Karpathy's split files, and what ordinary mistakes in them say."""
+
 import json
 
 import pytest
@@ -12,11 +14,7 @@ def image(number, split, *captions, **more):
     return {"imgid": number, "split": split, "filename": f"{number}.jpg", "sentences": sentences, **more}
 
 
-FLICKR = [
-    image(0, "train", "a dog", "one dog runs"),
-    image(1, "val", "a cat"),
-    image(2, "train", "two dogs"),
-]
+FLICKR = [image(0, "train", "a dog", "one dog runs"), image(1, "val", "a cat"), image(2, "train", "two dogs")]
 COCO = [
     image(0, "restval", "a dog", filepath="val2014", cocoid=391895),
     image(1, "train", "a cat", filepath="train2014", cocoid=522418),
@@ -53,26 +51,33 @@ def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tm
     assert source(tmp_path, COCO).index("test").image_ids.tolist() == [318219]
 
 
-def test_a_split_that_the_file_lacks_is_refused_by_name(tmp_path):
-    with pytest.raises(InputError, match=r"dataset_flickr8k\.json: has no test split, only train, val$"):
-        source(tmp_path, FLICKR).index("test")
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ([image(1, "train", "a dog")], "has no val split, only train"),
+        ([image(None, "val", "a dog") | {"filename": "1.jpg"}], "1.jpg has neither cocoid nor imgid"),
+        ([image(1, "val", "a dog") | {"filename": ""}], "image 1 has no file"),
+        ([image(1, "val") | {"sentences": [{"raw": "a dog"}]}], "image 1 has a sentence without tokens"),
+        ([image(1, ["val"], "a dog")], "not a split file (Expected `str`, got `array`"),
+        ({"a": 1}, "not a split file"),
+    ],
+)
+def test_a_split_file_that_cannot_be_used_is_named_in_one_line(tmp_path, images, message):
+    with pytest.raises(InputError, match=r"dataset_flickr8k\.json: ") as caught:
+        source(tmp_path, images).index("val")
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path):
-    missing = KarpathySource(str(tmp_path / "dataset_flickr30k.json"), "images")
-    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing; run captioning prepare flickr30k --root"):
-        missing.prepare()
-    with pytest.raises(InputError, match=r"dataset_flickr30k\.json: missing"):
-        missing.index("train")
-    with pytest.raises(InputError, match="captioning prepare coco --karpathy"):
-        KarpathySource(str(tmp_path / "dataset_coco.json"), "images").prepare()
-    with pytest.raises(InputError, match=r"mine\.json: missing; see data/README\.md"):
-        KarpathySource(str(tmp_path / "mine.json"), "images").prepare()
-
-
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"images": {"a": 1}}'])
-def test_a_file_in_another_layout_is_named(tmp_path, text):
-    path = tmp_path / "d.json"
-    path.write_text(text)
-    with pytest.raises(InputError, match=r"d\.json: not a split file"):
-        KarpathySource(str(path), "images").index("train")
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("dataset_flickr30k.json", "run captioning prepare flickr30k --root"),
+        ("dataset_coco.json", "run captioning prepare coco --karpathy --root"),
+        ("mine.json", "see data/README.md"),
+    ],
+)
+def test_a_missing_file_is_named_with_the_command_that_gets_it(tmp_path, name, remedy):
+    missing = KarpathySource(str(tmp_path / name), "images")
+    for use in (missing.prepare, lambda: missing.index("train")):
+        with pytest.raises(InputError, match=rf"{name}: missing; {remedy}"):
+            use()

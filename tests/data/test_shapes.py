@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
-import random
+import re
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -36,11 +37,6 @@ def source(tmp_path_factory) -> ShapesSource:
 
 
 @pytest.fixture(scope="module")
-def captions(source) -> dict:
-    return json.loads((source.root / "annotations/captions_train.json").read_text())
-
-
-@pytest.fixture(scope="module")
 def instances(source) -> dict:
     return json.loads((source.root / "annotations/instances_train.json").read_text())
 
@@ -65,10 +61,18 @@ THREE = (shape("circle", "red", 20, 30), shape("square", "blue", 60, 40), shape(
 # What is on disk
 
 
-def test_same_seed_gives_the_same_bytes(source, tmp_path):
-    again = make(tmp_path / "again")
-    again.prepare()
-    assert files(again.root) == files(source.root)
+def test_a_seed_gives_the_images_captions_and_boxes_that_published_numbers_were_measured_on(tmp_path):
+    """If a digest changes on purpose, ``FORMAT`` changes, too, and docs/results.md is measured again."""
+    source = make(tmp_path / "shapes", seed=3, image_size=96)
+    source.prepare()
+    images, texts = hashlib.sha256(), hashlib.sha256()
+    for split in COUNTS:
+        for row, image_id in enumerate(source.index(split).image_ids.tolist()):
+            with Image.open(source.index(split).image_path(row)) as image:
+                images.update(np.asarray(image).tobytes())
+            texts.update(repr((image_id, source.index(split).references(row))).encode())
+        texts.update((source.root / f"annotations/instances_{split}.json").read_bytes())
+    assert (images.hexdigest()[:16], texts.hexdigest()[:16]) == ("551461dfc564f0e7", "1e995720be876b35")
 
 
 def test_another_seed_gives_other_images(source, tmp_path):
@@ -164,40 +168,38 @@ def test_lookup_knows_the_words_that_captions_use(source, instances):
     assert source.objects("train")(10**9) == []
 
 
-def test_every_noun_phrase_names_its_object(captions, instances):
-    by_id = {annotation["id"]: annotation for annotation in instances["annotations"]}
-    nouns = {category["id"]: category["name"] for category in instances["categories"]}
+def test_captions_name_the_objects_and_no_others(source):
     main = {synonym: word for word, synonym in SYNONYMS.items()}
-    for caption in captions["annotations"]:
-        words = [main.get(word, word) for word in caption["caption"].split()]
-        named = [by_id[phrase["object"]] for phrase in caption["phrases"]]
-        count = sum(item["image_id"] == caption["image_id"] for item in by_id.values())
-        assert len({item["id"] for item in named}) == len(named) == count
-        for phrase, item in zip(caption["phrases"], named, strict=True):
-            article, *adjectives, noun = words[phrase["start"] : phrase["end"]]
-            assert item["image_id"] == caption["image_id"]
-            assert article == ("an" if adjectives[0] == "orange" else "a")
-            assert noun == words[phrase["noun"]] == nouns[item["category_id"]]
-            wanted = item["attributes"] if count < 3 else item["attributes"][1:]
-            assert sorted(adjectives) == sorted(wanted)
-        assert sum(word in NOUNS for word in words) == len(named), "a noun without a phrase"
+    index = source.index("train")
+    for row, image_id in enumerate(index.image_ids.tolist()):
+        objects = sorted((item.noun, *(item.attributes & {*COLOURS})) for item in source.objects("train")(image_id))
+        for caption in index.references(row):
+            words = [main.get(word, word) for word in caption.split()]
+            named = [(noun, before) for before, noun in itertools.pairwise(words) if noun in NOUNS]
+            assert sorted(named) == objects
 
 
-def test_stated_relations_hold_in_the_boxes(captions, instances):
-    boxes = {annotation["id"]: annotation["bbox"] for annotation in instances["annotations"]}
+def test_stated_relations_hold_in_the_boxes(source):
     checked = Counter()
-    for caption in captions["annotations"]:
-        words = caption["caption"].split()
-        for first, second in zip(caption["phrases"], caption["phrases"][1:], strict=False):
-            between = " ".join(words[first["end"] : second["start"]])
-            for direction in ("left", "right", "above", "below", "over", "under"):
-                if between in (direction, f"{direction} of", f"to the {direction} of"):
-                    (ax, ay, aw, ah), (bx, by, bw, bh) = boxes[first["object"]], boxes[second["object"]]
-                    dx, dy = (ax + aw / 2) - (bx + bw / 2), (ay + ah / 2) - (by + bh / 2)
-                    lead = {"left": -dx, "right": dx, "above": -dy, "over": -dy}.get(direction, dy)
-                    assert lead > (abs(dy) if direction in ("left", "right") else abs(dx))
+    main = {synonym: word for word, synonym in SYNONYMS.items()}
+    index = source.index("train")
+    for row, image_id in enumerate(index.image_ids.tolist()):
+        centres = {}
+        for item in source.objects("train")(image_id):
+            y, x = np.nonzero(item.mask)
+            (colour,) = item.attributes & {*COLOURS}
+            centres[colour, item.noun] = ((x.min() + x.max()) / 2, (y.min() + y.max()) / 2)
+        for caption in index.references(row):
+            text = " ".join(main.get(word, word) for word in caption.split()).replace("to the ", "")
+            said = r"(\w+) (\w+) (left of|right of|above|below) an? (?:[\w]+ )*?(\w+) (\w+)(?= |$)"
+            for colour, noun, direction, other_colour, other in re.findall(said, text):
+                if (colour, noun) in centres and (other_colour, other) in centres:
+                    (ax, ay), (bx, by) = centres[colour, noun], centres[other_colour, other]
+                    dx, dy = ax - bx, ay - by
+                    lead = {"left of": -dx, "right of": dx, "above": -dy, "below": dy}[direction]
+                    assert lead > (abs(dy) if direction in ("left of", "right of") else abs(dx)), caption
                     checked[direction] += 1
-    assert checked.keys() == {"left", "right", "above", "below", "over", "under"}
+    assert checked.keys() == {"left of", "right of", "above", "below"}
 
 
 def _annotated(source, instances):
@@ -232,20 +234,6 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
     assert len(source.index("train")) == COUNTS["train"]
 
 
-def test_of_two_runs_that_start_together_one_wins(tmp_path, monkeypatch):
-    slower, faster = make(tmp_path / "shapes"), make(tmp_path / "shapes")
-    generate = slower._generate
-
-    def overtaken(folder):
-        generate(folder)
-        faster.prepare()
-
-    monkeypatch.setattr(slower, "_generate", overtaken)
-    slower.prepare()
-    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
-    assert len(slower.index("val")) == COUNTS["val"]
-
-
 @pytest.mark.parametrize("other", [{"seed": 7}, {"image_size": 96}, {"train": 31}])
 def test_shapes_made_with_other_arguments_are_refused(source, other):
     (key,) = other
@@ -257,12 +245,14 @@ def test_shapes_made_with_other_arguments_are_refused(source, other):
     assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("content", [None, "{", "[]", "{}"])
+@pytest.mark.parametrize("content", [None, "{", "{}"])
 def test_a_folder_that_is_not_a_shapes_data_set_is_left_alone(tmp_path, content):
     (tmp_path / "precious.txt").write_text("mine")
     if content is not None:
         (tmp_path / "shapes.json").write_text(content)
-    with pytest.raises(InputError, match="without a readable"):
+    with pytest.raises(
+        InputError, match=r"shapes\.json: .*choose another root|these shapes were made with format None"
+    ):
         make(tmp_path).prepare()
     assert (tmp_path / "precious.txt").read_text() == "mine"
 
@@ -272,18 +262,14 @@ def test_reading_before_preparing_says_what_to_run(tmp_path):
         make(tmp_path / "none").index("val")
 
 
-@pytest.mark.parametrize(
-    "content", ['{"images": [', "[]", '{"images": [{}], "annotations": []}', '{"images": 3}', '{"annotations": [{}]}']
-)
+@pytest.mark.parametrize("content", ['{"images": [', "[]", '{"images": 3}'])
 def test_a_broken_file_is_named(tmp_path, content):
     broken = make(tmp_path / "broken")
     (broken.root / "annotations").mkdir(parents=True)
     for kind in ("captions", "instances"):
         (broken.root / "annotations" / f"{kind}_val.json").write_text(content)
     for read in (broken.index, broken.objects):
-        with pytest.raises(
-            InputError, match=r"_val\.json: not (as it was generated|JSON) \(.*; delete .*broken to regenerate"
-        ):
+        with pytest.raises(InputError, match=r"_val\.json: not a COCO annotation file \("):
             read("val")
 
 
@@ -346,7 +332,7 @@ def test_every_object_stays_mostly_visible_and_inside(scenes):
 
 
 def test_captions_of_a_scene_read_as_expected():
-    texts = [" ".join(describe(THREE, style).words) for style in range(STYLES)]
+    texts = [" ".join(describe(THREE, style)) for style in range(STYLES)]
     assert texts == [
         "a red circle left of a blue square above an orange star",
         "there is a red circle to the left of a blue square above an orange star",
@@ -358,63 +344,28 @@ def test_captions_of_a_scene_read_as_expected():
 
 def test_the_size_is_said_of_one_or_two_objects_and_the_texture_of_all():
     one = (shape("ring", "pink", 90, 56, size="large", texture="dotted"),)
-    assert " ".join(describe(one, 1).words) == "there is a large dotted pink ring on the right of the picture"
+    assert " ".join(describe(one, 1)) == "there is a large dotted pink ring on the right of the picture"
     two = (shape("ring", "pink", 30, 80, size="large", texture="dotted"), shape("ring", "black", 45, 30))
-    assert " ".join(describe(two, 3).words) == "we see a big spotted pink hoop and a little black hoop over it"
+    assert " ".join(describe(two, 3)) == "we see a big spotted pink hoop and a little black hoop over it"
     three = (shape("ring", "pink", 20, 80, texture="dotted"), *THREE[1:])
-    assert " ".join(describe(three, 0).words) == "a dotted pink ring below a blue square above an orange star"
+    assert " ".join(describe(three, 0)) == "a dotted pink ring below a blue square above an orange star"
 
 
 def test_four_objects_are_all_mentioned_in_order():
     four = (*THREE, shape("heart", "purple", 95, 40))
-    assert " ".join(describe(four, 0).words) == (
-        "a red circle left of a blue square and an orange star below a purple heart"
-    )
-    listed = describe(four, 3)
-    assert [phrase.shape for phrase in listed.phrases] == [0, 1, 2, 3]
+    assert " ".join(describe(four, 0)) == ("a red circle left of a blue square and an orange star below a purple heart")
+    assert " ".join(describe(four, 3)).startswith("from left to right we see a red disc a blue box an orange star")
 
 
 def test_vocabulary_is_small_and_captions_are_short(scenes):
-    texts = [describe(scene.shapes, style).words for scene in scenes for style in range(STYLES)]
+    texts = [describe(scene.shapes, style) for scene in scenes for style in range(STYLES)]
     vocabulary = {word for words in texts for word in words}
     assert 50 <= len(vocabulary) <= 60
     assert max(len(words) for words in texts) <= 24
     # Any other tokeniser of this project leaves the words alone.
-    assert all(tokenize(" ".join(words)) == list(words) for words in texts[::97])
+    assert all(tokenize(" ".join(words)) == words for words in texts[::97])
 
 
 def test_the_training_split_knows_every_word(scenes, tmp_path):
-    texts = [list(describe(scene.shapes, style).words) for scene in scenes for style in range(STYLES)]
+    texts = [list(describe(scene.shapes, style)) for scene in scenes for style in range(STYLES)]
     assert len(Vocabulary.build(texts[: len(texts) // 2], min_count=5)) == len(Vocabulary.build(texts))
-
-
-def corpus_bleu4(references: list[list[tuple[str, ...]]], captions: list[tuple[str, ...]]) -> float:
-    from nltk.translate.bleu_score import corpus_bleu
-
-    return 100 * corpus_bleu(references, captions)
-
-
-def test_a_right_caption_in_any_style_scores_97_and_a_wrong_scene_scores_low(scenes):
-    references = [[describe(scene.shapes, style).words for style in range(STYLES)] for scene in scenes]
-    draw = random.Random(2)
-    assert corpus_bleu4(references, [draw.choice(texts) for texts in references]) >= 97
-    # Right number of objects, right style, all else another scene's: what grammar alone is worth.
-    by_count: dict[int, list] = {}
-    for scene in scenes:
-        by_count.setdefault(len(scene.shapes), []).append(scene)
-    guesses = []
-    for scene in scenes:
-        peers = by_count[len(scene.shapes)]
-        other = peers[(peers.index(scene) + 1) % len(peers)]
-        guesses.append(describe(other.shapes, draw.randrange(STYLES)).words)
-    assert corpus_bleu4(references, guesses) < 30
-
-
-def test_wrong_attributes_and_swapped_colours_cost_many_points():
-    swapped = (shape("circle", "blue", 20, 30), shape("square", "red", 60, 40), THREE[2])
-    references = [describe(THREE, style).words for style in range(STYLES)]
-    for style, text in enumerate(references):
-        wrong = tuple("green" if word == "blue" else word for word in text)
-        assert corpus_bleu4([references], [text]) == pytest.approx(100), style
-        assert corpus_bleu4([references], [wrong]) < 85
-        assert corpus_bleu4([references], [describe(swapped, style).words]) < 75

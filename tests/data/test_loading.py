@@ -1,0 +1,145 @@
+"""From records to batches: what belongs together stays together, whoever loads it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers_training import make_shapes
+
+from captioning.data.batch import CaptionBatch
+from captioning.data.features import Features, create, note
+from captioning.data.loading import BatchLoader, CaptionDataset, read_ahead
+from captioning.data.records import CaptionIndex
+from captioning.data.sampler import CaptionBatches, ImageBatches
+from captioning.data.transforms import Preprocessing
+from captioning.errors import InputError
+from captioning.vocabulary import Vocabulary
+
+PREPROCESSING = Preprocessing(32, 24, (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
+pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory) -> CaptionIndex:
+    return make_shapes(tmp_path_factory.mktemp("data"), train=6, val=3, test=2).index("train")
+
+
+@pytest.fixture(scope="module")
+def vocabulary(index) -> Vocabulary:
+    return Vocabulary.build(caption.split() for caption in index.captions)
+
+
+def batches(index: CaptionIndex, dataset: CaptionDataset, epoch: int = 0, workers: int = 0, first: int = 0, **options):
+    order = CaptionBatches(index.caption_lengths, index.caption_image, 7, 0, start=(epoch, first), **options)
+    return list(BatchLoader(dataset, order, num_workers=workers))
+
+
+def texts(vocabulary: Vocabulary, batch: CaptionBatch) -> list[str]:
+    return [" ".join(vocabulary.decode(ids[1:])) for ids in batch.captions.tolist()]
+
+
+@pytest.mark.parametrize("group", ["length", "image"])
+def test_every_caption_comes_once_an_epoch_beside_the_image_it_describes(index, vocabulary, group):
+    seen = []
+    for batch in batches(index, CaptionDataset(index, vocabulary, PREPROCESSING), group=group):
+        assert batch.images.shape == (len(batch.rows), 3, 24, 24)
+        assert len(set(batch.rows.tolist())) == len(batch.rows)  # an image stands once
+        assert torch.equal(batch.image_ids, torch.from_numpy(index.image_ids)[batch.rows])
+        for row, image in zip(batch.rows.tolist(), batch.images, strict=True):
+            assert torch.equal(image, PREPROCESSING(index.image(row, PREPROCESSING)))
+        for text, image in zip(texts(vocabulary, batch), batch.image_index.tolist(), strict=True):
+            seen.append((int(batch.rows[image]), text))
+    assert sorted(seen) == sorted((row, text) for row in range(len(index)) for text in index.references(row))
+
+
+def test_evaluation_batches_hold_every_image_once_with_all_its_captions(index, vocabulary):
+    dataset = CaptionDataset(index, vocabulary, PREPROCESSING, by_image=True)
+    loaded = list(BatchLoader(dataset, ImageBatches(6, 4)))
+    assert [batch.rows.tolist() for batch in loaded] == [[0, 1, 2, 3], [4, 5]]
+    assert loaded[1].image_index.tolist() == [0] * 5 + [1] * 5
+    assert texts(vocabulary, loaded[1]) == [*index.references(4), *index.references(5)]
+    assert loaded[1].lengths.tolist() == [len(text.split()) + 1 for text in texts(vocabulary, loaded[1])]
+
+
+def test_words_outside_the_vocabulary_become_unk(index):
+    dataset = CaptionDataset(index, Vocabulary(["a"]), PREPROCESSING, by_image=True)
+    assert set(dataset[[0, 1]].captions.flatten().tolist()) == {0, 1, 2, 3, 4}
+
+
+def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(index, vocabulary):
+    def images(seed: int = 5, **options) -> list[torch.Tensor]:
+        transform = PREPROCESSING.training(random_crop=True, flip=0.5)
+        dataset = CaptionDataset(index, vocabulary, PREPROCESSING, transform=transform, seed=seed)
+        return [batch.images for batch in batches(index, dataset, **options)]
+
+    whole = images()
+    for same, part in ((images(workers=1), whole), (images(first=2), whole[2:])):
+        assert all(torch.equal(*pair) for pair in zip(part, same, strict=True))
+    assert not any(torch.equal(*pair) for pair in zip(whole, images(seed=6), strict=True))
+
+
+@pytest.fixture(scope="module")
+def sides(index, tmp_path_factory) -> tuple[Features, Features]:
+    """Features whose numbers are the image's row, negative where it is mirrored."""
+    folder, paths = tmp_path_factory.mktemp("features"), index.paths[::-1]
+    numbers = np.arange(6, 0, -1).reshape(6, 1, 1)
+    for split, content in (("train", numbers), ("train_flipped", -numbers)):
+        rows, _ = create(folder, split, {"encoder": "x"}, paths, (2, 3))
+        rows[:] = content
+        note(folder, split, 6)
+    return Features(folder, "train", {"encoder": "x"}), Features(folder, "train_flipped", {"encoder": "x"})
+
+
+def test_cached_features_stand_in_for_the_images(index, vocabulary, sides):
+    dataset = CaptionDataset(index, vocabulary, PREPROCESSING, features=sides[0])
+    for batch in batches(index, dataset, workers=1):
+        assert batch.images is None and batch.annotations.dtype == torch.float16
+        assert torch.equal(batch.annotations, (1 + batch.rows).half().view(-1, 1, 1).expand(-1, 2, 3))
+
+
+def test_an_image_is_seen_from_one_side_in_an_epoch_and_from_both_in_several(index, vocabulary, sides):
+    def seen(epoch: int, flip: float, **options) -> list[set[float]]:
+        dataset = CaptionDataset(
+            index, vocabulary, PREPROCESSING, seed=4, features=sides[0], flipped=sides[1], flip=flip
+        )
+        loaded = batches(index, dataset, epoch, **options)
+        return [set(batch.annotations.flatten().tolist()) for batch in loaded]
+
+    epochs = [set.union(*seen(epoch, 0.5)) for epoch in range(8)]
+    assert all(len({*map(abs, epoch)}) == len(epoch) == 6 for epoch in epochs)
+    assert set.union(*epochs) == {*range(-6, 0), *range(1, 7)}
+    assert seen(2, 0.5, workers=1, first=2) == seen(2, 0.5)[2:]
+    assert set.union(*seen(0, 1.0)) == {*range(-6, 0)} and set.union(*seen(0, 0.0)) == {*range(1, 7)}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_image_that_cannot_be_read_is_one_line_from_any_process(index, vocabulary, tmp_path, workers):
+    gone = CaptionDataset(index.take(2), vocabulary, PREPROCESSING, by_image=True)
+    gone.index.root = tmp_path
+    with pytest.raises(InputError, match=r"^[^\n]*000001\.png: no such image file$"):
+        list(BatchLoader(gone, ImageBatches(2, 1), num_workers=workers))
+
+
+# Reading ahead
+
+
+def test_results_come_in_order_however_long_each_takes():
+    def slow_at_first(item: int) -> int:
+        time.sleep(0.02 / (1 + item))
+        return item * item
+
+    assert list(read_ahead(slow_at_first, range(9), threads=3, depth=4)) == [i * i for i in range(9)]
+
+
+def test_an_error_is_raised_at_its_turn_and_closing_leaves_no_thread_behind():
+    before = threading.active_count()
+    results = read_ahead(lambda item: 1 // item, [2, 1, 0, 1], threads=2, depth=3)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+    results.close()
+    assert threading.active_count() == before

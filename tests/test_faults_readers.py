@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +19,7 @@ from PIL import Image
 from captioning.cli import export
 from captioning.cli.build import build
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
-from captioning.data import CaptionSource, CocoSource, FolderSource, KarpathySource
-from captioning.data.features import FeatureCache, FeatureWriter
+from captioning.data import CaptionSource
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.errors import InputError
 from captioning.evaluation.cider import DocumentFrequencies
@@ -47,125 +44,6 @@ def put(path: Path, content: Any) -> Path:
     else:
         path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
-
-
-# COCO
-
-IMAGE = {"id": 1, "file_name": "1.jpg"}
-CAPTION = {"id": 4, "image_id": 1, "caption": "a dog"}
-COCO: dict[Fault, Any] = {
-    Fault("COCO's captions file is not there", "missing; run captioning prepare coco"): None,
-    Fault("COCO's captions file is no JSON", "not a COCO annotation file"): "hello",
-    Fault("COCO's captions file is cut short", "not a COCO annotation file"): '{"images": [{"id": 1',
-    Fault("a COCO file without images", "(Object missing required field `images`)"): {"annotations": []},
-    Fault("an image of COCO without a number", "(Object missing required field `id`"): {
-        "images": [{"file_name": "1.jpg"}],
-        "annotations": [],
-    },
-    Fault("an image of COCO without a file", "image 1 has no file"): {"images": [{"id": 1}], "annotations": [CAPTION]},
-    Fault("an image's number is a text", "(Expected `int`, got `str` - at `$.images[0].id`)"): {
-        "images": [{"id": "1", "file_name": "x"}],
-        "annotations": [CAPTION | {"image_id": "1"}],
-    },
-    Fault("a number that two images have", "image 1 appears twice"): {
-        "images": [IMAGE, IMAGE],
-        "annotations": [CAPTION],
-    },
-    Fault("a caption of an image that the file lacks", "caption 4 is of image 9, which is not in the file"): {
-        "images": [IMAGE],
-        "annotations": [CAPTION | {"image_id": 9}],
-    },
-    Fault(
-        "a caption whose image is named by an object",
-        "(Expected `int`, got `object`",
-    ): {
-        "images": [IMAGE],
-        "annotations": [CAPTION | {"image_id": {"id": 1}}],
-    },
-    Fault("an annotation without a caption", "(Object missing required field `caption`"): {
-        "images": [IMAGE],
-        "annotations": [{"id": 4, "image_id": 1}],
-    },
-    Fault("captions without a word", "holds no image with a caption"): {
-        "images": [IMAGE],
-        "annotations": [CAPTION | {"caption": " ... "}],
-    },
-}
-
-
-@faults(COCO)
-def test_a_coco_file_that_cannot_be_used_is_named(tmp_path, fault, case):
-    if case is not None:
-        put(tmp_path / "annotations/captions_val2017.json", case)
-    says(fault, CocoSource(str(tmp_path)).index, "val")
-
-
-KARPATHY_IMAGE = {"filename": "1.jpg", "imgid": 1, "split": "val", "sentences": [{"tokens": ["a", "dog"]}]}
-KARPATHY: dict[Fault, Any] = {
-    Fault("Karpathy's file is not there", "missing; run captioning prepare flickr8k"): None,
-    Fault("Karpathy's file has no such split", "has no val split, only train"): [KARPATHY_IMAGE | {"split": "train"}],
-    Fault("a split that is a list", "not a split file (Expected `str`, got `array`"): [
-        KARPATHY_IMAGE | {"split": ["val"]}
-    ],
-    Fault("an image of Karpathy's without a number", "1.jpg has neither cocoid nor imgid"): [
-        KARPATHY_IMAGE | {"imgid": None}
-    ],
-    Fault("an image of Karpathy's without a file", "image 1 has no file"): [KARPATHY_IMAGE | {"filename": ""}],
-    Fault("a sentence without tokens", "image 1 has a sentence without tokens"): [
-        KARPATHY_IMAGE | {"sentences": [{"raw": "a dog"}]}
-    ],
-    Fault("an entry that is no object", "not a split file (Expected `object`, got `int`"): [7],
-}
-
-
-@faults(KARPATHY)
-def test_a_split_file_that_cannot_be_used_is_named(tmp_path, fault, case):
-    path = tmp_path / "dataset_flickr8k.json"
-    if case is not None:
-        put(path, {"images": case})
-    says(fault, KarpathySource(str(path), str(tmp_path)).index, "val")
-
-
-# Folders
-
-FOLDERS: dict[Fault, dict[str, Any]] = {
-    Fault("a folder without captions", "captions.jsonl: missing; give the folder with captions.jsonl"): {},
-    Fault("a folder with two files of captions", "has captions.jsonl and captions.csv; give captions"): {
-        "captions.jsonl": "",
-        "captions.csv": "",
-    },
-    Fault("a table without its columns", "has no column caption, only image, text"): {
-        "captions.csv": "image,text\na.png,a dog\n"
-    },
-    Fault("a caption with commas without quotes", "line 2 has too many fields; quote a caption with commas"): {
-        "captions.csv": "image,caption\na.png,a dog, a cat\n"
-    },
-    Fault("a table with a quote that never ends", "is not CSV (unexpected end of data)"): {
-        "captions.csv": 'image,caption\na.png,"a dog\n'
-    },
-    Fault("a table saved in Latin-1", "not UTF-8 text"): {
-        "captions.csv": "image,caption\na.png,caf\xe9\n".encode("latin-1")
-    },
-    Fault("a split that is misspelt", "split must be one of train, val, test, got 'valid'"): {
-        "captions.csv": "image,caption,split\na.png,a dog,valid\n"
-    },
-    Fault("an image in two splits", "a.png is in the val split here, in train above"): {
-        "captions.csv": "image,caption,split\na.png,a dog,train\na.png,a cat,val\n"
-    },
-    Fault("no image in a split", "none of 1 images is in the train split; write train in the split column"): {
-        "captions.csv": "image,caption,split\na.png,a dog,val\n"
-    },
-    Fault("a line without a caption", "line 1: a.png has no caption"): {"captions.jsonl": '{"image": "a.png"}\n'},
-    Fault("a line that is no object", "line 1 must be an object like"): {"captions.jsonl": "[1]\n"},
-    Fault("an empty file of captions", "has no column image and no column caption"): {"captions.csv": ""},
-}
-
-
-@faults(FOLDERS)
-def test_a_folder_that_cannot_be_used_is_named(tmp_path, fault, case):
-    for name, content in case.items():
-        put(tmp_path / name, content)
-    says(fault, lambda: FolderSource(str(tmp_path)).index("train"))
 
 
 # Vocabularies, vectors, captions to score
@@ -205,91 +83,6 @@ def test_a_file_of_words_that_cannot_be_used_is_named(tmp_path, fault, case):
     content, read = case
     path = put(tmp_path / "x.json", content)
     says(fault, read, path)
-
-
-# Features
-
-FINGERPRINT = {"encoder": "x", "grid_size": [2, 3]}
-SHARD = "val/00000.npy"
-
-
-def with_an_open_bracket(content: bytes) -> bytes:
-    """In the header, which Python's tokeniser, not NumPy, would complain about."""
-    return content.replace(b"'shape': (", b"'shape':((", 1)
-
-
-def with_a_flipped_bit(content: bytes) -> bytes:
-    return content[:-1] + bytes([content[-1] ^ 1])
-
-
-def in_fortran_order(content: bytes) -> bytes:
-    saved = io.BytesIO()
-    np.save(saved, np.asfortranarray(np.load(io.BytesIO(content))))
-    return saved.getvalue()
-
-
-def shard(change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
-    return lambda folder: (folder / SHARD).write_bytes(change((folder / SHARD).read_bytes()))
-
-
-def of_other_images(folder: Path) -> None:
-    shutil.rmtree(folder)
-    FeatureWriter(folder, "val", paths=["a", "b", "x"], fingerprint=FINGERPRINT, shape=(6, 4)).write(
-        torch.ones(3, 6, 4)
-    )
-
-
-FEATURES: dict[Fault, Callable[[Path], Any]] = {
-    Fault("features that were never extracted", "no features; run captioning extract with --split"): (
-        lambda folder: (folder / "val.json").unlink()
-    ),
-    Fault("features that are not finished", "finish them with captioning extract"): (
-        lambda folder: (folder / SHARD).unlink()
-    ),
-    Fault("features with a damaged header", "00000.npy: does not match its checksum"): shard(with_an_open_bracket),
-    Fault("features with a flipped bit", "00000.npy: does not match its checksum"): shard(with_a_flipped_bit),
-    Fault("features in Fortran order", "00000.npy: does not match its checksum"): shard(in_fortran_order),
-    Fault("features cut short", "00000.npy: missing or incomplete"): shard(lambda content: content[:-10]),
-    Fault("a header of features cut short", "val.json: cannot be read as JSON ("): lambda folder: put(
-        folder / "val.json", "{"
-    ),
-    Fault("a list of images of another kind", "val.images.json: not a list of images"): lambda folder: put(
-        folder / "val.images.json", {}
-    ),
-    Fault("a list of images in another order", "val.images.json: does not match its checksum"): lambda folder: put(
-        folder / "val.images.json", ["c", "b", "a"]
-    ),
-    Fault("an image without features", "has no features of image c; it was made from other data"): of_other_images,
-}
-
-
-@faults(FEATURES)
-def test_features_that_cannot_be_used_are_named(tmp_path, fault, case):
-    writer = FeatureWriter(tmp_path, "val", paths=["a", "b", "c"], fingerprint=FINGERPRINT, shape=(6, 4))
-    writer.write(torch.ones(3, 6, 4))
-    case(tmp_path)
-
-    def read() -> None:
-        cache = FeatureCache(tmp_path, "val", FINGERPRINT)
-        rows = cache.find(["a", "c"])
-        cache.check(rows)  # before work starts
-        cache.gather(rows)
-
-    says(fault, read)
-
-
-@faults(
-    {
-        Fault("features of another encoder", "features of another encoder (encoder 'x' there, 'y' here)"): {
-            "encoder": "y"
-        },
-        Fault("features of another grid", "(grid_size [2, 3] there, [3, 3] here)"): {"grid_size": [3, 3]},
-    }
-)
-def test_features_of_another_encoder_are_refused(tmp_path, fault, case):
-    writer = FeatureWriter(tmp_path, "val", paths=["a"], fingerprint=FINGERPRINT, shape=(6, 4))
-    writer.write(torch.ones(1, 6, 4))
-    says(fault, lambda: FeatureCache(tmp_path, "val", FINGERPRINT | case))
 
 
 # Images that are handed over, and how they are captioned

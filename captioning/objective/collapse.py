@@ -16,7 +16,6 @@ MEMORY = 0.99
 """Fraction of the old means that is kept at each batch: they average over about 100 batches."""
 LEAST_KL = 0.01
 """Smallest KL divergence in nats from word to word of alphas that depend on the word."""
-_SOFT_FIRST = "start from a run with soft attention (`--init_from`)"
 
 
 def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = False) -> dict[str, Tensor]:
@@ -50,16 +49,9 @@ def attention_statistics(trace: AttentionTrace, mask: Tensor, *, sparse: bool = 
 
 
 class CollapseWatch:
-    """Follows the statistics of training batches and names the cause if alphas no longer depend on the word.
+    """Follows the statistics of training batches and names the cause if alphas no longer depend on the word."""
 
-    Args:
-        draws: Whether attention draws locations; advice that has no effect on the attention is left out.
-        estimated: Whether attention learns from its draws by REINFORCE.
-    """
-
-    def __init__(self, *, draws: bool = False, estimated: bool = False) -> None:
-        self.draws = draws
-        self.estimated = estimated
+    def __init__(self) -> None:
         self.batches = 0
         self.means: dict[str, Tensor] = {}
 
@@ -71,38 +63,21 @@ class CollapseWatch:
             self.means[name] = MEMORY * self.means.get(name, value) + (1 - MEMORY) * value
 
     def cause(self) -> str | None:
-        """Return the problem and its remedy in one line; None if there is no problem, or too few batches to tell."""
+        """Return the problem and its remedies in one line; None if there is no problem, or too few batches to tell."""
         if self.batches < PATIENCE:
             return None
-        entropy, largest, kl, limit = (
-            float(self.means[name]) for name in ("attention_entropy", "max_alpha", "step_kl", "limit")
-        )
-        beta = float(self.means.get("beta", 1.0))
-        if beta < 0.05:
+        means = {"beta": 1.0} | {name: float(mean) for name, mean in self.means.items()}
+        if means["beta"] < 0.05:
             return (
-                f"the gate is closed (mean beta {beta:.3f}): words ignore the image, and alphas learn nothing; "
-                + self._advice(
-                    "train with `gated: false`",
-                    draws=f"draw less or later (`sample_probability`, `ramp`) or {_SOFT_FIRST}",
-                    estimated="lower `reward_weight`",
-                )
+                f"beta is {means['beta']:.3f} on average: words ignore the image, and alphas learn nothing; train with "
+                "`gated: false`, or with drawn locations lower `reward_weight` or start from soft attention (`--init_from`)"
             )
-        if kl > LEAST_KL or not math.isfinite(kl):
+        if means["step_kl"] > LEAST_KL or not math.isfinite(means["step_kl"]):
             return None
-        problem = f"alphas do not depend on the word (KL from word to word {kl:.4f} nats)"
-        if entropy > 0.95 * limit:
-            return f"{problem}: they are uniform (entropy {entropy:.2f} of {limit:.2f} nats); " + self._advice(
-                "lower `attention_penalty`",
-                draws=f"lower `entropy_weight`, draw later (`ramp`) or {_SOFT_FIRST}",
-                estimated="raise `reward_weight`",
-            )
-        if largest > 0.9:
-            return f"{problem}: one location has all the weight (mean largest alpha {largest:.2f}); " + self._advice(
-                "lower the learning rate", draws="raise `entropy_weight`, draw later (`ramp`)"
-            )
-        return f"{problem}: every word gets the same map; " + self._advice(
-            "raise `attention_penalty`", estimated="raise `reward_weight`"
-        )
-
-    def _advice(self, always: str, *, draws: str = "", estimated: str = "") -> str:
-        return ", or ".join(filter(None, (always, draws if self.draws else "", estimated if self.estimated else "")))
+        if means["attention_entropy"] > 0.95 * means["limit"]:
+            cause = "they are uniform; lower `attention_penalty`, or with drawn locations `entropy_weight`"
+        elif means["max_alpha"] > 0.9:
+            cause = "one location has all the weight; lower the learning rate, or with drawn locations start them later"
+        else:
+            cause = "every word gets the same map; raise `attention_penalty`"
+        return f"alphas do not depend on the word (KL from word to word {means['step_kl']:.4f} nats): {cause}"

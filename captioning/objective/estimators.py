@@ -21,7 +21,7 @@ from torch import Tensor
 
 from captioning.component import Component
 from captioning.errors import InputError, check_range
-from captioning.objective.processes import summed
+from captioning.objective.processes import sum_over_processes
 
 
 class Signal(NamedTuple):
@@ -222,7 +222,7 @@ def _follow(average: Tensor, total: Tensor, count: Tensor, decay: float) -> tupl
     know: it depends on the draws. Totals and counts are summed over processes, so that all processes keep the same
     average.
     """
-    total, count = summed(torch.stack((total, count.to(total.dtype))))
+    total, count = sum_over_processes(torch.stack((total, count.to(total.dtype))))
     mean = total / count  # nan where nothing was drawn
     after = torch.where(average.isnan(), mean, decay * average + (1 - decay) * mean)
     return torch.where(count > 0, after, average), average.nan_to_num()

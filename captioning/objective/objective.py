@@ -15,8 +15,7 @@ from captioning.decoding import BeamOptions, Hypothesis
 from captioning.errors import InputError, check_range
 from captioning.model import Captioner, DecoderOutput
 from captioning.objective.estimators import Estimator, MovingAverage
-from captioning.objective.processes import ProcessFactors
-from captioning.objective.reductions import ProcessReduction, Reduction
+from captioning.objective.reductions import Reduction
 from captioning.objective.terms import NLL, DoublyStochasticPenalty, Entropy, ForcedBatch, Reinforce, Term
 
 if TYPE_CHECKING:
@@ -141,10 +140,7 @@ class Likelihood(Objective):
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
         memory = captioner.encode_batch(batch)
         output = captioner.teacher_force(batch, memory, self.samples)
-        reduction, factors = self.reduction, ProcessFactors.of(output.mask)
-        if factors is not None:
-            reduction = ProcessReduction(reduction, factors)
-        forced = ForcedBatch(captioner, batch, memory, output, self.samples, reduction)
+        forced = ForcedBatch(captioner, batch, memory, output, self.samples, self.reduction)
         logged: dict[str, Tensor] = {}
         loss = reported = None
         for term in self.terms:

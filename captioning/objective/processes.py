@@ -1,12 +1,12 @@
 """Sums over all processes of a run, so that their batches count as one. With one process they do nothing.
 
 Data-parallel training differentiates one loss per process and takes the *mean* of the gradients. That is the gradient
-of the whole batch only if every process scales each of its terms by its fraction of the term's denominator.
+of the whole batch only if every process multiplies each of its means by its ``relative_size``.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed
@@ -30,30 +30,14 @@ class _Sum(torch.autograd.Function):
         return _Sum.forward(ctx, gradient)  # the sum enters the losses of all processes
 
 
-def summed(values: Tensor) -> Tensor:
+def sum_over_processes(values: Tensor) -> Tensor:
     """Return the sum over all processes, which must all call this; its gradient is that of the sum of their losses."""
     return values if process_count() == 1 else _Sum.apply(values)
 
 
-class ProcessFactors(NamedTuple):
-    """Factors of a process's terms, such that their mean over processes is the term of the whole batch.
-
-    Attributes:
-        words: For a mean over words: this process's words divided by the mean number of words of a process.
-        captions: For a mean over captions, likewise.
-        processes: For a sum: the number of processes.
-    """
-
-    words: Tensor
-    captions: Tensor
-    processes: int
-
-    @classmethod
-    def of(cls, mask: Tensor) -> ProcessFactors | None:
-        """Return the factors of a batch with steps ``mask`` (N, T) bool; None if there is one process."""
-        processes = process_count()
-        if processes == 1:
-            return None
-        counts = torch.stack((mask.sum(), torch.full_like(mask.sum(), len(mask)))).double()
-        words, captions = (counts * processes / summed(counts)).float()
-        return cls(words, captions, processes)
+def relative_size(count: int | Tensor, device: torch.device) -> Tensor | float:
+    """Return this process's count of words or captions, divided by the mean count of a process; 1 with one process."""
+    if process_count() == 1:
+        return 1.0
+    counted = torch.as_tensor(count, dtype=torch.float64, device=device)
+    return (counted * process_count() / sum_over_processes(counted)).float()

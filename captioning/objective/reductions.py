@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-from captioning.objective.processes import ProcessFactors
+from captioning.objective.processes import process_count, relative_size
 
 
 def step_nll(logits: Tensor, targets: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -72,36 +70,26 @@ def _at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-class Weights(NamedTuple):
-    """Factors of the terms of a ``Reduction``, by the names of its methods."""
-
-    nll: Tensor | float
-    penalty: Tensor | float
-    steps: Tensor | float
-
-
 class Reduction:
     """Averages **per word** or per caption, never plain sums.
 
-    A weight therefore means the same at any batch size. With ``reward_weight`` 1, and without penalty and entropy, the
+    A weight therefore means the same at any batch size. Of several processes, each returns what, averaged over them, is
+    the term of the whole batch. With ``reward_weight`` 1, and without penalty and entropy, the
     gradient is that of the negative bound L_s per word (Eq. 10-12).
     """
 
-    def weights(self, factors: ProcessFactors) -> Weights:
-        """Return the factors of a process's terms, such that their mean over processes is the whole batch's."""
-        return Weights(nll=factors.words, penalty=factors.captions, steps=factors.words)
-
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
         """Return -log p(y | s, a): ``caption_nll`` of logits (M, V) and targets (M,); mask (N, T) has M steps."""
-        return caption_nll(logits, targets, label_smoothing=label_smoothing)
+        nll = caption_nll(logits, targets, label_smoothing=label_smoothing)
+        return nll * relative_size(len(targets), mask.device)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
         """Return ``doubly_stochastic_penalty``; ``stochastic``: whether attention is."""
-        return doubly_stochastic_penalty(alphas, mask)
+        return doubly_stochastic_penalty(alphas, mask) * relative_size(len(alphas), alphas.device)
 
     def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
         """Return the mean over words of the steps' values (N, T), 0 at steps that do not exist."""
-        return values.sum() / mask.sum()
+        return values.sum() / mask.sum() * relative_size(mask.sum(), mask.device)
 
 
 class ArcticReduction(Reduction):
@@ -112,32 +100,13 @@ class ArcticReduction(Reduction):
     so that their weight grows with the batch size.
     """
 
-    def weights(self, factors: ProcessFactors) -> Weights:
-        return Weights(nll=factors.captions, penalty=factors.processes, steps=factors.processes)
-
     def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        return caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+        nll = caption_nll(logits, targets, label_smoothing=label_smoothing) * len(targets) / len(mask)
+        return nll * relative_size(len(mask), mask.device)
 
     def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
-        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas)
+        penalty = doubly_stochastic_penalty(alphas, mask) * len(alphas) * process_count()
         return penalty.detach() if stochastic else penalty
 
     def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        return values.sum()
-
-
-class ProcessReduction(Reduction):
-    """The reduction of one of several processes, each of which has a fraction of the batch."""
-
-    def __init__(self, reduction: Reduction, factors: ProcessFactors) -> None:
-        self._reduction = reduction
-        self._weights = reduction.weights(factors)
-
-    def nll(self, logits: Tensor, targets: Tensor, mask: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-        return self._weights.nll * self._reduction.nll(logits, targets, mask, label_smoothing=label_smoothing)
-
-    def penalty(self, alphas: Tensor, mask: Tensor | None, *, stochastic: bool) -> Tensor:
-        return self._weights.penalty * self._reduction.penalty(alphas, mask, stochastic=stochastic)
-
-    def over_steps(self, values: Tensor, mask: Tensor) -> Tensor:
-        return self._weights.steps * self._reduction.over_steps(values, mask)
+        return values.sum() * process_count()

@@ -30,7 +30,7 @@ from captioning.errors import InputError
 from captioning.model import Captioner, Decoder, DecoderOutput
 from captioning.objective.estimators import leave_one_out
 from captioning.objective.objective import Loss, Objective, Reward
-from captioning.objective.processes import process_count, summed
+from captioning.objective.processes import process_count, sum_over_processes
 from captioning.objective.reductions import step_log_probs
 from captioning.vocabulary import END
 
@@ -122,7 +122,7 @@ class SelfCriticalTraining(Objective):
         advantages = rewards - baseline
         sums = torch.stack([values.sum() for values in (rewards, baseline, advantages, advantages**2, words)])
         counts = sums.new_tensor([len(captions), max(len(nll), 1)])
-        totals = summed(torch.cat([sums, nll.detach().sum()[None], counts]))
+        totals = sum_over_processes(torch.cat([sums, nll.detach().sum()[None], counts]))
         drawn, references = totals[-2:]
         mean_reward, mean_baseline, advantage, square, length = totals[:-3] / drawn
         logged = {

@@ -16,7 +16,7 @@ from captioning.data.batch import CaptionBatch
 from captioning.errors import check_range
 from captioning.model import Captioner, DecoderOutput
 from captioning.objective.estimators import Estimator, Signal
-from captioning.objective.processes import summed
+from captioning.objective.processes import sum_over_processes
 from captioning.objective.reductions import Reduction, step_entropy, step_log_probs
 
 
@@ -162,7 +162,7 @@ def _means(signal: Signal) -> dict[str, Tensor]:
     """Return means over the drawn steps of all processes, in nats; nan if nothing was drawn. "reward" is the return."""
     count = signal.drawn.sum()
     sums = [(values * signal.drawn).sum() for values in (signal.returns, signal.baseline, signal.advantages)]
-    *totals, count = summed(torch.stack([*sums, count]))
+    *totals, count = sum_over_processes(torch.stack([*sums, count]))
     reward, baseline, advantage = (total / count for total in totals)
-    squares = summed(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
+    squares = sum_over_processes(((signal.advantages - advantage) ** 2 * signal.drawn).sum())
     return {"reward": reward, "baseline": baseline, "advantage_std": (squares / count).sqrt()}

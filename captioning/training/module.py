@@ -24,7 +24,7 @@ from captioning.evaluation.rewards import CaptionReward
 from captioning.model import Captioner, Decoder
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
-from captioning.objective.processes import process_count, summed
+from captioning.objective.processes import process_count, sum_over_processes
 from captioning.training.evaluation_loops import EvaluatedModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
@@ -61,9 +61,7 @@ class CaptioningModule(EvaluatedModule):
         self.objective = (objective or Likelihood()).connect(decoder.attention)
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._watch = CollapseWatch(
-            draws="sample" in self.attention.inference_modes, estimated=self.attention.needs_estimator
-        )
+        self._watch = CollapseWatch()
         self.settings: dict[str, Any] = {}
         self.start: SavedModel | None = None
         """The model whose weights the captioner begins with when it is assembled."""
@@ -127,7 +125,7 @@ class CaptioningModule(EvaluatedModule):
         """Return the means over all processes; of the terms of the loss these are the whole batch's."""
         if (processes := process_count()) == 1:
             return values
-        means = summed(torch.stack([value.float() for value in values.values()])) / processes
+        means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
         return dict(zip(values, means, strict=True))
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:

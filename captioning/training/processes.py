@@ -14,7 +14,7 @@ from torch.futures import Future
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from captioning.objective.processes import summed
+from captioning.objective.processes import sum_over_processes
 
 
 def process_rank() -> int:
@@ -34,10 +34,10 @@ class SharedBatchNorm(_BatchNorm):
             return super().forward(input)
         rows = input.movedim(1, -1).flatten(0, -2)  # (M, C)
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        count = summed(torch.tensor(float(len(rows)), dtype=torch.float64))
-        mean = summed(rows.sum(0)) / count.to(rows.dtype)
+        count = sum_over_processes(torch.tensor(float(len(rows)), dtype=torch.float64))
+        mean = sum_over_processes(rows.sum(0)) / count.to(rows.dtype)
         centred = rows - mean
-        variance = summed((centred * centred).sum(0)) / count.to(rows.dtype)
+        variance = sum_over_processes((centred * centred).sum(0)) / count.to(rows.dtype)
         if self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None:
             self.num_batches_tracked += 1
             momentum = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

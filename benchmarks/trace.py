@@ -72,7 +72,7 @@ def captions(name: str, checkpoint: Path) -> Iterator[str]:
     for beam in BEAMS:
         for path, caption in zip(images, captioner.caption(images, beam_size=beam), strict=True):
             digest = hashlib.sha256(caption.alphas.tobytes() + np.asarray(caption.betas).tobytes()).hexdigest()[:16]
-            yield f"{name} beam {beam} {path.name}: {caption.text} {float(caption.score).hex()} {digest}"
+            yield f"{name} beam {beam} {path.name}: {caption.text} {float(caption.log_prob).hex()} {digest}"
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ def make(text: str, seed: int) -> Caption:
         text=text,
         words=words,
         log_probs=[-0.5] * (len(words) + 1),
-        score=-0.5 * (len(words) + 1),
+        log_prob=-0.5 * (len(words) + 1),
         finished=True,
         trace=trace_of(alphas, np.linspace(0.25, 1, len(words))),
         cells=CellGrid((ROWS, COLUMNS), (3.5, 4.5), (8, 7.5), (24, 40)),
@@ -104,8 +104,8 @@ def test_plain_data_survives_json(caption):
     np.testing.assert_allclose(content["alphas"], caption.alphas, rtol=1e-5)
     np.testing.assert_allclose(content["betas"], caption.betas, rtol=1e-5)
     assert content["alternatives"] == [
-        {"caption": "a cat", "score": -1.5},
-        {"caption": "cats sleep on mats", "score": -2.5},
+        {"caption": "a cat", "log_prob": -1.5},
+        {"caption": "cats sleep on mats", "log_prob": -2.5},
     ]
 
 
@@ -125,5 +125,5 @@ def test_the_explorer_gets_the_caption_and_its_beam(caption):
     (shown,) = image["runs"]
     assert (shown["run"], shown["numbers"], image["references"]) == ("mine", {"BLEU-4": 0.5}, ["a cat"])
     best, *others = shown["captions"]
-    assert (best["words"], best["score"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
+    assert (best["words"], best["log_prob"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
     assert [" ".join(other["words"]) for other in others] == ["a cat", "cats sleep on mats"]

@@ -250,7 +250,7 @@ def test_search_options_reach_the_search(capsys, checkpoint, folder):
     content = json.loads(line)
     assert 4 <= len(content["words"]) <= 5
     assert len(content["alternatives"]) == 1
-    assert content["score"] == pytest.approx(np.mean(content["log_probs"]), rel=1e-5)
+    assert content["log_prob"] == pytest.approx(np.mean(content["log_probs"]), rel=1e-5)
 
 
 def test_sampling_repeats_itself_with_a_seed(capsys, checkpoint, folder):
@@ -356,7 +356,7 @@ def test_several_checkpoints_caption_together(capsys, checkpoint, folder, tmp_pa
     (line,), _ = run(capsys, *files, "--json", tmp_path / "b.json", "--explorer", tmp_path / "page.html")
     caption = load([checkpoint, other]).caption(folder / "b.png")
     assert line == caption.text
-    assert json.loads((tmp_path / "b.json").read_text())["score"] == pytest.approx(caption.score)
+    assert json.loads((tmp_path / "b.json").read_text())["log_prob"] == pytest.approx(caption.log_prob)
     assert "best + other" in (tmp_path / "page.html").read_text()
     _, err = run(capsys, *files, "--overlay", other, code=2)
     assert "other.ckpt" in err

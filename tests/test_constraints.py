@@ -106,7 +106,7 @@ def test_the_widest_beam_has_every_caption_that_meets_the_constraints_and_no_oth
     images = beam_search(step, step.start(), beam_size=400, max_length=MAX_LENGTH, constraints=constraints)
     for image, hypotheses in enumerate(images):
         expected = {words: total for words, (total, _) in every_caption(step, image, constraints).items()}
-        assert {ids_of(h): h.score for h in hypotheses} == pytest.approx(expected, abs=1e-4)
+        assert {ids_of(h): h.log_prob for h in hypotheses} == pytest.approx(expected, abs=1e-4)
         finished = {words: total for words, total in expected.items() if words[-1] == END}
         assert ids_of(hypotheses[0]) == max(finished, key=finished.__getitem__)
 
@@ -124,7 +124,7 @@ def test_captions_are_drawn_from_the_renormalised_distribution(constraints):
         chi_squared = sum((counts[words] - count) ** 2 / count for words, count in expected.items())
         assert chi_squared < len(expected) + 4 * math.sqrt(2 * len(expected))
     by_words = every_caption(step, 0, constraints)
-    assert drawn[0].score == pytest.approx(by_words[ids_of(drawn[0])][0], abs=1e-4)  # the model's own
+    assert drawn[0].log_prob == pytest.approx(by_words[ids_of(drawn[0])][0], abs=1e-4)  # the model's own
 
 
 @every_constraint
@@ -182,11 +182,11 @@ def test_diverse_groups_equal_a_plain_loop_over_hypotheses(name, groups, size, d
         expected = plain_diverse_beams(step, image, groups, size, diversity, CONSTRAINTS[name])
         by_group: list[list] = [[] for _ in range(groups)]
         for h in hypotheses:
-            by_group[h.slot // size].append((ids_of(h), pytest.approx(h.score, abs=1e-4)))
+            by_group[h.slot // size].append((ids_of(h), pytest.approx(h.log_prob, abs=1e-4)))
         assert by_group == expected
         firsts = hypotheses[:groups]
         assert sorted(h.slot // size for h in firsts) == list(range(groups))  # the best of every group come first
-        assert [(not h.finished, -h.score) for h in firsts] == sorted((not h.finished, -h.score) for h in firsts)
+        assert [(not h.finished, -h.log_prob) for h in firsts] == sorted((not h.finished, -h.log_prob) for h in firsts)
 
 
 def test_a_strong_penalty_gives_every_group_another_first_word():
@@ -203,7 +203,7 @@ def test_constrained_captions_of_a_batch_are_those_of_its_images_alone(constrain
     for seed, hypotheses in zip(seeds, together, strict=True):
         step = Histories([seed])
         (alone,) = beam_search(step, step.start(), beam_size=4, groups=2, **options)
-        assert [(h.ids, h.score) for h in hypotheses] == [(h.ids, h.score) for h in alone]
+        assert [(h.ids, h.log_prob) for h in hypotheses] == [(h.ids, h.log_prob) for h in alone]
 
 
 @pytest.mark.parametrize(

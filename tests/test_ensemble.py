@@ -119,7 +119,7 @@ def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
         expected = beam_by_hand(alone, K)
         assert [tuple(h.ids) + (END,) * h.finished for h in hypotheses] == [ids for _, ids, _ in expected]
         for hypothesis, (score, ids, alphas) in zip(hypotheses, expected, strict=True):
-            assert hypothesis.score == pytest.approx(score, rel=1e-4)
+            assert hypothesis.log_prob == pytest.approx(score, rel=1e-4)
             words = len(ids) - hypothesis.finished
             np.testing.assert_allclose(hypothesis.trace.alphas.numpy(), np.array(alphas)[:words], atol=1e-5)
     assert len({tuple(hypotheses[0].ids) for hypotheses in hypotheses_of}) > 1

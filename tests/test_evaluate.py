@@ -119,8 +119,8 @@ def test_several_checkpoints_are_scored_as_an_ensemble_beside_the_files_of_the_f
     (caption,) = json.loads(Path("runs/tiny/ensemble/test_captions.json").read_text())
     (image,) = sorted(Path("shapes").rglob("val*/*.png"))[:1]
     found = load(both).caption(image, beam_size=1)
-    assert caption["caption"] == found.text and caption["log_prob"] == pytest.approx(found.score, rel=1e-5)
-    alone = [load(each).caption(image, beam_size=1).score for each in both]
+    assert caption["caption"] == found.text and caption["log_prob"] == pytest.approx(found.log_prob, rel=1e-5)
+    alone = [load(each).caption(image, beam_size=1).log_prob for each in both]
     assert caption["log_prob"] not in [pytest.approx(score, rel=1e-4) for score in alone]
     measured = json.loads(Path("both.json").read_text())
     assert measured["search"]["ensemble"] == both

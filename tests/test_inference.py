@@ -58,7 +58,7 @@ def test_a_caption_has_everything_in_step_with_its_words(captioner, images):
         np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
         assert caption.betas.shape == (T,)
         assert len(caption.log_probs) == T + caption.finished
-        assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
+        assert caption.log_prob == pytest.approx(sum(caption.log_probs), rel=1e-5)
         assert caption.grid_size == (ROWS, COLUMNS)
         assert T <= 6
 
@@ -86,7 +86,7 @@ def test_forced_decoding_is_the_recurrence_fed_the_given_words(tmp_path, images,
                 token = target
         assert (caption.posteriors is None) == (output is None)
         assert caption.alphas.shape == (len(words), ROWS * COLUMNS)
-        assert caption.score == pytest.approx(sum(caption.log_probs), rel=1e-5)
+        assert caption.log_prob == pytest.approx(sum(caption.log_probs), rel=1e-5)
 
 
 def test_forced_decoding_of_what_a_search_found_gives_its_attention(captioner, images):
@@ -219,7 +219,7 @@ def test_an_alternative_has_everything_in_step_with_its_words(captioner, images)
         np.testing.assert_allclose(other.alphas.sum(axis=1), 1, rtol=1e-5)
         assert other.betas.shape == (T,)
         assert len(other.log_probs) == T + other.finished
-        assert other.score == pytest.approx(sum(other.log_probs), rel=1e-5)
+        assert other.log_prob == pytest.approx(sum(other.log_probs), rel=1e-5)
     assert lengths
     # The first word is chosen before captions part, so all of them looked at the same places for it.
     for other in caption.alternatives:

@@ -88,11 +88,11 @@ def test_the_graphs_say_what_the_checkpoint_says_word_for_word(tmp_path, photos,
     for photo in photos:
         expected, captions = captioner(photo), graphs.caption(photo)
         assert graphs.text(captions[0]) == graphs(photo) == expected.text
-        assert captions[0].score == pytest.approx(expected.score, abs=1e-4)
+        assert captions[0].score == pytest.approx(expected.log_prob, abs=1e-4)
         np.testing.assert_allclose(captions[0].alphas, expected.trace.alphas, atol=1e-4)
         assert [graphs.text(other) for other in captions[1:]] == [other.text for other in expected.alternatives]
         assert graphs(photo, beam_size=1) == captioner(photo, method="greedy").text
-        scores.add(round(expected.score, 3))
+        scores.add(round(expected.log_prob, 3))
     assert len(scores) > 1  # the image is seen
 
 

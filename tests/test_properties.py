@@ -253,13 +253,13 @@ def test_hypotheses_are_distinct_ranked_and_scored_by_their_words(examples):
         search["constraints"] = Constraints(min_length=shortest)
         (beams,) = beam_search(steps_of(table), start(), beam_size=width, **search)
         assert 1 <= len(beams) <= width
-        assert [(not h.finished, -h.score) for h in beams] == sorted((not h.finished, -h.score) for h in beams)
+        assert [(not h.finished, -h.log_prob) for h in beams] == sorted((not h.finished, -h.log_prob) for h in beams)
         assert len({tuple(h.ids) for h in beams}) == len(beams)
         for h in beams:
             path = [START, *h.ids, *([END] if h.finished else [])]
             assert set(h.ids) <= set(TABLE_WORDS) and len(h.ids) >= shortest
             steps = len(path) - 1
-            assert h.score == pytest.approx(log_prob(table, path) / steps**normalization, abs=1e-4)
+            assert h.log_prob == pytest.approx(log_prob(table, path) / steps**normalization, abs=1e-4)
             assert sum(h.log_probs) == pytest.approx(log_prob(table, path), abs=1e-4) and len(h.log_probs) == steps
 
 
@@ -274,9 +274,9 @@ def test_no_beam_finds_more_than_there_is_and_the_widest_finds_the_best(examples
         )
         for width in (1, 2, 4, 9):
             (beams,) = beam_search(steps_of(table), start(), beam_size=width, max_length=LONGEST)
-            assert all(h.score <= best + 1e-4 for h in beams if h.finished)
+            assert all(h.log_prob <= best + 1e-4 for h in beams if h.finished)
         (beams,) = beam_search(steps_of(table), start(), beam_size=3**LONGEST * 2, max_length=LONGEST)
-        assert beams[0].score == pytest.approx(best, abs=1e-4)
+        assert beams[0].log_prob == pytest.approx(best, abs=1e-4)
         (narrow,) = beam_search(steps_of(table), start(), beam_size=1, max_length=LONGEST)
         (first,) = greedy(steps_of(table), start(), max_length=LONGEST)
         (drawn,) = sample(steps_of(table), start(), top_k=1, max_length=LONGEST)
@@ -302,7 +302,7 @@ def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
             for h in (h for h in beams if h.finished):
                 (forced,) = captioner.force_decode(memory.select(torch.tensor([image])), [h.ids])
                 assert h.log_probs == pytest.approx(forced.log_probs, abs=1e-4)
-                assert h.score == pytest.approx(forced.score / len(h.log_probs) ** normalization, abs=1e-4)
+                assert h.log_prob == pytest.approx(forced.log_prob / len(h.log_probs) ** normalization, abs=1e-4)
                 torch.testing.assert_close(h.trace.alphas, forced.trace.alphas, rtol=1e-4, atol=1e-4)
 
 

@@ -338,7 +338,7 @@ def test_searches_in_a_batch_equal_those_of_single_images(options):
         for image in range(B):
             single = captioner.search(memory.select(torch.tensor([image])), BeamOptions(beam_size=3, max_length=8))[0]
             assert [h.ids for h in single] == [h.ids for h in together[image]]
-            assert [h.score for h in single] == pytest.approx([h.score for h in together[image]], abs=1e-4)
+            assert [h.log_prob for h in single] == pytest.approx([h.log_prob for h in together[image]], abs=1e-4)
 
 
 def test_hypotheses_get_the_posterior_of_their_words():
@@ -372,7 +372,7 @@ def test_autocast_agrees_with_float32(dtype):
     with torch.autocast("cpu", dtype=dtype):
         output = captioner(batch)
         hypotheses = captioner.search(captioner.encode(annotations=batch.annotations), BeamOptions(max_length=4))
-    assert output.logits.dtype == torch.float32 and math.isfinite(hypotheses[0][0].score)
+    assert output.logits.dtype == torch.float32 and math.isfinite(hypotheses[0][0].log_prob)
     torch.testing.assert_close(output.logits, precise.logits, atol=0.15, rtol=0.05)
     reductions.caption_nll(output.logits, output.targets).backward()
     assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())

@@ -239,7 +239,7 @@ def test_a_wide_beam_ranks_captions_as_their_enumeration_does(together):
             ranked = sorted(scores, key=scores.__getitem__, reverse=True)
             ended = [hypothesis for hypothesis in hypotheses if hypothesis.finished != cut_off]
             assert [tuple(hypothesis.ids) for hypothesis in ended] == ranked
-            assert [hypothesis.score for hypothesis in ended] == pytest.approx(
+            assert [hypothesis.log_prob for hypothesis in ended] == pytest.approx(
                 [scores[ids] for ids in ranked], abs=1e-4
             )
 

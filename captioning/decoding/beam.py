@@ -45,7 +45,7 @@ def beam_search(
         beam_size: The width K of the beam, of all groups together.
         groups: Number of groups, a divisor of K.
         diversity: Penalty for each beam that chose the word, in nats.
-        length_normalization: The exponent a. The score is the log-probability divided by (steps ** a), <end> counted
+        length_normalization: The exponent a. Captions are ranked by the log-probability divided by (steps ** a), <end> counted
             as a step: 0 ranks by log-probability, 1 by its mean per step.
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
         constraints: What the words must be.
@@ -141,7 +141,7 @@ def _ranked(hypotheses: Iterable[Hypothesis], size: int) -> list[Hypothesis]:
     """Return an image's hypotheses, the best of every group of ``size`` slots first, then the second, and so on."""
     ranks: Counter[int] = Counter()
     ranked = []
-    for hypothesis in sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.score)):
+    for hypothesis in sorted(hypotheses, key=lambda hypothesis: (not hypothesis.finished, -hypothesis.log_prob)):
         group = hypothesis.slot // size
         ranked.append((ranks[group], hypothesis))
         ranks[group] += 1

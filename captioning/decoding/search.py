@@ -37,11 +37,6 @@ class Beams(NamedTuple):
         return Beams(word, log_prob, parent, leaves, trace)
 
 
-def steps_between_checks(device: torch.device) -> int:
-    """Steps between checks for ended images. A check makes an accelerator wait for the host."""
-    return 1 if device.type == "cpu" else 4
-
-
 class Search:
     """A search over a batch of images, and the hypotheses of those that have left the batch.
 
@@ -67,7 +62,6 @@ class Search:
         self._images = torch.arange(images, device=device)
         self._assembled: list[tuple[Tensor, Hypotheses]] = []
         self._length_normalization = length_normalization
-        self._steps_between_checks = steps_between_checks(device)
 
     def advance(self, tokens: Tensor, state: State) -> Step:
         """Return the next step, with -inf for the words that the constraints forbid."""
@@ -89,8 +83,6 @@ class Search:
         Args:
             searched: (B,) bool, True for images that have not ended.
         """
-        if len(self.history) % self._steps_between_checks:
-            return None
         left = int(searched.sum())
         if left and (left > len(searched) // 2 or not isinstance(self.step, ImageStepFunction)):
             return None
@@ -124,7 +116,7 @@ class Hypotheses(NamedTuple):
 
     Attributes:
         exists: (B, K) bool.
-        score: (B, K), the sum of the log-probabilities, normalised.
+        log_prob: (B, K), the sum of ``log_probs``, normalised.
         slot: (B, K), the slot of the beam, 0 .. K - 1.
         step: (B, K), the last step.
         finished: (B, K) bool, whether the hypothesis ended with <end>.
@@ -133,7 +125,7 @@ class Hypotheses(NamedTuple):
     """
 
     exists: Tensor
-    score: Tensor
+    log_prob: Tensor
     slot: Tensor
     step: Tensor
     finished: Tensor
@@ -147,11 +139,11 @@ class Hypotheses(NamedTuple):
         )
         images: list[list[Hypothesis]] = [[] for _ in self.ids]
         columns = [column.flatten(0, 1).tolist() for column in self[:-1]]
-        for number, (exists, score, slot, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
+        for number, (exists, log_prob, slot, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
             if exists:
                 words = step + (not finished)
                 trace = AttentionTrace(*(None if field is None else field[number, :words] for field in flat_trace))
-                hypothesis = Hypothesis(ids[:words], log_probs[: step + 1], score, finished, trace, slot)
+                hypothesis = Hypothesis(ids[:words], log_probs[: step + 1], log_prob, finished, trace, slot)
                 images[number // self.ids.shape[1]].append(hypothesis)
         return images
 
@@ -173,9 +165,9 @@ def assembled(history: list[Beams], length_normalization: float) -> Hypotheses:
         slot = torch.where(t <= step, row, slot)
     slots_of, rows_of = (torch.stack(indices[::-1], 2) for indices in (slots, rows))  # (B, K, T)
     ids, log_probs, last = word.gather(1, slots_of), log_prob.gather(1, slots_of), step.unsqueeze(2)
-    score = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
+    total = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
     finished = ids.gather(2, last).squeeze(2) == END
-    return Hypotheses(exists, score, ended, step, finished, ids, log_probs, _traces(history, rows_of))
+    return Hypotheses(exists, total, ended, step, finished, ids, log_probs, _traces(history, rows_of))
 
 
 def _traces(history: list[Beams], rows: Tensor) -> AttentionTrace:

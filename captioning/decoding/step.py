@@ -47,7 +47,7 @@ class Hypothesis:
     Attributes:
         ids: Word ids, without <start> and <end>.
         log_probs: Log-probability of every word in nats; one more for <end> if the caption is finished.
-        score: The sum of ``log_probs`` divided by the length normalisation; hypotheses are ranked by it.
+        log_prob: The sum of ``log_probs`` divided by the length normalisation; hypotheses are ranked by it.
         finished: False if the maximum length cut the caption off.
         trace: Trace of the steps that chose the words, (len(ids), ..); float32, on the CPU.
         slot: Slot of the beam that it ended in; the slots of a group are adjacent.
@@ -55,7 +55,7 @@ class Hypothesis:
 
     ids: list[int]
     log_probs: list[float]
-    score: float
+    log_prob: float
     finished: bool
     trace: AttentionTrace
     slot: int = 0

@@ -172,7 +172,7 @@ class Evaluator:
                 image_id=image_id,
                 caption=caption,
                 written=None if written == caption else written,
-                log_prob=best.score,
+                log_prob=best.log_prob,
                 finished=best.finished,
                 references=self.index.references(row),
             )

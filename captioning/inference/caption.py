@@ -41,7 +41,7 @@ class Caption:
         text: The words as people write them, in English with spaces between them.
         words: T words, without <start> and <end>.
         log_probs: Log-probability of each word in nats, and one more for <end> if the caption is finished.
-        score: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
+        log_prob: What captions are ranked by: the sum of ``log_probs``, divided by the length normalisation.
         finished: False if the maximum length cut the caption off.
         trace: The attention at each word, as arrays (T, ..).
         cells: Where the L locations lie on the view.
@@ -54,7 +54,7 @@ class Caption:
     text: str
     words: list[str]
     log_probs: list[float]
-    score: float
+    log_prob: float
     finished: bool
     trace: AttentionTrace
     cells: CellGrid
@@ -163,7 +163,7 @@ class Caption:
             "caption": self.text,
             "words": self.words,
             "log_probs": self.log_probs,
-            "score": self.score,
+            "log_prob": self.log_prob,
             "finished": self.finished,
             "grid_size": list(self.grid_size),
             "cells": {"offset": list(self.cells.offset), "stride": list(self.cells.stride)},
@@ -172,7 +172,7 @@ class Caption:
             "betas": None if self.betas is None else _rounded(self.betas),
             "posteriors": None if self.posteriors is None else [_rounded(alpha) for alpha in self.posteriors],
             "chosen": self.trace.chosen(),
-            "alternatives": [{"caption": caption.text, "score": caption.score} for caption in self.alternatives],
+            "alternatives": [{"caption": caption.text, "log_prob": caption.log_prob} for caption in self.alternatives],
         }
 
     def __repr__(self) -> str:

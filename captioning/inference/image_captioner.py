@@ -265,7 +265,7 @@ class ImageCaptioner(Generic[Model]):
             text=self.vocabulary.tokenizer.join(words),
             words=words,
             log_probs=hypothesis.log_probs,
-            score=hypothesis.score,
+            log_prob=hypothesis.log_prob,
             finished=hypothesis.finished,
             trace=hypothesis.trace.map(lambda tensor: tensor.numpy()),
             cells=self.encoder.cells,

@@ -45,8 +45,8 @@ def beam_search(
         beam_size: The width K of the beam, of all groups together.
         groups: Number of groups, a divisor of K.
         diversity: Penalty for each beam that chose the word, in nats.
-        length_normalization: The exponent a. Captions are ranked by the log-probability divided by (steps ** a), <end> counted
-            as a step: 0 ranks by log-probability, 1 by its mean per step.
+        length_normalization: The exponent a. Captions are ranked by the log-probability divided by (steps ** a), <end>
+            counted as a step: 0 ranks by log-probability, 1 by its mean per step.
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
         constraints: What the words must be.
 

@@ -70,7 +70,7 @@ class CollapseWatch:
         if means["beta"] < 0.05:
             return (
                 f"beta is {means['beta']:.3f} on average: words ignore the image, and alphas learn nothing; train with "
-                "`gated: false`, or with drawn locations lower `reward_weight` or start from soft attention (`--init_from`)"
+                "`gated: false`, or with drawn locations lower `reward_weight` or begin with soft attention's weights"
             )
         if means["step_kl"] > LEAST_KL or not math.isfinite(means["step_kl"]):
             return None

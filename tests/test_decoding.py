@@ -89,7 +89,9 @@ def test_beam_search_equals_a_plain_loop_over_hypotheses(beam_size, seed):
     (hypotheses,) = beam_search(markov(table(seed)), start(1), beam_size=beam_size, max_length=MAX_LENGTH)
     expected = narrowing_beam(table(seed), beam_size)
     assert [(h.ids, h.finished) for h in hypotheses] == [(ids, finished) for _, ids, finished in expected]
-    torch.testing.assert_close(torch.tensor([h.log_prob for h in hypotheses]), torch.tensor([s for s, _, _ in expected]))
+    torch.testing.assert_close(
+        torch.tensor([h.log_prob for h in hypotheses]), torch.tensor([s for s, _, _ in expected])
+    )
 
 
 class Tables:

@@ -18,13 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
-from captioning.errors import InputError, check_range, one_line, shortened
+from captioning.errors import InputError, check_range, shortened
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
@@ -39,55 +34,6 @@ def check_size(**values: int | None) -> None:
         InputError: Names the size.
     """
     check_range(1, _MAX_SIZE, **values)
-
-
-_FREE_PARAMETERS = 500_000_000
-"""Parameters that every model may have: those of published encoders, of which a model may keep the first stages."""
-_MAX_MODULES = 10_000  # a second to build; published encoders have a few thousand
-_budgets: list[object] = []
-
-
-@contextlib.contextmanager
-def budget(parameters: int, *, free: int | None = None) -> Iterator[None]:
-    """Within this, building a model ends when it becomes larger than the file that describes it can be.
-
-    A parameter is counted when its module takes it, before it is filled: until then it takes no memory.
-
-    Args:
-        parameters: Numbers in the file.
-        free: Parameters that the model may have beyond them; None for those of published encoders.
-
-    Raises:
-        InputError: The model has more parameters or modules. Names the number.
-    """
-    limits = {"parameters": parameters + (_FREE_PARAMETERS if free is None else free), "modules": _MAX_MODULES}
-    counts = dict.fromkeys(limits, 0)
-    mine = object()
-
-    def count(what: str, more: int) -> None:
-        counts[what] += more if _budgets[-1] is mine else 0  # another file's model may be built within
-        if counts[what] > limits[what]:
-            raise InputError(f"describes a model of {counts[what]:,} {what} or more; {limits[what]:,} are allowed")
-
-    def taken(module: nn.Module, name: str, value: Any) -> None:
-        count("parameters", 0 if value is None else value.numel())
-
-    hooks = [
-        register_module_parameter_registration_hook(taken),
-        register_module_buffer_registration_hook(taken),
-        register_module_module_registration_hook(lambda *_: count("modules", 1)),
-    ]
-    _budgets.append(mine)
-    try:
-        yield
-    except RuntimeError as error:
-        if "allocate memory" not in str(error):  # one tensor that the system refuses, before it is counted
-            raise
-        raise InputError(f"describes a model that needs more memory than there is ({one_line(error)})") from error
-    finally:
-        _budgets.remove(mine)
-        for hook in hooks:
-            hook.remove()
 
 
 class _RecordsInitArgs(ABCMeta):

@@ -2,7 +2,7 @@
 
 ``model.safetensors`` has the weights without the optimizer's state, ``config.json`` everything that rebuilds the model
 and prepares images, ``vocabulary.json`` the words, and ``README.md`` is the model card. ``SHA256SUMS`` has checksums of
-the first three, for ``read_export`` and for ``sha256sum --check``.
+the first three, for ``sha256sum --check``.
 """
 
 from __future__ import annotations
@@ -98,16 +98,18 @@ def read_export(folder: Path) -> dict[str, Any]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    _check_sums(folder)
+    for name in (WEIGHTS, CONFIG, VOCABULARY):
+        if is_lfs_pointer(folder / name):
+            raise InputError(f"{folder / name}: is the pointer of git-LFS, not the file; run git lfs pull")
     config, words = read_json(folder / CONFIG), read_json(folder / VOCABULARY)
-    if not isinstance(config, dict) or not isinstance(words, dict) or not isinstance(words.get("words"), list):
+    if not isinstance(config, dict) or not isinstance(words, dict):
         raise InputError(f"{folder}: {CONFIG} or {VOCABULARY} is not what captioning export writes; export it again")
     try:
         weights = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise InputError(f"{folder / WEIGHTS}: damaged ({error}); export it again") from error
     state = {f"captioner.{name}": tensor for name, tensor in weights.items()}
-    return {"captioning": config | {"vocabulary": words["words"]}, "state_dict": state}
+    return {"captioning": config | {"vocabulary": words.get("words")}, "state_dict": state}
 
 
 def stored_weights(captioner: Captioner, dtype: StoredType) -> dict[str, Tensor]:
@@ -150,21 +152,3 @@ def _without_folders(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_without_folders(item) for item in value]
     return os.path.basename(value) if isinstance(value, str) and os.path.isabs(value) else value
-
-
-def _check_sums(folder: Path) -> None:
-    """Compare the files with their checksums.
-
-    Raises:
-        InputError: A file is missing, or is not what was exported.
-    """
-    try:
-        lines = (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder / CHECKSUMS}: cannot be read; copy the folder again, or export it again") from error
-    sums = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
-    for name in (WEIGHTS, CONFIG, VOCABULARY):
-        if is_lfs_pointer(folder / name):
-            raise InputError(f"{folder / name}: is the pointer of git-LFS, not the file; run git lfs pull")
-        if sha256_of(folder / name) != sums.get(name):
-            raise InputError(f"{folder / name}: is not what was exported; copy the folder again, or export it again")

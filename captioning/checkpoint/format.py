@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from captioning.component import budget
 from captioning.data.transforms import Preprocessing
 from captioning.encoders import Encoder
 from captioning.errors import InputError
@@ -38,26 +37,22 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
 
 
 def check_format(path: Path, content: Mapping[str, Any]) -> None:
-    """Refuse a format number that this version cannot read.
+    """Refuse the format of a newer version.
 
     Raises:
-        InputError: The number is no format, or the format of a newer version.
+        InputError: Names both formats.
     """
     number = content.get("format")
-    if type(number) is not int or number < 1:
-        raise InputError(f"{path}: has checkpoint format {number!r}, which there never was; it was edited")
-    if number > CHECKPOINT_FORMAT:
+    if not isinstance(number, int) or number > CHECKPOINT_FORMAT:
         raise InputError(
             f"{path}: has checkpoint format {number}, this version reads up to {CHECKPOINT_FORMAT}; update captioning"
         )
 
 
-_FREE_IN_DECODERS = 1_000_000
-"""Numbers that a decoder may have beyond those of its file: of tensors that are not saved."""
-
-
 def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Captioner, Vocabulary]:
     """Return the model that a checkpoint describes, with its weights and its vocabulary.
+
+    Only known classes are constructed, and no file that the description names is read or written.
 
     Args:
         content: The checkpoint's ``["captioning"]`` entry.
@@ -68,12 +63,9 @@ def rebuild(content: Mapping[str, Any], weights: Mapping[str, Any]) -> tuple[Cap
         Exception: Of any kind, where the content is damaged.
     """
     vocabulary = Vocabulary(content["vocabulary"], tokenizer_from(content["tokenizer"]))
-    numbers = sum(tensor.numel() for tensor in weights.values())
-    with budget(numbers):
-        encoder = Encoder.rebuild(content["encoder"])
-        encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
-    with budget(numbers, free=_FREE_IN_DECODERS):
-        captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
+    encoder = Encoder.rebuild(content["encoder"])
+    encoder.preprocessing = Preprocessing.from_dict(content["preprocessing"])
+    captioner = Captioner(encoder, Decoder.from_config(content["decoder"]), vocabulary_size=len(vocabulary))
     prefix = "captioner."
     weights = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
     captioner.load_state_dict(weights)

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from captioning.checkpoint.export import CARD, CHECKSUMS, CONFIG, VOCABULARY, WEIGHTS
+from captioning.checkpoint.export import CARD, CONFIG, VOCABULARY, WEIGHTS
 from captioning.errors import InputError, one_line
 from captioning.files import read_json
 
@@ -51,7 +51,7 @@ def download(name: str) -> Path:
         if not isinstance(content, dict) or not {"format", "encoder", "decoder", "preprocessing"} <= content.keys():
             raise InputError(f"{name}: {_OTHER_MODEL}")
         commit = config.parent.name  # the same state of the repository for all files
-        for file in (VOCABULARY, WEIGHTS, CHECKSUMS):
+        for file in (VOCABULARY, WEIGHTS):
             fetch(file, commit)
         with contextlib.suppress(EntryNotFoundError):
             fetch(CARD, commit)

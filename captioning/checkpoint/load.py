@@ -79,28 +79,23 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    checkpoint = _read(path)
+    place = _place(path)
+    checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
     try:
         captioner, vocabulary = rebuild(content, checkpoint["state_dict"])
         settings = dict(content["settings"] or {})
-        captioner.to(target)
         if "cells" in content:
             captioner.encoder.cells = CellGrid.from_dict(content["cells"])
+        captioner.to(target)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except KeyError as error:
-        raise InputError(f"{path}: has no {error.args[0]!r}; it is damaged or was edited") from error
-    except RuntimeError as error:
+    except Exception as error:  # of any kind, where the content is damaged
         if is_out_of_memory(error):
             raise
-        raise InputError(f"{path}: its weights do not fit the model it describes ({one_line(error)})") from error
-    except MemoryError:
-        raise
-    except Exception as error:  # of any kind, where the content is damaged
         raise InputError(
-            f"{path}: does not describe a model ({one_line(error)}); it is damaged or was edited"
+            f"{path}: does not describe a model, or not that of its weights ({type(error).__name__}: {one_line(error)})"
         ) from error
     return SavedModel(str(path), captioner, vocabulary, settings)
 
@@ -112,24 +107,10 @@ def _place(path: str | os.PathLike[str]) -> Path:
 
 
 def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
-    """Write an exported model as a checkpoint, which can be tested; returns its file.
-
-    Args:
-        path: As for ``read_model``.
-        target: The file to write.
-
-    Raises:
-        InputError: The folder is damaged, or the hub cannot be reached.
-    """
+    """Write an exported model as a checkpoint, which can be tested; returns its file."""
     lightning = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": version("pytorch-lightning")}
-    write_checkpoint(_read(path) | lightning, target)
+    write_checkpoint(read_export(_place(path)) | lightning, target)
     return target
-
-
-def _read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return content and weights of a model, arranged as in a checkpoint."""
-    place = _place(path)
-    return read_export(place) if is_export(place) else read_checkpoint(place)
 
 
 def check_device(device: str | torch.device) -> torch.device:

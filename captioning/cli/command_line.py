@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from captioning.checkpoint.io import refuse_other_files
 from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from captioning.cli.old_parser import values_of
 from captioning.errors import InputError
@@ -58,7 +57,6 @@ def refuse_missing(checkpoint: str) -> None:
     """
     if not Path(checkpoint).exists():
         raise InputError(f"{checkpoint}: no such checkpoint; give one with --ckpt_path, or train with fit first")
-    refuse_other_files(Path(checkpoint))
 
 
 _SWEEP = "WANDB_SWEEP_ID"

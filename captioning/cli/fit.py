@@ -40,7 +40,7 @@ from captioning.cli.loggers import (
 from captioning.cli.old_parser import AutoPrecisionTrainer, CommandLineParser, values_of
 from captioning.cli.precision import settled_precision
 from captioning.cli.run_place import RunPlace, removes_what_a_failed_start_wrote
-from captioning.component import budget, import_modules
+from captioning.component import import_modules
 from captioning.data import CaptionSource
 from captioning.encoders.base import without_weights
 from captioning.errors import DEBUG, InputError, check_range, is_out_of_memory, one_line
@@ -272,7 +272,7 @@ class CaptioningCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         resumed = self.subcommand is not None and self.config[self.subcommand].get("ckpt_path")
         weights = without_weights() if resumed or self.start else contextlib.nullcontext()  # the checkpoint brings them
-        with self._starting(), weights, self._budget():
+        with self._starting(), weights:
             try:
                 self._prepare_data()
                 super().instantiate_classes()
@@ -289,7 +289,7 @@ class CaptioningCLI(LightningCLI):
             source.prepare()
 
     def _run_subcommand(self, subcommand: str) -> None:
-        with warnings.catch_warnings(), self._starting(), self._budget():
+        with warnings.catch_warnings(), self._starting():
             if subcommand != "fit":  # evaluation needs no training callbacks
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used")
             try:
@@ -314,11 +314,6 @@ class CaptioningCLI(LightningCLI):
         if self.subcommand != "fit" or process_rank():
             return contextlib.nullcontext()
         return removes_what_a_failed_start_wrote(self.run_dir, self._has_begun)
-
-    def _budget(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context in which a model is not built larger than its checkpoint, as a run's config may say."""
-        checkpoint = None if self.subcommand is None else self.config[self.subcommand].get("ckpt_path")
-        return budget(Path(checkpoint).stat().st_size) if checkpoint else contextlib.nullcontext()
 
     def _has_begun(self) -> bool:
         trainer = getattr(self, "trainer", None)

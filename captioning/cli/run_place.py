@@ -6,14 +6,12 @@ import contextlib
 import itertools
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from captioning.checkpoint.io import damage_of, sound_beside
 from captioning.cli.command_line import config_name, refuse_missing
-from captioning.errors import InputError, printable
+from captioning.errors import InputError
 from captioning.files import errors_named
 from captioning.run_folder import Claim, RunFolder
 from captioning.training.processes import process_rank
@@ -44,7 +42,7 @@ class RunPlace(NamedTuple):
         checkpoint = config.get("ckpt_path")
         if checkpoint in ("best", "last") or not (fitting or checkpoint):
             file = RunFolder(folder).checkpoint(checkpoint or "best")
-            checkpoint = str(_sound(file) if fitting else file)
+            checkpoint = str(file)
         if checkpoint:
             refuse_missing(checkpoint)
             owner = RunFolder.of(checkpoint)
@@ -88,21 +86,6 @@ class RunPlace(NamedTuple):
 
 def _same(folder: RunFolder | None, path: Path) -> bool:
     return folder is not None and folder.path.resolve() == path.resolve()
-
-
-def _sound(checkpoint: Path) -> Path:
-    """Return a checkpoint to resume or, if it is damaged, the newest sound one beside it, and say so in one line.
-
-    A checkpoint that is missing, or has no sound one beside it, is returned as it is: reading it says what is wrong.
-    """
-    if not checkpoint.is_file() or (damage := damage_of(checkpoint)) is None:
-        return checkpoint
-    if (sound := sound_beside(checkpoint)) is None:
-        return checkpoint
-    if not process_rank():
-        line = f"{checkpoint}: damaged ({damage}); going on from {sound}, which is sound"
-        print(printable(line), file=sys.stderr, flush=True)
-    return sound
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes with ``write_checkpoint``, and reads the whole state of training with ``read_checkpoint``."""
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        return read_checkpoint(Path(path), training=True, weights_only=weights_only is not False)
+        return read_checkpoint(Path(path))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        write_checkpoint(checkpoint, Path(path), follow=False)
+        write_checkpoint(checkpoint, Path(path))

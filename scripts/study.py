@@ -304,8 +304,8 @@ def read_scores(path: Path) -> dict[str, Scores]:
 
 
 def _merged(common: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {key: _merged(common[key], entry[key]) for key in common if isinstance(entry.get(key), dict)}
-    return {**common, **entry, **inner}
+    both = [key for key in common if isinstance(common[key], dict) and isinstance(entry.get(key), dict)]
+    return {**common, **entry, **{key: _merged(common[key], entry[key]) for key in both}}
 
 
 def write_measurements(path: Path, **sections: Mapping[str, Any]) -> None:

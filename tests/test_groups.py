@@ -75,13 +75,6 @@ def test_what_is_no_other_seed_of_the_same_is_a_variant_of_its_own(other):
     assert [group.runs for group in group_by_seed([run("b_0", 1), other])] == [["b_0"], [other.name]]
 
 
-def test_the_best_checkpoints_of_seeds_may_be_of_different_epochs():
-    runs = [run("b_1", 1), run("b_2", 2)]
-    for each, name in zip(runs, ("best-epoch=3.ckpt", "best-epoch=12.ckpt"), strict=True):
-        each.search["checkpoint"] = name
-    assert [group.runs for group in group_by_seed(runs)] == [["b_1", "b_2"]]
-
-
 def test_means_of_weights_are_seeds_of_one_variant_and_not_runs_of_what_they_are_means_of():
     runs = [run(f"mean_{seed}", seed) for seed in (1, 2)]
     for each, seed in zip(runs, (1, 2), strict=True):
@@ -164,11 +157,6 @@ def test_variants_are_tested_over_seeds_and_images_and_their_seeds_are_not_teste
     assert ", 40 images, 3 seeds each." in verdict and ONE_SEED not in verdict
 
 
-def test_a_score_that_is_not_finite_is_shown():
-    runs = [run(f"x_{seed}", seed, scores={"nll": value}) for seed, value in ((1, float("nan")), (2, 3.0))]
-    assert compare(runs, resamples=20).groups
-
-
 def test_the_runs_of_a_variant_stand_together(study):
     soft, hard = (
         [f"study_{name}_{seed}" for seed in seeds] for name, seeds in (("soft", (1, 2, 10)), ("hard", (1, 2, 3)))
@@ -202,14 +190,6 @@ def test_a_variant_of_one_seed_is_compared_over_images_alone_and_that_is_said():
 def test_different_runs_without_seeds_have_no_table_of_variants():
     found = compare([SOFT[0], HARD[0]], resamples=50)
     assert found.groups == [] and found.tables[0].title.startswith("Captions of")
-
-
-def test_a_table_of_captions_speaks_of_differences_only_if_it_has_some(study):
-    notes = [
-        next(t.note for t in of.tables if t.title.startswith("Captions"))
-        for of in (study, compare(SOFT[:1] + HARD[:1], resamples=50))
-    ]
-    assert ["difference" in note for note in notes] == [False, True]
 
 
 def test_the_variants_stand_in_terminal_page_and_numbers(study, capsys):

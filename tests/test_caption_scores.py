@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 
 import numpy as np
 import pytest
 
-from captioning.errors import InputError
 from captioning.evaluation import metrics
 from captioning.evaluation.bleu import bleu_counts_of, corpus_bleu
-from captioning.evaluation.cider import CiderD, DocumentFrequencies, cider_d
+from captioning.evaluation.cider import CiderD, cider_d
 from captioning.evaluation.java import JavaError
 from captioning.evaluation.ngrams import ReferenceNGrams
 from captioning.evaluation.resampling import differences, intervals
@@ -126,39 +124,6 @@ def test_prepared_references_score_any_captions_against_any_set():
     assert prepared.values([], []).tolist() == []
 
 
-def test_document_frequencies_of_the_same_references_change_nothing(tmp_path):
-    hypotheses, references = make_corpus(6)
-    frequencies = DocumentFrequencies.of(references)
-    frequencies.save(tmp_path / "new" / "df.json")
-    loaded = DocumentFrequencies.load(tmp_path / "new" / "df.json")
-    assert loaded == frequencies
-    assert cider_d(hypotheses, references, frequencies=loaded).tolist() == cider_d(hypotheses, references).tolist()
-
-
-def test_document_frequencies_of_another_corpus_are_those_of_a_split_that_holds_it():
-    # The toolkit knows only the references it scores: scored within the larger corpus, the first ten images have its
-    # frequencies; words that only the other images have must weigh there what they weigh in it.
-    hypotheses, references = make_corpus(7, images=60)
-    everything = cider_d(hypotheses, references)
-    part = cider_d(hypotheses[:10], references[:10], frequencies=DocumentFrequencies.of(references))
-    assert part == pytest.approx(everything[:10], abs=1e-12)
-    assert part != pytest.approx(cider_d(hypotheses[:10], references[:10]), abs=1e-3)
-
-
-def test_document_frequencies_count_images_and_not_references():
-    frequencies = DocumentFrequencies.of([[["a", "dog"], ["a", "dog", "a"]], [["a", "cat"]], [["dog"]]])
-    assert frequencies == DocumentFrequencies(3, {"a": 2, "dog": 2})
-
-
-@pytest.mark.parametrize("content", ["[]", '{"documents": 3}', '{"documents": 3, "counts": {"a": "b"}}'])
-def test_a_file_without_document_frequencies_is_refused(tmp_path, content):
-    path = tmp_path / "df.json"
-    path.write_text(content)
-    with pytest.raises(InputError, match="no document frequencies, which captioning prepare writes") as error:
-        DocumentFrequencies.load(path)
-    assert "\n" not in str(error.value)
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_bleu_counts_of_indexed_references_are_nltks(seed):
     from nltk.translate.bleu_score import closest_ref_length, modified_precision
@@ -226,9 +191,3 @@ def test_what_java_cannot_do_here_is_said_once_and_left_out(monkeypatch, caplog)
     assert [record.getMessage() for record in caplog.records] == [
         "no METEOR: no Java runtime: no `java` on the PATH",
     ]
-
-
-def test_document_frequencies_are_written_compactly(tmp_path):
-    DocumentFrequencies(3, {"a": 2}).save(tmp_path / "df.json")
-    assert json.loads((tmp_path / "df.json").read_text()) == {"documents": 3, "counts": {"a": 2}}
-    assert (tmp_path / "df.json").read_text().count("\n") == 1

@@ -22,7 +22,6 @@ from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from captioning.data import CaptionSource
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.errors import InputError
-from captioning.evaluation.cider import DocumentFrequencies
 from captioning.evaluation.files import pair, read_references, read_results
 from captioning.evaluation.records import write_evaluation
 from captioning.inference import DecodingOptions, load
@@ -52,11 +51,6 @@ FILES: dict[Fault, tuple[Any, Callable[[Path], Any]]] = {
     Fault("a vocabulary with a word twice", "words must be distinct"): ({"words": ["a", "a"]}, Vocabulary.load),
     Fault("a vocabulary with a special token", "got ['<end>'] twice"): ({"words": ["<end>"]}, Vocabulary.load),
     Fault("a vocabulary with a number", "words must be texts, got 3"): ({"words": ["a", 3]}, Vocabulary.load),
-    Fault("document frequencies of another kind", "no document frequencies, expected"): ([1], DocumentFrequencies.load),
-    Fault("an n-gram in more documents than there are", "'a' is in 9 of 3 sets"): (
-        {"documents": 3, "counts": {"a": 9}},
-        DocumentFrequencies.load,
-    ),
     Fault("a results file without results", "no results, expected"): ([], read_results),
     Fault("two captions of one image to score", "image_id 1 has a caption already"): (
         [{"image_id": 1, "caption": "x"}] * 2,

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 import torch
-import yaml
 from helpers import trace_of
 from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
 from pytorch_lightning.callbacks import Callback
@@ -31,14 +28,13 @@ from captioning.attention import (
     ScaledDotScore,
     SoftAttention,
 )
-from captioning.cli import frequencies
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.records import CaptionIndex, ImageEntry
 from captioning.decoding import BeamOptions, Hypothesis
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation.bleu import bleu_counts, sentence_bleu
-from captioning.evaluation.cider import DocumentFrequencies, cider_d
+from captioning.evaluation.cider import cider_d
 from captioning.evaluation.rewards import CaptionReward
 from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
@@ -334,45 +330,6 @@ def test_a_caption_that_breaks_off_earns_less_than_one_that_ends():
     rewarded = CaptionReward(SelfCriticalTraining(), make_index(), VOCABULARY)
     whole, broken = rewarded([0, 0], [said("a dog runs"), said("a dog runs", finished=False)]).tolist()
     assert whole > broken > 0
-
-
-def test_document_frequencies_come_from_a_file_that_counts_the_ends(tmp_path):
-    path = tmp_path / "frequencies.json"
-    of_corpus = [[[*"a dog runs".split(), "<end>"]]] * 3 + [[["cats", "<end>"]]] * 4
-    DocumentFrequencies.of(of_corpus).save(path)
-    options = SelfCriticalTraining(frequencies=str(path))
-    (value,) = CaptionReward(options, make_index(), VOCABULARY)([0], [said("a big dog")]).tolist()
-    references = [[[*caption.split(), "<end>"] for caption in of_image] for of_image in CAPTIONS]
-    hypotheses = [["a", "big", "dog", "<end>"], ["x"], ["x"]]
-    frequencies = DocumentFrequencies.of(of_corpus)
-    assert value == pytest.approx(cider_d(hypotheses, references, frequencies=frequencies)[0], rel=1e-6)
-    DocumentFrequencies.of([[["a", "dog"]]] * 2).save(path)
-    with pytest.raises(InputError, match=r"frequencies.json does not count the ends of captions, <end>"):
-        CaptionReward(options, make_index(), VOCABULARY)
-
-
-def test_the_script_and_training_count_the_same_frequencies(shapes, tmp_path, capsys):
-    path = tmp_path / "frequencies.json"
-    source = {
-        "class_path": "captioning.data.ShapesSource",
-        "init_args": {"root": str(shapes.root), "image_size": 48} | shapes.images,
-    }
-    (tmp_path / "data.yaml").write_text(yaml.safe_dump({"data": {"source": source}}))
-    frequencies.main(["--config", str(tmp_path / "data.yaml"), "--output", str(path)])
-    out = capsys.readouterr().out
-    assert "of 12 images" in out
-    option = re.search(rf"--model\.(\w+)\.(\w+) {re.escape(str(path))}$", out, re.MULTILINE)
-    assert option and option[1] in inspect.signature(CaptioningModule).parameters
-    assert option[2] in inspect.signature(SelfCriticalTraining.__init__).parameters
-    index = shapes.index("train")
-    vocabulary = Vocabulary.build(caption.split() for caption in index.captions)
-    captions = [hypothesis(vocabulary.encode(index.references(row)[0].split()), True) for row in (0, 1)]
-    counted, given = (
-        CaptionReward(SelfCriticalTraining(frequencies=name), index, vocabulary)([0, 1], captions)
-        for name in (None, str(path))
-    )
-    assert counted.sum() > 0
-    torch.testing.assert_close(counted, given)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command ``prepare``: data sets, an encoder's weights, and counts of n-grams."""
+"""The command ``prepare``: data sets and an encoder's weights."""
 
 from __future__ import annotations
 
@@ -254,56 +254,12 @@ def weights(*, root: Path = Path("data/weights")) -> None:
     )
 
 
-def frequencies(
-    *,
-    config: list[Path],
-    output: Path,
-    split: Literal["train", "val", "test"] = "train",
-    overrides: Sequence[str] = (),
-) -> None:
-    """Count for each n-gram in how many images' references it occurs, for a CIDEr-D reward.
-
-    The reward uses the counts to weight n-grams: rare ones count more. By default, training counts its
-    own references; --model.objective.frequencies names a file of counts instead. A large corpus tells
-    rare words better than a small data set. The end of a caption counts as a word.
-
-    Args:
-        config: A training configuration; of several, the later ones win. Its options work here, too.
-        output: The JSON file to write.
-        split: Split whose references are counted.
-        overrides: Options of the training command.
-
-    Raises:
-        InputError: The configuration or the data cannot be used.
-
-    Examples:
-        captioning prepare frequencies --config configs/coco_vgg19_soft.yaml --output frequencies.json
-    """
-    announce("prepare frequencies")
-    from captioning.cli.build import build
-    from captioning.data import CaptionSource
-    from captioning.evaluation.cider import DocumentFrequencies
-    from captioning.evaluation.rewards import words_with_end
-    from captioning.settings import read_config
-    from captioning.tokenizers import Tokenizer
-
-    kinds = {"data.source": CaptionSource, "data.vocabulary.tokenizer": Tokenizer | None}
-    source, tokenizer = build(kinds, [read_config(path) for path in config], overrides)
-    source.tokenizer = tokenizer or source.tokenizer
-    source.prepare()
-    counts = DocumentFrequencies.of(words_with_end(source.index(split)))
-    counts.save(output)
-    print(f"{len(counts.counts)} n-grams of {counts.documents} images, written to {output}")
-    print(f"To train with them, add to the training command:  --model.objective.frequencies {output}")
-
-
 prepare = {
     "coco": coco,
     "flickr8k": flickr8k,
     "flickr30k": flickr30k,
     "shapes": shapes,
     "weights": weights,
-    "frequencies": frequencies,
 }
 """The commands after ``captioning prepare``."""
 

@@ -6,18 +6,12 @@ Gaussian penalty on the difference in length, and 10 for a caption that equals i
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from captioning.errors import InputError
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
-from captioning.files import read_json, write_json
 
 Floats = NDArray[np.float64]
 
@@ -25,81 +19,23 @@ SIGMA = 6.0  # words; width of the length penalty
 SCALE = 10.0
 
 
-@dataclass(frozen=True)
-class DocumentFrequencies:
-    """The number of reference sets of a corpus in which each n-gram occurs.
-
-    Attributes:
-        documents: Number of reference sets.
-        counts: Number of sets that have an n-gram, by its words with spaces between them. N-grams of a single set are
-            left out, since they weigh as much as those of no set.
-    """
-
-    documents: int
-    counts: dict[str, int]
-
-    @classmethod
-    def of(cls, references: Sequence[Sequence[Words]]) -> DocumentFrequencies:
-        """Count the n-grams of each image's references."""
-        counts: Counter[str] = Counter()
-        for of_image in references:
-            counts.update(
-                {
-                    " ".join(words[start : start + n])
-                    for words in of_image
-                    for n in range(1, ORDERS + 1)
-                    for start in range(len(words) - n + 1)
-                }
-            )
-        return cls(len(references), {ngram: count for ngram, count in counts.items() if count > 1})
-
-    def save(self, path: Path) -> None:
-        """Write ``{"documents": N, "counts": {"a dog": 12, ..}}``."""
-        write_json(path, {"documents": self.documents, "counts": self.counts}, indent=None)
-
-    @classmethod
-    def load(cls, path: Path) -> DocumentFrequencies:
-        """Read what ``save`` wrote.
-
-        Raises:
-            InputError: The file is missing or holds something else.
-        """
-        try:
-            return msgspec.convert(read_json(path), cls)
-        except msgspec.ValidationError as error:
-            raise InputError(f"{path}: no document frequencies, which captioning prepare writes ({error})") from error
-
-
 class CiderD:
-    """CIDEr-D of captions against sets of references, which are indexed once.
+    """CIDEr-D of captions against sets of references, which are indexed once and give the document frequencies.
 
     Args:
         references: The word lists of each image's references.
-        frequencies: Document frequencies of another corpus; by default those of the references.
 
     Raises:
         ValueError: A set has no reference.
     """
 
-    def __init__(
-        self, references: Sequence[Sequence[Words]], *, frequencies: DocumentFrequencies | None = None
-    ) -> None:
-        given: Mapping[str, int] = frequencies.counts if frequencies else {}
-        ngrams = [ngram.split(" ") for ngram in given]
-        self.index = ReferenceNGrams(references, extra=ngrams)
-        documents = frequencies.documents if frequencies else len(self.index)
-        self._log_documents = float(np.log(max(documents, 1)))
+    def __init__(self, references: Sequence[Sequence[Words]]) -> None:
+        self.index = ReferenceNGrams(references)
+        self._log_documents = float(np.log(max(len(self.index), 1)))
         self._weights, self._values, self._norms = [], [], []  # for each n: (K,) idf, (references, K), (references,)
-        lengths = np.array([len(words) for words in ngrams], dtype=np.int64)
-        given_counts = np.array(list(given.values()), dtype=np.int64)
-        numbered = self.index.numbered(ngrams)
-        for n, (counts, most) in enumerate(zip(self.index.counts, self.index.most(), strict=True), start=1):
-            occurrences = (most > 0).sum(axis=0)
-            if frequencies:
-                ngram, number = (column[lengths[numbered[n - 1][0]] == n] for column in numbered[n - 1])
-                occurrences = np.zeros(counts.shape[1], dtype=np.int64)
-                occurrences[number] = given_counts[ngram]
-            self._weights.append(self._log_documents - np.log(np.maximum(occurrences, 1)))
+        for counts, most in zip(self.index.counts, self.index.most(), strict=True):
+            documents = (most > 0).sum(axis=0)
+            self._weights.append(self._log_documents - np.log(documents))
             self._values.append((counts * self._weights[-1]).tocsr())
             self._norms.append(np.sqrt((self._values[-1] ** 2).sum(axis=1)))
 
@@ -131,15 +67,10 @@ class CiderD:
         return SCALE * np.bincount(hypothesis, similarity, minlength=len(sets)) / (ORDERS * self.index.sizes[sets])
 
 
-def cider_d(
-    hypotheses: Sequence[Words],
-    references: Sequence[Sequence[Words]],
-    *,
-    frequencies: DocumentFrequencies | None = None,
-) -> Floats:
+def cider_d(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Floats:
     """Return CIDEr-D in [0, 10] of each image's caption, (images,); the corpus' CIDEr-D is the mean.
 
     Raises:
         ValueError: The lists differ in length, or an image has no reference.
     """
-    return CiderD(references, frequencies=frequencies).values(hypotheses)
+    return CiderD(references).values(hypotheses)

@@ -5,7 +5,7 @@ BLEU and CIDEr-D are computed from these counts. A training step rewards 320 sam
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -24,7 +24,6 @@ class ReferenceNGrams:
 
     Args:
         references: The word lists of each image's references.
-        extra: N-grams to number besides those of the references.
 
     Attributes:
         counts: For each n, (references, K) float: how often each of K numbered n-grams occurs in each reference.
@@ -36,38 +35,31 @@ class ReferenceNGrams:
         ValueError: A set has no reference.
     """
 
-    def __init__(self, references: Sequence[Sequence[Words]], *, extra: Iterable[Words] = ()) -> None:
+    def __init__(self, references: Sequence[Sequence[Words]]) -> None:
         self.sizes = np.array([len(of_image) for of_image in references], dtype=np.int64)
         if not self.sizes.all():
             raise ValueError(f"image {self.sizes.argmin()} has no reference")
         self.first = np.cumsum(self.sizes) - self.sizes
         sentences: list[Words] = list(chain.from_iterable(references))
         self.lengths = np.array([len(words) for words in sentences], dtype=np.int64)
-        everything = [*sentences, *extra]
-        self._words = {word: n for n, word in enumerate(dict.fromkeys(chain.from_iterable(everything)))}
+        self._words = {word: n for n, word in enumerate(dict.fromkeys(chain.from_iterable(sentences)))}
         self._keys: list[Ints] = []
-        numbered = list(_numbered(everything, self._words, self._keys, learn=True))
-        self.counts = [_counts(len(everything), *occurrences)[: len(sentences)] for occurrences in numbered]
+        numbered = _numbered(sentences, self._words, self._keys, learn=True)
+        self.counts = [_counts(len(sentences), *occurrences) for occurrences in numbered]
         self._most: list[csr_array] | None = None
 
     def __len__(self) -> int:
         return len(self.sizes)
-
-    def numbered(self, sentences: Sequence[Words]) -> list[tuple[Ints, Ints]]:
-        """Return for n = 1..4 the sentence (N,) and the number (N,) of every n-gram.
-
-        Those that are not in the index have numbers of their own from K up.
-        """
-        return list(_numbered(sentences, self._words, self._keys, learn=False))
 
     def count(self, sentences: Sequence[Words]) -> list[csr_array]:
         """Return for n = 1..4 how often each n-gram occurs in each sentence, (sentences, K or more).
 
         The columns from K up are n-grams that are not in the index.
         """
+        numbered = _numbered(sentences, self._words, self._keys, learn=False)
         return [
             _counts(len(sentences), *occurrences, columns=known.shape[1])
-            for occurrences, known in zip(self.numbered(sentences), self.counts, strict=True)
+            for occurrences, known in zip(numbered, self.counts, strict=True)
         ]
 
     def most(self) -> list[csr_array]:

@@ -49,8 +49,6 @@ class SelfCriticalTraining(Objective):
             the model from overfitting the rewards of the training images.
         likelihood: Weight of -log p(y | a) of the batch's own captions y in nats, a mean over captions, with dropout if
             ``dropout`` is set. At 0 they are not read.
-        frequencies: File of CIDEr-D's document frequencies; by default those of the training references. The end of a
-            caption counts as a word, "<end>".
 
     Raises:
         InputError: An option is out of its range.
@@ -67,7 +65,6 @@ class SelfCriticalTraining(Objective):
         bleu4: float = 0.0,
         dropout: bool = False,
         likelihood: float = 0.0,
-        frequencies: str | None = None,
     ) -> None:
         super().__init__()
         if baseline not in ("leave_one_out", "greedy"):
@@ -86,7 +83,6 @@ class SelfCriticalTraining(Objective):
         self.bleu4 = bleu4
         self.dropout = dropout
         self.likelihood = likelihood
-        self.frequencies = frequencies
         self._reward: Reward | None = None
         self._search = BeamOptions()
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import save_image
+from helpers_faults import command
 from helpers_runs import WORDS, edit_checkpoint, save_checkpoint
 from torch import Tensor
 
 from captioning.attention import HardAttention
-from captioning.cli import average
 from captioning.inference import load
 from captioning.model import SummedOutput
 
@@ -43,7 +43,7 @@ def main(*argv: object) -> None:
     """Average the checkpoints that come first in a command line."""
     words = [str(word) for word in argv]
     models = list(itertools.takewhile(lambda word: not word.startswith("--"), words))
-    average.main([*(f"--model={model}" for model in models), *words[len(models) :]])
+    command("average", *(f"--model={model}" for model in models), *words[len(models) :])
 
 
 def weights(path: str | Path) -> dict[str, Tensor]:
@@ -54,7 +54,7 @@ def weights(path: str | Path) -> dict[str, Tensor]:
 def test_parameters_are_means_and_the_rest_is_the_last_ones(options, capsys):
     paths = [make("a.ckpt", batches=3, **options), make("b.ckpt", 0.5, batches=8, **options)]
     before = [weights(path) for path in paths]
-    main(*paths, "--fractions", 1, 3, "--output", "new/mean.ckpt")
+    main(*paths, "--fraction", 1, "--fraction", 3, "--output", "new/mean.ckpt")
     assert "written to new/mean.ckpt: 0.25 of a.ckpt, 0.75 of b.ckpt" in capsys.readouterr().out
     averaged = weights("new/mean.ckpt")
     assert averaged.keys() == before[0].keys()
@@ -135,12 +135,12 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
     ("argv", "message"),
     [
         (["a.ckpt"], "a mean needs at least two checkpoints"),
-        (["a.ckpt", "b.ckpt", "--fractions", "1"], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
-        (["a.ckpt", "b.ckpt", "--fractions", "0", "0"], "at least 0 and not all 0, got 0.0, 0.0"),
-        (["a.ckpt", "b.ckpt", "--fractions", "2", "nan"], "at least 0 and not all 0, got 2.0, nan"),
-        (["a.ckpt", "b.ckpt", "--fractions", "2", "inf"], "at least 0 and not all 0, got 2.0, inf"),
-        (["a.ckpt", "gone.ckpt"], "gone.ckpt: the checkpoint cannot be read"),
-        (["a.ckpt", "pretrained"], "pretrained: is an exported model; give the .ckpt file that it is from"),
+        (["a.ckpt", "b.ckpt", "--fraction", "1"], "there are 1 fractions for 2 checkpoints; give each checkpoint one"),
+        (["a.ckpt", "b.ckpt", "--fraction=0", "--fraction=0"], "at least 0 and not all 0, got 0.0, 0.0"),
+        (["a.ckpt", "b.ckpt", "--fraction=2", "--fraction=nan"], "at least 0 and not all 0, got 2.0, nan"),
+        (["a.ckpt", "b.ckpt", "--fraction=2", "--fraction=inf"], "at least 0 and not all 0, got 2.0, inf"),
+        (["a.ckpt", "gone.ckpt"], "--model gone.ckpt: no such file"),
+        (["a.ckpt", "pretrained"], "--model pretrained: is no checkpoint; give the FILE.ckpt that it is from"),
     ],
 )
 def test_options_that_cannot_be_used_are_one_line(argv, message, capsys):

@@ -1,4 +1,4 @@
-"""Nothing heavy is imported before it is needed: help is answered at once, and an image is captioned without Lightning."""
+"""Nothing heavy is imported before it is needed: help comes at once, and an image is captioned without Lightning."""
 
 from __future__ import annotations
 

@@ -5,10 +5,9 @@ This module imports nothing that is slow, because help is answered from it at on
 
 from __future__ import annotations
 
+import difflib
 import sys
 from pathlib import Path
-
-from captioning.errors import did_you_mean
 
 TRAINING = {
     "fit": "train a model; keeps the checkpoint whose captions have the best validation BLEU-4",
@@ -108,7 +107,9 @@ def training_help(command: str) -> str:
 
 def near(path: str | Path) -> str:
     """Return ``; did you mean X?`` with the file of that folder whose name is nearest, "" if none is near."""
-    return did_you_mean(str(path), [str(other) for other in Path(path).parent.glob("*")])
+    folder = Path(path).parent
+    names = difflib.get_close_matches(Path(path).name, [other.name for other in folder.glob("*")], 1)
+    return f"; did you mean {folder / names[0]}?" if names else ""
 
 
 def announce(command: str, what: str = "PyTorch") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import itertools
 import sys
 from collections.abc import Sequence
@@ -54,10 +53,7 @@ def _run(name: str, words: list[str]) -> None:
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")
         words = ["--help" if word == "--help_all" else word for word in words]
-        if importlib.util.find_spec("captioning.cli.lightning"):
-            importlib.import_module("captioning.cli.lightning").run(name, words)
-        else:  # until it is there
-            importlib.import_module("captioning.cli.fit").main([name, *words])
+        importlib.import_module("captioning.cli.lightning").run(name, words)
     else:
         call(f"captioning {name}", getattr(importlib.import_module(f"captioning.cli.{name}"), name), words)
 

@@ -94,6 +94,7 @@ def write_evaluation(
     search: Mapping[str, Any],
     tokens: str = "",
     cells: CellGrid | None = None,
+    provenance: Mapping[str, Any] | None = None,
 ) -> None:
     """Write STAGE_metrics.json, STAGE_captions.json and STAGE_results.json, the COCO server's file.
 
@@ -102,12 +103,15 @@ def write_evaluation(
         search: Options that the captions were made with.
         tokens: Description of the words that the metrics compare.
         cells: The grid that pointing was judged on, if it was.
+        provenance: Where the model and the metrics come from.
     """
     content: dict[str, Any] = {f"{stage}/{name}": value for name, value in metrics.items()} | {"search": dict(search)}
     if tokens:
         content["tokens"] = tokens
     if cells is not None:
         content["cells"] = dataclasses.asdict(cells)
+    if provenance:
+        content["provenance"] = dict(provenance)
     write_json(folder / f"{stage}_metrics.json", content)
     entries = [dataclasses.asdict(image) for image in images]
     for entry in entries:

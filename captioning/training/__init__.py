@@ -1,20 +1,17 @@
-"""Training with Lightning: the module, the data of a run, callbacks and the wandb logger."""
+"""Training with Lightning: the module, the data of a run, callbacks and schedules."""
 
-from captioning.training.averaging import WeightAverage
-from captioning.training.callbacks import CaptionSamples, Unfreeze
+from captioning.training.callbacks import CaptionSamples, LogLines, StopOnRequest, Throughput, Unfreeze
 from captioning.training.datamodule import CaptionDataModule
 from captioning.training.module import CaptioningModule
-from captioning.training.progress import Throughput
 from captioning.training.schedules import WarmupCosine
-from captioning.training.wandb_run import WandbRun
 
 __all__ = [
     "CaptionDataModule",
     "CaptionSamples",
     "CaptioningModule",
+    "LogLines",
+    "StopOnRequest",
     "Throughput",
     "Unfreeze",
-    "WandbRun",
     "WarmupCosine",
-    "WeightAverage",
 ]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,46 +15,13 @@ from captioning.checkpoint.load import check_tokenizer, read_model
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import Features, flipped_split, view_fingerprint
 from captioning.data.loading import BatchLoader, CaptionDataset, processors
-from captioning.data.old_sampler import CaptionBatchSampler, ImageBatchSampler, is_position
 from captioning.data.records import SPLITS, CaptionIndex, CaptionSource
+from captioning.data.sampler import CaptionBatches, ImageBatches
 from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range
-from captioning.evaluation.grounding import ObjectCells, object_cells
 from captioning.tokenizers import PennTreebank, Tokenizer
 from captioning.vocabulary import Vocabulary
-
-
-class ResumableLoader(BatchLoader[CaptionBatch]):
-    """A loader of whole batches that counts those that have been trained on, so that a run resumes at the next one.
-
-    The trainer calls ``state_dict`` when it saves and ``load_state_dict`` when it resumes.
-
-    Args:
-        trained_on: Function that returns how many batches of the epoch are done, given how many were handed out.
-    """
-
-    sampler: CaptionBatchSampler
-
-    def __init__(
-        self, dataset: CaptionDataset, batches: CaptionBatchSampler, *, trained_on: Callable[[int], int], **options: Any
-    ) -> None:
-        super().__init__(dataset, batches, **options)
-        self.trained_on = trained_on
-        self._handed_out: int | None = None
-
-    def __iter__(self) -> Iterator[CaptionBatch]:  # type: ignore[override]
-        self._handed_out = self.sampler.resumes_at
-        for batch in super().__iter__():
-            self._handed_out += 1
-            yield batch
-
-    def state_dict(self) -> dict[str, Any]:
-        done = None if self._handed_out is None else self.trained_on(self._handed_out)
-        return self.sampler.state_dict(done)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.sampler.load_state_dict(state)
 
 
 @dataclass(frozen=True)
@@ -124,7 +88,7 @@ class Augmentation:
 class CaptionDataModule(pl.LightningDataModule):
     """Records of one source as training and evaluation batches.
 
-    ``CaptioningModule.connect`` sets ``encoder``, which determines the preprocessing of images and the grid of objects.
+    The trainer's module brings ``encoder``, which determines the preprocessing of images and the grid of objects.
 
     Args:
         source: Data set.
@@ -184,22 +148,21 @@ class CaptionDataModule(pl.LightningDataModule):
         self.limit_images = limit_images
         self._words = vocabulary
         self._indices: dict[str, CaptionIndex] = {}
-        self._objects: dict[tuple[str, int], list[ObjectCells]] = {}
-        self._objects_on: object = None  # the cells that these objects are on
         self._vocabulary: Vocabulary | None = None
         self.evaluated_split = "val"
-        self._train_loader: ResumableLoader | None = None
-        self._resume_from: dict[str, Any] | None = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> CaptionDataModule:
-        """Return the same object: copies of a module, such as an average of its weights, share the data."""
-        return self
+    def use(self, vocabulary: Vocabulary) -> None:
+        """Use a trained model's vocabulary and its tokenizer in place of the words of the training captions."""
+        self._vocabulary = vocabulary
+        self.tokenizer = self.source.tokenizer = vocabulary.tokenizer
 
     def prepare_data(self) -> None:
         self.source.prepare()
 
     def setup(self, stage: str) -> None:
         """Read the splits that ``stage`` (fit, validate, test, predict) needs, and the vocabulary."""
+        if self.trainer is not None:
+            self.encoder = self.trainer.lightning_module.encoder  # type: ignore[assignment]
         self.evaluated_split = self.test_split if stage in ("test", "predict") else "val"
         splits = ["train", "val"] if stage == "fit" else [self.evaluated_split]
         for split in splits:
@@ -208,7 +171,6 @@ class CaptionDataModule(pl.LightningDataModule):
                     f"{self.index(split).origin}: the {split} split has {len(self.index(split))} images for "
                     f"{self._processes[1]} processes; lower --trainer.devices"
                 )
-        self.source.objects(self.evaluated_split)  # damaged outlines are refused before work starts
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of ``split``, read once."""
@@ -230,34 +192,10 @@ class CaptionDataModule(pl.LightningDataModule):
             self._vocabulary = self._words.build(self.index("train"), self.tokenizer)
         return self._vocabulary
 
-    def objects(self, row: int) -> list[ObjectCells]:
-        """Return the objects of an image of the evaluated split, on the encoder's cells; [] without annotated ones."""
-        cells, key = self.encoder.cells, (self.evaluated_split, row)
-        if self._objects_on != cells:  # an encoder that is being trained changes them
-            self._objects_on, self._objects = cells, {}
-        if key not in self._objects:
-            lookup = self.source.objects(self.evaluated_split)
-            objects = [] if lookup is None else lookup(int(self.evaluated.image_ids[row]))
-            view = self.encoder.preprocessing
-            self._objects[key] = object_cells(
-                [dataclasses.replace(item, mask=view.mask(item.mask)) for item in objects], cells
-            )
-        return self._objects[key]
-
     @property
     def _processes(self) -> tuple[int, int]:
         """(rank, world size)."""
         return (0, 1) if self.trainer is None else (self.trainer.global_rank, self.trainer.world_size)
-
-    def _trained_on(self, handed_out: int) -> int:
-        """Return how many of the batches handed out are done; all of the epoch, once the trainer stops asking."""
-        if self.trainer is None:
-            return handed_out
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
-        # Not ready: an epoch begins, and the count is still that of the epoch before. When ready, a batch that a crash
-        # or Ctrl-C left unfinished is not counted.
-        done = progress.processed if progress.ready else handed_out
-        return sys.maxsize if done >= self.trainer.num_training_batches else done
 
     def _dataset(self, split: str, *, by_image: bool) -> CaptionDataset:
         features = flipped = None
@@ -289,14 +227,16 @@ class CaptionDataModule(pl.LightningDataModule):
             return self.num_workers
         return 0 if self.features is not None else min(8, processors())
 
-    def _loader_options(self, dataset: CaptionDataset) -> dict[str, Any]:
-        return {
-            "num_workers": self._workers,
-            "pin_memory": torch.cuda.is_available(),
-            "persistent_workers": self._workers > 0,
+    def _loader(self, dataset: CaptionDataset, batches: CaptionBatches | ImageBatches) -> DataLoader[CaptionBatch]:
+        return BatchLoader(
+            dataset,
+            batches,
+            num_workers=self._workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=self._workers > 0,
             # Its own generator: the global one belongs to dropout and sampling, and must resume unchanged.
-            "generator": torch.Generator().manual_seed(self.seed),
-        }
+            generator=torch.Generator().manual_seed(self.seed),
+        )
 
     def _training_transform(self) -> TrainingTransform | None:
         random_crop, flip = self.augmentation.random_crop, self.augmentation.flip
@@ -328,11 +268,6 @@ class CaptionDataModule(pl.LightningDataModule):
         fingerprint = view_fingerprint(self.encoder.fingerprint(), upright=upright, flipped=flipped)
         return Features(self.features, flipped_split(split) if flipped else split, fingerprint)
 
-    def samples(self, count: int) -> CaptionBatch:
-        """Return the first ``count`` images of the evaluated split as one batch."""
-        dataset = self._dataset(self.evaluated_split, by_image=True)
-        return dataset[list(range(min(count, len(dataset.index))))]
-
     def photo(self, row: int) -> Image | None:
         """Return an image of the evaluated split before preprocessing; None if its image file is missing."""
         there = self.evaluated.image_path(row).is_file()
@@ -346,51 +281,39 @@ class CaptionDataModule(pl.LightningDataModule):
         """Return the batch on the device; from page-locked memory, the copy overlaps with computing."""
         return batch.to(device, non_blocking=device.type == "cuda")
 
-    def train_dataloader(self) -> ResumableLoader:
-        dataset = self._dataset("train", by_image=False)
-        index = dataset.index
+    def batches_per_epoch(self) -> int:
+        """Return the training batches of an epoch of this process."""
+        return len(self._sampler((0, 0)))
+
+    def _sampler(self, start: tuple[int, int]) -> CaptionBatches:
+        index = self.index("train")
         rank, world_size = self._processes
-        sampler = CaptionBatchSampler(
+        return CaptionBatches(
             index.caption_lengths,
             index.caption_image,
-            batch_size=self.batch_size,
-            seed=self.seed,
-            rank=rank,
-            world_size=world_size,
+            self.batch_size,
+            self.seed,
             group=self.group,
             captions_per_image=self.captions_per_image,
+            start=start,
+            rank=rank,
+            world_size=world_size,
         )
-        options = self._loader_options(dataset)
-        loader = ResumableLoader(dataset, sampler, trained_on=self._trained_on, **options)
-        if self._resume_from is not None:
-            loader.load_state_dict(self._resume_from)
-        self._train_loader, self._resume_from = loader, None
-        return loader
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training captions from which a resumed run continues.
-
-        The loader keeps one too, but Lightning 2.6 does not restore it at the end of an epoch or after a schedule has
-        asked for the number of steps.
-        """
-        if self._resume_from is not None:
-            return self._resume_from
-        return {} if self._train_loader is None else self._train_loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let ``train_dataloader`` continue where ``state_dict`` was taken.
-
-        Raises:
-            InputError: It is not such a position.
-        """
-        if state_dict != {} and not is_position(state_dict):
-            raise InputError("the checkpoint's position in the training data is damaged; use another one")
-        self._resume_from = state_dict or None
+    def train_dataloader(self) -> DataLoader[CaptionBatch]:
+        """Return the training batches; those of a resumed run begin where the trainer's own count says that it is."""
+        start = (0, 0)
+        if self.trainer is not None:
+            loop: Any = self.trainer.fit_loop
+            progress = loop.epoch_loop.batch_progress
+            in_epoch = loop.restarting and not progress.is_last_batch
+            start = (self.trainer.current_epoch, progress.current.processed if in_epoch else 0)
+        return self._loader(self._dataset("train", by_image=False), self._sampler(start))
 
     def val_dataloader(self) -> DataLoader[CaptionBatch]:
         dataset = self._dataset(self.evaluated_split, by_image=True)
         rank, world_size = self._processes
-        sampler = ImageBatchSampler(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
-        return BatchLoader(dataset, sampler, **self._loader_options(dataset))
+        sampler = ImageBatches(len(dataset.index), self.eval_batch_size, rank=rank, world_size=world_size)
+        return self._loader(dataset, sampler)
 
     test_dataloader = predict_dataloader = val_dataloader

@@ -1,39 +1,46 @@
-"""Training with Lightning."""
+"""Training, validation, test and prediction of a captioner with Lightning."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import OptimizerCallable
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from captioning.attention import StochasticAttention, UniformAttention
+from captioning.attention import Attention
 from captioning.checkpoint.format import describe
 from captioning.checkpoint.load import SavedModel, check_tokenizer, check_vocabulary
 from captioning.data.batch import CaptionBatch
 from captioning.decoding import BeamOptions
 from captioning.encoders import Encoder
 from captioning.errors import InputError, check_range, one_line
+from captioning.evaluation.evaluator import Evaluated, Evaluator
+from captioning.evaluation.grounding import ObjectsInView
+from captioning.evaluation.records import CaptionedImage, write_evaluation, write_predictions
 from captioning.evaluation.rewards import CaptionReward
 from captioning.model import Captioner, Decoder
+from captioning.model.captioner import CaptionModel
+from captioning.model.ensemble import Ensemble
 from captioning.objective import Likelihood, Objective
 from captioning.objective.collapse import CollapseWatch, attention_statistics
 from captioning.objective.processes import process_count, sum_over_processes
-from captioning.training.evaluation_loops import EvaluatedModule
+from captioning.tokenizers import PennTreebank
+from captioning.training.datamodule import CaptionDataModule
 from captioning.vocabulary import Vocabulary, tokenizer_from
 
 
-class CaptioningModule(EvaluatedModule):
-    """An encoder and a decoder, trained by an objective.
+class CaptioningModule(pl.LightningModule):
+    """An encoder and a decoder, trained by an objective and scored by their captions.
 
-    The vocabulary comes from the data, so the model is assembled in ``configure_model``, after the data are set up;
-    ``connect`` passes them in.
+    The vocabulary comes from the data, so the captioner is assembled in ``configure_model``, after the data are set up.
 
     Args:
         encoder: Images to annotations.
@@ -57,18 +64,56 @@ class CaptioningModule(EvaluatedModule):
         search: BeamOptions = BeamOptions(),  # noqa: B008 - frozen
         bound_samples: int = 8,
     ) -> None:
-        super().__init__(encoder, decoder, search=search, bound_samples=bound_samples)
+        super().__init__()
+        check_range(0, 100_000, bound_samples=bound_samples)
+        self._parts = (encoder, decoder)  # a tuple, so that they are registered once, inside the captioner
         self.objective = (objective or Likelihood()).connect(decoder.attention)
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self._watch = CollapseWatch()
+        self.search = search
+        self.bound_samples = bound_samples
+        self.captioner: Captioner | None = None
+        self.others: tuple[Captioner, ...] = ()
+        """Further members of the ensemble that is evaluated; a tuple keeps them out of this module's state."""
         self.settings: dict[str, Any] = {}
+        """The full configuration of the run, which checkpoints keep."""
         self.start: SavedModel | None = None
         """The model whose weights the captioner begins with when it is assembled."""
-        self.loaded_step = 0
-        """Optimizer step at which the checkpoint that was loaded last was saved."""
+        self.scored: str | None = None
+        """Name of the model that is scored, for the record of a test."""
+        self.provenance: dict[str, Any] = {}
+        """What a test's file of metrics says about where they come from."""
+        self.samples = 4
+        """Number of images of a split whose hypotheses an evaluation keeps."""
+        self.evaluator: Evaluator | None = None
+        self.results: list[CaptionedImage] = []
+        """The images of the last evaluation, in the order of the split; complete on every process."""
+        self._watch = CollapseWatch()
         self._random_state: dict[str, Any] | None = None
-        self._begins_with_weights = False  # whether these are another run's
+        self._objects: ObjectsInView | None = None
+
+    @classmethod
+    def of(cls, captioner: Captioner, **options: Any) -> CaptioningModule:
+        """Return the module that scores a finished captioner."""
+        module = cls(captioner.encoder, captioner.decoder, **options)
+        module.captioner = captioner
+        return module
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what an average of the weights copies: no recipes, which hold the command line's parser."""
+        return super().__getstate__() | {"optimizer": None, "scheduler": None, "start": None}
+
+    @property
+    def encoder(self) -> Encoder:
+        return self._parts[0]
+
+    @property
+    def attention(self) -> Attention:
+        return self._parts[1].attention
+
+    @property
+    def data(self) -> CaptionDataModule:
+        return self.trainer.datamodule  # type: ignore[attr-defined,no-any-return]
 
     def configure_model(self) -> None:
         """Assemble the captioner for the data's vocabulary. Called by the trainer; a second call does nothing."""
@@ -81,52 +126,29 @@ class CaptioningModule(EvaluatedModule):
         Raises:
             InputError: The weights that it begins with are of another vocabulary or model.
         """
-        self.vocabulary = vocabulary
         self.captioner = Captioner(*self._parts, vocabulary_size=len(vocabulary))
         if self.start is not None:
             self.start.load_into(self.captioner, vocabulary)
-            self.start, self._begins_with_weights = None, True
         return self.captioner
 
     # Training
 
     def on_fit_start(self) -> None:
-        if isinstance(self.attention, StochasticAttention) and self.attention.ramp:
-            batches = self.trainer.estimated_stepping_batches * self.trainer.accumulate_grad_batches
-            if self.attention.ramp[0] >= batches:
-                rank_zero_info(
-                    f"no context will be drawn: the ramp of {type(self.attention).__name__} begins at batch "
-                    f"{self.attention.ramp[0]}, and the training has {batches:.0f}; set "
-                    "--model.decoder.init_args.attention.init_args.ramp"
-                )
-        if self.objective.second_stage and self.trainer.ckpt_path is None and not self._begins_with_weights:
+        if self.objective.second_stage and self.trainer.ckpt_path is None and self.start is None:
             rank_zero_warn(
                 "self-critical training begins with random weights; pass first-stage weights with --init_from"
             )
-        self.objective.begin(self.attention, self._reward, self.search)
+        data = self.data
+        self.objective.begin(
+            self.attention, lambda options: CaptionReward(options, data.index("train"), data.vocabulary), self.search
+        )
 
-    def _reward(self, options: Any) -> CaptionReward:
-        assert self.vocabulary is not None
-        return CaptionReward(options, self.data.index("train"), self.vocabulary)
-
-    def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
-        assert self.captioner is not None
-        self.captioner.begin_batch()
-        loss, terms, output = self.objective(self.captioner, batch)
-        statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
-        mask = batch.annotation_mask
-        self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
-        for name, value in (self._over_processes(terms | statistics) | self.attention.schedule()).items():
-            self.log(f"train/{name}", value, prog_bar=name == "loss")
-        self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
-        return loss
-
-    def _over_processes(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the means over all processes; of the terms of the loss these are the whole batch's."""
-        if (processes := process_count()) == 1:
-            return values
-        means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
-        return dict(zip(values, means, strict=True))
+    def on_train_start(self) -> None:
+        if self._random_state is not None:  # a resumed run continues the same stream of random numbers
+            torch.set_rng_state(self._random_state["cpu"].cpu())
+            if self.device.type == "cuda" and "cuda" in self._random_state:
+                torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
+            self._random_state = None
 
     def on_train_batch_start(self, batch: CaptionBatch, batch_idx: int) -> None:
         """Where several processes train, let each draw from a stream of its own.
@@ -139,8 +161,21 @@ class CaptioningModule(EvaluatedModule):
             place = np.random.SeedSequence((self.data.seed, self.trainer.global_rank, total.processed))
             torch.manual_seed(int(place.generate_state(1, np.uint64)[0]))
 
+    def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor:
+        assert self.captioner is not None
+        self.captioner.begin_batch()
+        loss, terms, output = self.objective(self.captioner, batch)
+        statistics = attention_statistics(output.trace, output.mask, sparse=self.attention.normaliser.sparse)
+        mask = batch.annotation_mask
+        self._watch.update(statistics, output.trace.alphas.shape[-1] if mask is None else mask.sum(dim=1))
+        for name, value in (_over_processes(terms | statistics) | self.attention.schedule()).items():
+            self.log(f"train/{name}", value, prog_bar=name == "loss")
+        self.log("epoch", float(self.current_epoch + 1))  # counted from 1; Lightning's own column begins at 0
+        return loss
+
     def on_train_epoch_end(self) -> None:
-        if not isinstance(self.attention, UniformAttention) and (cause := self._watch.cause()) is not None:
+        learns = any(parameter.requires_grad for parameter in self.attention.parameters())
+        if learns and (cause := self._watch.cause()) is not None:
             rank_zero_warn(f"attention has collapsed: {cause}")
 
     # Optimization
@@ -151,24 +186,31 @@ class CaptioningModule(EvaluatedModule):
         groups = [{"params": decoder}, *self.captioner.encoder.parameter_groups()]
         try:
             optimizer = self.optimizer(groups)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"model.optimizer: {one_line(error)}") from error
-        for number, group in enumerate(optimizer.param_groups):
-            check_range(0, **{f"model.optimizer: the learning rate of group {number + 1}": float(group["lr"])})
-        if self.scheduler is None:
-            return optimizer
-        steps = self.trainer.estimated_stepping_batches
-        if math.isinf(steps):
-            raise InputError(
-                "model.scheduler: needs the length of training; give --trainer.max_epochs or --trainer.max_steps"
-            )
-        try:
-            scheduler = self.scheduler(optimizer, int(steps))
+            if self.scheduler is None:
+                return optimizer
+            scheduler = self.scheduler(optimizer, self._steps())
         except InputError:
             raise
         except (ValueError, TypeError) as error:
-            raise InputError(f"model.scheduler: {one_line(error)}") from error
+            raise InputError(f"model.optimizer or model.scheduler: {one_line(error)}") from error
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _steps(self) -> int:
+        """Return the optimizer steps of the whole run.
+
+        Lightning's ``estimated_stepping_batches`` would make the loader before a resumed run knows where it is.
+        """
+        trainer: Any = self.trainer
+        batches, limit = self.data.batches_per_epoch(), trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        limits = [trainer.max_steps] if trainer.max_steps > 0 else []
+        if trainer.max_epochs is not None and trainer.max_epochs >= 0:
+            limits.append(trainer.max_epochs * math.ceil(batches / trainer.accumulate_grad_batches))
+        if not limits:
+            raise InputError(
+                "model.scheduler: needs the length of training; give --trainer.max_epochs or --trainer.max_steps"
+            )
+        return min(limits)
 
     def configure_gradient_clipping(
         self,
@@ -179,29 +221,139 @@ class CaptioningModule(EvaluatedModule):
         """Clip as Lightning does, also with a fused optimizer, which it refuses because of scaled float16 gradients.
 
         Logs ``train/gradient_norm``, before it is clipped, and ``train/learning_rate``, of the decoder.
+
+        Raises:
+            InputError: Training has diverged: the gradient is not finite. No weight has been changed by it.
         """
         by_norm, fused = gradient_clip_algorithm in (None, "norm"), optimizer.defaults.get("fused")
-        scaler = getattr(self.trainer.precision_plugin, "scaler", None)
+        scaler = getattr(self.trainer.precision_plugin, "scaler", None)  # it skips steps whose gradient overflows
         if scaler is not None and fused:
             scaler.unscale_(optimizer)  # so that its step does not unscale again
-        if gradient_clip_val and by_norm:
-            # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
-            groups = optimizer.param_groups
-            clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
-            norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val)
-        else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-            if gradient_clip_val:
-                torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        try:
+            if gradient_clip_val and by_norm:
+                # The order of the parameters determines the rounding of the norm, and so whether runs repeat exactly.
+                groups = optimizer.param_groups
+                clipped = self.parameters() if fused else (p for group in groups for p in group["params"])
+                norm = torch.nn.utils.clip_grad_norm_(clipped, gradient_clip_val, error_if_nonfinite=scaler is None)
+            else:
+                gradients = [p.grad for p in self.parameters() if p.grad is not None]
+                norm = torch.nn.utils.get_total_norm(gradients, error_if_nonfinite=scaler is None)
+        except RuntimeError as error:
+            raise InputError(
+                f"training has diverged: the gradient is not finite at step {self.trainer.global_step + 1}; try a "
+                "lower learning rate, --trainer.gradient_clip_val 5, or --trainer.precision 32-true"
+            ) from error
+        if gradient_clip_val and not by_norm:
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
         self.log("train/gradient_norm", norm)
         self.log("train/learning_rate", float(optimizer.param_groups[0]["lr"]))
+
+    # Evaluation
+
+    def on_validation_epoch_start(self) -> None:
+        assert self.captioner is not None
+        captioner: CaptionModel = self.captioner
+        if self.others:
+            others = [other.to(self.captioner.decoder.embedding.weight) for other in self.others]
+            captioner = Ensemble([self.captioner, *others], load=self.data.load).eval()
+        index = self.data.evaluated
+        if self._objects is None or self._objects.index is not index:  # laid out once for all validations
+            self._objects = ObjectsInView(self.data.source.objects(self.data.evaluated_split), index, self.encoder)
+        self.evaluator = Evaluator(
+            captioner,
+            self.data.vocabulary,
+            index,
+            self._objects,
+            search=self.search,
+            bound_samples=0 if self.trainer.state.fn == "fit" else self.bound_samples,
+            seed=self.data.seed,
+            keep=self.samples,
+        )
+
+    def validation_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        assert self.evaluator is not None
+        self.evaluator.update(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        self._finish("val")
+
+    def on_test_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def test_step(self, batch: CaptionBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_test_epoch_end(self) -> None:
+        self._finish("test")
+
+    def on_predict_epoch_start(self) -> None:
+        self.on_validation_epoch_start()
+
+    def predict_step(self, batch: CaptionBatch, batch_idx: int) -> list[dict[str, Any]]:
+        """Return ``{"image_id", "caption", "log_prob"}`` of every image."""
+        assert self.evaluator is not None
+        images = [image for image, _ in self.evaluator.caption(batch)]
+        self.evaluator.evaluated.images |= dict(zip(batch.rows.tolist(), images, strict=True))
+        return [{"image_id": image.image_id, "caption": image.text, "log_prob": image.log_prob} for image in images]
+
+    def on_predict_epoch_end(self) -> None:
+        images = dict(sorted(self._gathered().images.items()))
+        if self.trainer.is_global_zero:
+            paths = [self.data.evaluated.image_path(row) for row in images]
+            for path in write_predictions(Path(self.trainer.default_root_dir), paths, list(images.values())):
+                print(f"written to {path}", flush=True)
+
+    def _gathered(self) -> Evaluated:
+        """Return what all processes have evaluated."""
+        assert self.evaluator is not None
+        evaluated = self.evaluator.evaluated
+        if self.trainer.world_size > 1:
+            parts: list[Any] = [None] * self.trainer.world_size
+            torch.distributed.all_gather_object(parts, evaluated)
+            evaluated = Evaluated.merge(parts)
+        return evaluated
+
+    def _finish(self, stage: Literal["val", "test"]) -> None:
+        fitting = self.trainer.state.fn == "fit"
+        tokenizer = self.data.vocabulary.tokenizer
+        # METEOR alone takes seconds: not after every epoch, and not on every process.
+        scoring = not fitting and self.trainer.is_global_zero
+        metrics, self.results = self._gathered().finish(java=scoring and tokenizer.english)
+        for name, value in metrics.items():
+            self.log(f"{stage}/{name}", value, prog_bar=name == "bleu4", sync_dist=False)
+        if fitting:
+            self.log("epoch", float(self.current_epoch + 1))
+        if metrics and scoring:
+            self._write(stage, metrics)
+
+    def _write(self, stage: str, metrics: dict[str, float]) -> None:
+        search = vars(self.search) | {"inference": self.attention.inference, "split": self.data.evaluated_split}
+        if self.scored is not None:
+            search["checkpoint"] = self.scored
+        if "bound" in metrics:
+            search["bound_samples"] = self.bound_samples
+        if not isinstance(self.data.vocabulary.tokenizer, PennTreebank):
+            search["tokenizer"] = type(self.data.vocabulary.tokenizer).__name__
+        if self.others:
+            search["ensemble"] = 1 + len(self.others)
+        pointed = any(image.hits or image.reference_hits for image in self.results)
+        write_evaluation(
+            Path(self.trainer.default_root_dir),
+            stage,
+            metrics,
+            self.results,
+            search=search,
+            tokens=self.data.source.tokens,
+            cells=self.encoder.cells if pointed else None,
+            provenance=self.provenance,
+        )
 
     # Checkpoints
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the entry that rebuilds the captioner without a config, a vocabulary file or a data set."""
-        assert self.captioner is not None and self.vocabulary is not None
-        checkpoint["captioning"] = describe(self.captioner, self.vocabulary, self.settings)
+        assert self.captioner is not None
+        checkpoint["captioning"] = describe(self.captioner, self.data.vocabulary, self.settings)
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -209,40 +361,36 @@ class CaptioningModule(EvaluatedModule):
         checkpoint["random_state"] = self._random_state or state
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        assert self.vocabulary is not None
-        content = checkpoint["captioning"]
-        check_tokenizer(tokenizer_from(content.get("tokenizer")), self.vocabulary.tokenizer)
-        check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.vocabulary)
-        self._refuse_other_sizes(checkpoint["state_dict"])
-        states = len(checkpoint.get("optimizer_states", ()))
-        if self.trainer.state.fn == "fit" and not (states and "loops" in checkpoint):
-            raise InputError("the checkpoint holds the model alone; training cannot go on from it")
-        if states > 1:
-            raise InputError(f"the checkpoint has the states of {states} optimizers; a run has one")
-        self._random_state = checkpoint.get("random_state")
-        self.loaded_step = checkpoint.get("global_step", 0)
-
-    def _refuse_other_sizes(self, weights: Mapping[str, Any]) -> None:
-        """Refuse the weights of another model before any of them is taken.
-
-        Raises:
-            InputError: The first weight that differs.
-        """
-        own_weights = self.state_dict()
-        for name in [*own_weights, *weights]:
-            here, there = (
-                None if tensor is None else tuple(tensor.shape) for tensor in (own_weights.get(name), weights.get(name))
+        content = checkpoint.get("captioning", {})
+        if "loops" not in checkpoint or "random_state" not in checkpoint:
+            raise InputError("the checkpoint holds the model alone; training cannot go on from it, see --init_from")
+        check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
+        check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
+        self._random_state = checkpoint["random_state"]
+        changed = [f"{name}: {now}, was {was}" for name, was, now in differences(content.get("settings"), self.settings)]
+        if changed:
+            rank_zero_warn(
+                "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "
+                f"change these, begin a new run with --init_from): {'; '.join(changed)}"
             )
-            if here != there:
-                sizes = ["missing" if size is None else size for size in (there, here)]
-                raise InputError(
-                    f"the checkpoint is of another model: {name} is {sizes[0]} there and {sizes[1]} here; use the "
-                    "model settings that it was trained with"
-                )
 
-    def on_train_start(self) -> None:
-        if self._random_state is not None:  # a resumed run continues the same stream of random numbers
-            torch.set_rng_state(self._random_state["cpu"].cpu())
-            if self.device.type == "cuda" and "cuda" in self._random_state:
-                torch.cuda.set_rng_state(self._random_state["cuda"].cpu(), self.device)
-            self._random_state = None
+
+def differences(before: Any, now: Any, place: str = "") -> list[tuple[str, Any, Any]]:
+    """Return (place, value before, value now) of settings that differ, except those that say where a run writes."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        names = [name for name in dict.fromkeys([*before, *now]) if f"{place}{name}" not in _PLACES]
+        return [change for name in names for change in differences(before.get(name), now.get(name), f"{place}{name}.")]
+    return [] if before == now else [(place.rstrip("."), before, now)]
+
+
+_PLACES = frozenset(
+    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath".split()
+)
+
+
+def _over_processes(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the means over all processes; of the terms of the loss these are the whole batch's."""
+    if (processes := process_count()) == 1:
+        return values
+    means = sum_over_processes(torch.stack([value.float() for value in values.values()])) / processes
+    return dict(zip(values, means, strict=True))

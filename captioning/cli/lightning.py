@@ -302,7 +302,9 @@ def _loggers(config: Any, folder: Path) -> list[Namespace]:
     """Return the loggers of a run: CSV, whose file survives a killed process, and wandb unless it is turned off."""
     given = config.trainer.logger
     wandb = Namespace(class_path="pytorch_lightning.loggers.WandbLogger", init_args=Namespace())
-    given = [wandb] if given in (None, True) else [] if given is False else given if isinstance(given, list) else [given]
+    given = (
+        [wandb] if given in (None, True) else [] if given is False else given if isinstance(given, list) else [given]
+    )
     loggers = [logger for logger in given if not logger.class_path.endswith("CSVLogger")]
     for logger in loggers:
         arguments = logger.init_args
@@ -388,7 +390,9 @@ class Score(CommandLine):
             type=str,
             help="The model: a checkpoint, an exported folder, hf:OWNER/NAME, or best or last of the run NAME.",
         )
-        parser.add_argument("--results", type=str | None, default=None, help="Where to write; default: the run's folder.")
+        parser.add_argument(
+            "--results", type=str | None, default=None, help="Where to write; default: the run's folder."
+        )
 
     def settled_folder(self) -> Path:
         """Return the folder for the results: the run's, with one of its own for an ensemble and for other data."""
@@ -405,7 +409,10 @@ class Score(CommandLine):
         if logger is None and self.stage == "test" and self.run is not None and not self.words.config:
             settings = read_config(self.run.config).get("trainer", {}).get("logger") or []
             entries = [entry for entry in settings if entry["class_path"].endswith("WandbLogger")]
-            logger = [Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"])) for entry in entries]
+            logger = [
+                Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"]))
+                for entry in entries
+            ]
         self.config.trainer.logger = logger or False  # the test of a run is logged to the run of wandb that it has
 
     def own_callbacks(self, configured: Sequence[Any]) -> list[Any]:
@@ -418,7 +425,11 @@ class Score(CommandLine):
         trained = {name: (self.saved.settings.get("trainer") or {}).get(name) for name in ("max_epochs", "precision")}
         self.model.provenance = provenance(command=words, seed=seed) | {
             "scored_in": self.config_dump["trainer"]["precision"],
-            "settings": {"model": self.saved.settings.get("model"), "data": self.config_dump["data"], "trainer": trained},
+            "settings": {
+                "model": self.saved.settings.get("model"),
+                "data": self.config_dump["data"],
+                "trainer": trained,
+            },
         }
         if self.stage == "predict":
             self.trainer.predict(self.model, datamodule=self.datamodule, return_predictions=False)

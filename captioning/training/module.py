@@ -367,7 +367,9 @@ class CaptioningModule(pl.LightningModule):
         check_tokenizer(tokenizer_from(content.get("tokenizer")), self.data.vocabulary.tokenizer)
         check_vocabulary("the checkpoint's", content.get("vocabulary") or (), self.data.vocabulary)
         self._random_state = checkpoint["random_state"]
-        changed = [f"{name}: {now}, was {was}" for name, was, now in differences(content.get("settings"), self.settings)]
+        changed = [
+            f"{name}: {now}, was {was}" for name, was, now in differences(content.get("settings"), self.settings)
+        ]
         if changed:
             rank_zero_warn(
                 "settings that differ from the checkpoint's (numbers of the optimizer stay the checkpoint's; to "

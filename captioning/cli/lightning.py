@@ -1,4 +1,4 @@
-"""``captioning fit``, ``validate``, ``test`` and ``predict``: Lightning's command line around the module and its data."""
+"""``captioning fit``, ``validate``, ``test`` and ``predict``: Lightning's command line around module and data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from pytorch_lightning.callbacks import (
     RichProgressBar,
 )
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.loggers import WandbLogger
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
@@ -156,8 +155,7 @@ class CommandLine(LightningCLI):
     def own_callbacks(self, configured: Sequence[Any]) -> list[Any]:
         """Return the callbacks that the configuration neither has nor turns off."""
         trainer = self.config.trainer
-        bar = [] if trainer.enable_progress_bar is False or _has(configured, ProgressBar) else [RichProgressBar()]
-        return bar
+        return [] if trainer.enable_progress_bar is False or _has(configured, ProgressBar) else [RichProgressBar()]
 
 
 def _has(callbacks: Sequence[Any], kind: type) -> bool:
@@ -467,7 +465,7 @@ def _data_of(path: Path) -> dict[str, Any]:
 
 
 def _print_metrics(metrics: dict[str, float]) -> None:
-    """Print BLEU with and without brevity penalty, the other metrics, and how attention at nouns finds their objects."""
+    """Print BLEU with and without brevity penalty, the other metrics, and how attention at nouns finds objects."""
     if "bleu1" not in metrics:
         return
     print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")

@@ -386,7 +386,8 @@ def differences(before: Any, now: Any, place: str = "") -> list[tuple[str, Any, 
 
 
 _PLACES = frozenset(
-    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath last.dirpath".split()
+    "name runs ckpt_path init_from config trainer.default_root_dir trainer.logger checkpoint.dirpath "
+    "last.dirpath".split()
 )
 
 

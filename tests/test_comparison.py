@@ -17,7 +17,7 @@ from captioning.comparison.page import comparison_page
 from captioning.comparison.result import Cell, Comparison, Disagreement, Table, with_best
 from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
-from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.metrics import caption_metrics
 from captioning.evaluation.resampling import Difference, Interval, holm
 
 
@@ -41,7 +41,7 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
     for captions in (make_captions(40, 0.5), make_captions(40, 0.8, seed=1)):
         told = [image.caption.split() for image in captions.values()]
         references = [[reference.split() for reference in image.references] for image in captions.values()]
-        expected.append(corpus_bleu(told, references))
+        expected.append(caption_metrics(told, references, java=False))
     for n in range(1, 5):
         soft, hard = cells(pair, "Captions of 40 images", f"BLEU-{n}")
         assert soft.value == pytest.approx(expected[0][f"bleu{n}"])
@@ -145,7 +145,9 @@ def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
     assert found.images == 10
     assert "(a 30, b 12); compared on the 10 in common" in found.notices[0]
     common = [long[i] for i in range(120, 130)]
-    expected = corpus_bleu([i.caption.split() for i in common], [[r.split() for r in i.references] for i in common])
+    expected = caption_metrics(
+        [i.caption.split() for i in common], [[r.split() for r in i.references] for i in common], java=False
+    )
     assert cells(found, "Captions of 10 images", "BLEU-2")[0].value == pytest.approx(expected["bleu2"])
     nouns = sum(len(image.hits) for image in common)
     assert f"{nouns} nouns" in cells(found, "Grounding", "Pointing accuracy")[0].detail

@@ -18,7 +18,7 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation import evaluate
-from captioning.evaluation.bleu import corpus_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_metrics
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
 from captioning.evaluation.files import read_results
@@ -76,7 +76,8 @@ def test_a_split_is_scored_on_its_captions_and_its_references(split):
     scores, images = split.evaluator(*batches).evaluated.finish()
     assert [image.image_id for image in images] == split.index.image_ids.tolist()
     assert [image.references for image in images] == [split.index.references(row) for row in range(IMAGES)]
-    expected = corpus_bleu([image.words for image in images], [image.reference_words for image in images])
+    counts = bleu_counts([image.words for image in images], [image.reference_words for image in images])
+    expected = bleu_metrics(counts.sum(axis=0))
     assert {name: scores[name] for name in expected} == expected
     nll, words = 0.0, 0
     for row in range(IMAGES):  # image by image, without the padding of a batch

@@ -1,40 +1,59 @@
-"""BLEU against hand counts and against the COCO toolkit."""
+"""BLEU, ROUGE-L and CIDEr-D against hand counts, nltk and the COCO toolkit, and the table of all metrics."""
 
 from __future__ import annotations
 
 import math
 import random
 
+import numpy as np
 import pytest
 
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu, sentence_bleu
+from captioning.evaluation import metrics
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics, sentence_bleu
+from captioning.evaluation.cider import CiderD, cider_d
+from captioning.evaluation.metrics import METRICS, caption_metrics
+from captioning.evaluation.ngrams import ReferenceNGrams
+from captioning.evaluation.resampling import differences, intervals
+from captioning.evaluation.rouge import longest_common_subsequence, rouge_l
+
+WORDS = "a dog cat runs sits on the grass red ball".split()
 
 
-def coco_bleu(hypotheses, references):
-    """The COCO caption toolkit on the same tokens; its own file is tried where it is installed."""
-    scorer = pytest.importorskip("pycocoevalcap.bleu.bleu").Bleu(4)
-    gts = {i: [" ".join(r) for r in refs] for i, refs in enumerate(references)}
-    res = {i: [" ".join(h)] for i, h in enumerate(hypotheses)}
-    scores, _ = scorer.compute_score(gts, res, verbose=0)
-    return [100 * score for score in scores]
-
-
-def make_corpus(seed: int, images: int = 80):
+def make_corpus(seed: int, images: int = 40):
+    """Captions of few words, so that n-grams repeat; one to five references; some hypotheses equal a reference."""
     random.seed(seed)
-    words = "a b c d".split()
 
-    def caption(low):
-        return random.choices(words, k=random.randint(low, 9))
+    def caption(shortest, words=WORDS):
+        return random.choices(words, k=random.randint(shortest, 12))
 
-    return [caption(1) for _ in range(images)], [[caption(3) for _ in range(5)] for _ in range(images)]
+    references = [[caption(1) for _ in range(random.randint(1, 5))] for _ in range(images)]
+    hypotheses = [caption(0, [*WORDS, "zebra", "kite"]) for _ in range(images)]
+    hypotheses[::7] = [of_image[-1] for of_image in references[::7]]
+    return hypotheses, references
+
+
+def corpus_bleu(hypotheses, references) -> dict[str, float]:
+    return bleu_metrics(bleu_counts(hypotheses, references).sum(axis=0))
+
+
+def in_toolkit(scorer: str, hypotheses, references, *arguments, **options):
+    """The toolkit's corpus score and its scores of images."""
+    module = pytest.importorskip(f"pycocoevalcap.{scorer.lower()}.{scorer.lower()}")
+    gts = {i: [" ".join(words) for words in of_image] for i, of_image in enumerate(references)}
+    res = {i: [" ".join(words)] for i, words in enumerate(hypotheses)}
+    return getattr(module, scorer)(*arguments).compute_score(gts, res, **options)
+
+
+# BLEU
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_bleu_equals_the_coco_toolkit_also_with_hypotheses_shorter_than_four_words(seed):
-    hypotheses, references = make_corpus(seed)
+    hypotheses, references = make_corpus(seed, images=80)
     assert min(map(len, hypotheses)) < 4
     ours = corpus_bleu(hypotheses, references)
-    assert [ours[f"bleu{n}"] for n in range(1, 5)] == pytest.approx(coco_bleu(hypotheses, references), abs=1e-4)
+    toolkit, _ = in_toolkit("Bleu", hypotheses, references, 4, verbose=0)
+    assert [ours[f"bleu{n}"] for n in range(1, 5)] == pytest.approx([100 * value for value in toolkit], abs=1e-4)
 
 
 @pytest.mark.parametrize(("hypothesis", "toolkit"), [("abc", 2.266), ("abcx", 0.013)])
@@ -42,53 +61,39 @@ def test_bleu4_without_a_match_of_four_words_is_0_where_the_toolkit_has_some(hyp
     """As the docstring says: without n-grams of four words, and without a match among them."""
     corpus = [list(hypothesis)], [[list("abcd")]]
     assert corpus_bleu(*corpus)["bleu4"] == 0
-    assert coco_bleu(*corpus)[3] == pytest.approx(toolkit, abs=1e-3)
+    assert 100 * in_toolkit("Bleu", *corpus, 4, verbose=0)[0][3] == pytest.approx(toolkit, abs=1e-3)
 
 
 def test_bleu_of_a_hand_counted_case():
     # "the the cat": clipped unigrams the 1 (twice said, once in the reference), cat 1 of 3; bigrams: "the cat" 1 of 2.
-    scores = corpus_bleu([["the", "the", "cat"]], [[["the", "cat", "sat", "down"]]])
+    values = corpus_bleu([["the", "the", "cat"]], [[["the", "cat", "sat", "down"]]])
     penalty = math.exp(1 - 4 / 3)
-    assert scores["brevity_penalty"] == pytest.approx(penalty)
-    assert scores["bleu1_no_penalty"] == pytest.approx(100 * 2 / 3)
-    assert scores["bleu2_no_penalty"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
-    assert scores["bleu1"] == pytest.approx(100 * penalty * 2 / 3)
-    assert scores["bleu4"] == 0.0
-    assert scores["length_ratio"] == pytest.approx(3 / 4)
+    assert values["brevity_penalty"] == pytest.approx(penalty)
+    assert values["bleu1_no_penalty"] == pytest.approx(100 * 2 / 3)
+    assert values["bleu2_no_penalty"] == pytest.approx(100 * math.sqrt(2 / 3 * 1 / 2))
+    assert values["bleu1"] == pytest.approx(100 * penalty * 2 / 3)
+    assert values["bleu4"] == 0.0
+    assert values["length_ratio"] == pytest.approx(3 / 4)
 
 
 def test_shorter_of_two_equally_close_references_counts():
-    scores = corpus_bleu([list("abcd")], [[list("abcde"), list("abc")]])
-    assert scores["brevity_penalty"] == 1.0
+    assert corpus_bleu([list("abcd")], [[list("abcde"), list("abc")]])["brevity_penalty"] == 1.0
 
 
-def test_perfect_captions_score_100_and_disjoint_ones_0():
-    references = [[list("abcde"), list("abxyz")], [list("fghij")]]
-    assert corpus_bleu([list("abxyz"), list("fghij")], references)["bleu4"] == pytest.approx(100.0)
-    assert corpus_bleu([list("uvwuv"), list("uvwuv")], references)["bleu1"] == 0.0
+@pytest.mark.parametrize("seed", range(3))
+def test_bleu_counts_of_indexed_references_are_nltks(seed):
+    from nltk.translate.bleu_score import closest_ref_length, modified_precision
 
-
-def test_corpus_bleu_is_not_the_mean_over_images():
-    hypotheses, references = [list("ab"), list("cdxxxxxx")], [[list("ab")], [list("cdefghij")]]
-    assert corpus_bleu(hypotheses, references)["bleu1"] == pytest.approx(100 * 4 / 10)
-
-
-def test_missing_references_are_refused():
-    with pytest.raises(ValueError, match="image 1 has no reference"):
-        corpus_bleu([["a"], ["b"]], [[["a"]], []])
-    with pytest.raises(ValueError, match="as many hypotheses as reference lists"):
-        corpus_bleu([["a"]], [])
-
-
-def test_bleu_of_any_images_is_that_of_the_sum_of_their_counts():
-    hypotheses, references = make_corpus(4)
-    counts = bleu_counts(hypotheses, references)
-    chosen = [3, 3, 17, 40, 55, 62]
-    expected = corpus_bleu([hypotheses[i] for i in chosen], [references[i] for i in chosen])
-    summed = counts[chosen].sum(axis=0)
-    assert bleu_from_counts(summed) == pytest.approx([expected[f"bleu{n}"] for n in range(1, 5)], abs=1e-12)
-    plain = bleu_from_counts(summed, brevity_penalty=False)
-    assert plain == pytest.approx([expected[f"bleu{n}_no_penalty"] for n in range(1, 5)], abs=1e-12)
+    hypotheses, references = make_corpus(seed)
+    sets = np.array([*range(len(references)), 4, 4, 0])
+    hypotheses = [*hypotheses, hypotheses[0], [], list("abcd")]
+    counts = bleu_counts(hypotheses, ReferenceNGrams(references), sets)
+    for row, words, number in zip(counts.tolist(), hypotheses, sets, strict=True):
+        precisions = [modified_precision(references[number], words, n) for n in range(1, min(4, len(words)) + 1)]
+        padding = [0] * (4 - len(precisions))
+        assert row[:4] == [precision.numerator for precision in precisions] + padding
+        assert row[4:8] == [precision.denominator for precision in precisions] + padding
+        assert row[8:] == [len(words), closest_ref_length(references[number], len(words))]
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -96,18 +101,135 @@ def test_sentence_bleu_is_nltks_with_one_added_to_longer_ngrams(n):
     from nltk.translate.bleu_score import SmoothingFunction
     from nltk.translate.bleu_score import sentence_bleu as nltk_sentence_bleu
 
-    hypotheses, references = make_corpus(5, images=30)
-    hypotheses = [words + words[:4] for words in hypotheses if len(words) >= 4]  # nltk counts n-grams that cannot be
-    references = references[: len(hypotheses)]
-    ours = sentence_bleu(bleu_counts(hypotheses, references), n)
+    hypotheses, references = make_corpus(5)
+    chosen = [i for i, words in enumerate(hypotheses) if len(words) >= 4]  # nltk counts n-grams that cannot be
+    hypotheses, references = [hypotheses[i] for i in chosen], [references[i] for i in chosen]
     theirs = [
         100 * nltk_sentence_bleu(refs, words, [1 / n] * n, SmoothingFunction().method2)
         for words, refs in zip(hypotheses, references, strict=True)
     ]
-    assert ours == pytest.approx(theirs, abs=1e-9)
+    assert sentence_bleu(bleu_counts(hypotheses, references), n) == pytest.approx(theirs, abs=1e-9)
 
 
-def test_an_empty_caption_has_bleu_0():
-    counts = bleu_counts([[], ["a"]], [[["a"]], [["a"]]])
+# ROUGE-L
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_rouge_l_equals_the_coco_toolkit(seed):
+    hypotheses, references = make_corpus(seed)
+    assert [] in hypotheses or min(map(len, hypotheses)) < 3
+    assert rouge_l(hypotheses, references) == pytest.approx(in_toolkit("Rouge", hypotheses, references)[1], abs=1e-12)
+
+
+def test_rouge_l_takes_precision_and_recall_from_different_references():
+    # LCS with the first is 2 of its 4 words, with the second 1 of its 1: precision 2 / 3, recall 1.
+    (value,) = rouge_l([["a", "b", "c"]], [[["a", "x", "b", "y"], ["c"]]])
+    assert value == pytest.approx((1 + 1.44) * (2 / 3) / (1 + 1.44 * 2 / 3))
+
+
+def test_longest_common_subsequence_equals_the_table_of_the_textbook():
+    random.seed(0)
+    for _ in range(50):
+        first, second = (random.choices("abcd", k=random.randint(0, 90)) for _ in range(2))
+        table = np.zeros((len(first) + 1, len(second) + 1), dtype=int)
+        for i, a in enumerate(first):
+            for j, b in enumerate(second):
+                table[i + 1, j + 1] = table[i, j] + 1 if a == b else max(table[i, j + 1], table[i + 1, j])
+        assert longest_common_subsequence(first, second) == table[-1, -1]
+
+
+# CIDEr-D
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cider_d_equals_the_coco_toolkit(seed):
+    hypotheses, references = make_corpus(seed)
+    corpus, of_images = in_toolkit("Cider", hypotheses, references)
+    ours = cider_d(hypotheses, references)
+    assert ours == pytest.approx(of_images, abs=1e-9) and ours.max() > 1
+    assert ours.mean() == pytest.approx(corpus, abs=1e-9)
+
+
+def test_cider_d_of_a_hand_computed_case():
+    # "a" is in both sets and weighs log(2 / 2) = 0; "b", "a b" and the unseen "b b" weigh w = log 2.
+    # Unigrams: b three times, clipped to once: min(3w, w) w / (3w w) = 1 / 3.
+    # Bigrams: "a b" once, "b b" twice, of which the reference has "a b": w w / (sqrt(1 + 4) w w).
+    # Three bigrams against one: exp(-2^2 / (2 6^2)). No trigram of the reference. A quarter for each n, times 10.
+    references = [[["a", "b"]], [["a", "c"]]]
+    expected = 10 / 4 * (1 / 3 + 1 / math.sqrt(5)) * math.exp(-4 / 72)
+    assert cider_d([["a", "b", "b", "b"], ["a", "b"]], references) == pytest.approx([expected, 0.0], abs=1e-12)
+    assert cider_d([["a", "b"], ["a", "c"]], references) == pytest.approx([5.0, 5.0])
+
+
+def test_cider_d_of_one_image_is_0_for_every_word_is_in_all_documents():
+    assert cider_d([["a", "dog"]], [[["a", "dog"]]]).tolist() == [0.0]
+
+
+def test_prepared_references_measure_any_captions_against_any_set():
+    hypotheses, references = make_corpus(5)
+    prepared, direct = CiderD(references), cider_d(hypotheses, references)
+    sets = [3, 3, 0, 39, 17, 3]
+    assert prepared.values([hypotheses[i] for i in sets], sets) == pytest.approx(direct[sets], abs=1e-12)
+    others = random.Random(0).choices(range(len(references)), k=100)
+    sampled = [random.Random(i).choices(hypotheses)[0] for i in range(100)]
+    alone = [prepared.values([words], [number])[0] for words, number in zip(sampled, others, strict=True)]
+    assert prepared.values(sampled, others) == pytest.approx(alone, abs=1e-12)
+    assert prepared.values([], []).tolist() == []
+
+
+# All metrics
+
+
+def test_an_empty_caption_has_0_of_everything_and_empty_references_do_not_hurt():
+    hypotheses, references = [[], ["a", "b"], ["a"]], [[["a", "b"]], [[], ["a", "b"]], [[]]]
+    assert cider_d(hypotheses, references)[[0, 2]].tolist() == [0.0, 0.0]
+    assert cider_d(hypotheses, references) == pytest.approx(in_toolkit("Cider", hypotheses, references)[1])
+    assert rouge_l(hypotheses, references)[0] == 0.0
+    counts = bleu_counts(hypotheses, references)
     assert sentence_bleu(counts)[0] == 0.0 and sentence_bleu(counts, 1)[1] == 100.0
     assert (bleu_from_counts(counts[0]) == 0).all()
+
+
+def test_missing_references_are_refused():
+    for metric in (bleu_counts, cider_d):
+        with pytest.raises(ValueError, match="image 1 has no reference"):
+            metric([["a"], ["b"]], [[["a"]], []])
+        with pytest.raises(ValueError, match="a reference set"):
+            metric([["a"]], [[["a"]], [["b"]]])
+
+
+def test_the_metrics_of_a_corpus_are_those_of_their_functions():
+    hypotheses, references = make_corpus(8)
+    found = caption_metrics(hypotheses, references, java=False)
+    assert found == corpus_bleu(hypotheses, references) | {
+        "rouge_l": pytest.approx(100 * rouge_l(hypotheses, references).mean()),
+        "cider_d": pytest.approx(100 * cider_d(hypotheses, references).mean()),
+    }
+    assert found.keys() | set(metrics.NAMES) <= METRICS.keys()
+    assert METRICS["bleu4"].better == "higher" and METRICS["nll"].better == "lower"
+
+
+def test_every_family_gives_intervals_and_paired_tests_and_is_a_function_of_summed_counts():
+    hypotheses, references = make_corpus(9)
+    better = [of_image[0] for of_image in references]
+    for (family, counts), (_, other) in zip(
+        metrics.count(hypotheses, references, java=False), metrics.count(better, references, java=False), strict=True
+    ):
+        found = intervals(counts, family.values, resamples=200)
+        assert found[0] == pytest.approx(family.values(counts.sum(axis=0)))
+        assert found.shape == (3, len(family.names))
+        assert (found[1] < found[0]).all() and (found[0] < found[2]).all()
+        tests = differences(counts, other, family.values, resamples=200)
+        assert len(tests) == len(family.names) and all(test.interval.value > 0 and test.clear for test in tests)
+        assert family.of_images(counts).shape == (len(hypotheses), len(family.names))
+        subset = [0, 3, 3, 8]
+        alone = family.counts([hypotheses[i] for i in subset], [references[i] for i in subset])
+        if family.names != ("cider_d",):  # whose document frequencies are of all references given
+            assert family.values(counts[subset].sum(axis=0)) == pytest.approx(family.values(alone.sum(axis=0)))
+
+
+def test_what_java_cannot_do_here_is_said_once_and_left_out(monkeypatch, caplog):
+    monkeypatch.setenv("CAPTIONING_JAVA", "off")
+    for _ in range(2):
+        assert "meteor" not in caption_metrics([["a"]], [[["a"]]])
+    assert [record.getMessage() for record in caplog.records] in (["no METEOR: CAPTIONING_JAVA=off"], [])

@@ -19,7 +19,7 @@ from captioning.comparison.compare import compare
 from captioning.comparison.runs import read_run
 from captioning.comparison.verdicts import ONE_SEED
 from captioning.errors import InputError
-from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, corpus_bleu
+from captioning.evaluation.bleu import bleu_counts, bleu_from_counts, bleu_metrics
 from captioning.evaluation.resampling import holm
 from captioning.evaluation.seeds import RULE, seed_differences
 
@@ -56,7 +56,9 @@ def measure(variant: str, seed: int, skill: float, *, evaluation: str = "", **va
     """Write what the training and the scoring of a run leave behind."""
     name = f"tiny_{variant}_{seed}"
     captions = make_captions(30, skill, seed=seed)
-    scores = corpus_bleu([c.words for c in captions.values()], [c.reference_words for c in captions.values()])
+    scores = bleu_metrics(
+        bleu_counts([c.words for c in captions.values()], [c.reference_words for c in captions.values()]).sum(axis=0)
+    )
     scores = {name: round(value, 4) for name, value in scores.items()}
     scores |= {"cider_d": 40.0 + seed, "nll": 3 + seed / 100} | values
     if not evaluation:

@@ -13,63 +13,29 @@ from numpy.typing import ArrayLike, NDArray
 from captioning.evaluation.ngrams import ORDERS, Ints, ReferenceNGrams, Words
 
 
-def corpus_bleu(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> dict[str, float]:
-    """Return corpus BLEU-1..4 in percent, with and without the brevity penalty: the numbers of the COCO toolkit.
-
-    Differs from the toolkit for a corpus without a single match of n words, whose BLEU-n is 0 here. The toolkit takes
-    1e-15 for 0 matches, and 1e-9 for 0 n-grams, so that it scores up to a few percent where no caption has n words.
-
-    Args:
-        hypotheses: One word list per image.
-        references: The word lists of each image's references.
-
-    Returns:
-        As of ``bleu_metrics``.
-
-    Raises:
-        ValueError: The lists differ in length or are empty, or an image has no reference.
-    """
-    return bleu_metrics(bleu_counts(hypotheses, references).sum(axis=0))
-
-
-def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
-    """Return the metrics of ``bleu_counts`` (10,) that are summed over images.
-
-    Returns:
-        ``bleu1`` .. ``bleu4`` with the penalty, ``bleu1_no_penalty`` .. without it as the paper reports it,
-        ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
-    """
-    counts = np.asarray(counts, dtype=np.float64)
-    metrics: dict[str, float] = {}
-    for suffix, penalty in (("", True), ("_no_penalty", False)):
-        values = bleu_from_counts(counts, brevity_penalty=penalty).tolist()
-        metrics |= {f"bleu{n}{suffix}": value for n, value in enumerate(values, start=1)}
-    length_ratio = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
-    return metrics | {"brevity_penalty": float(_brevity_penalty(counts)), "length_ratio": length_ratio}
-
-
-def bleu_counts(hypotheses: Sequence[Words], references: Sequence[Sequence[Words]]) -> Ints:
+def bleu_counts(
+    hypotheses: Sequence[Words],
+    references: Sequence[Sequence[Words]] | ReferenceNGrams,
+    sets: Sequence[int] | Ints | None = None,
+) -> Ints:
     """Return the counts that corpus BLEU sums over images.
 
     The closest reference length counts, the shorter of two equally close ones. A hypothesis shorter than n words has no
     n-grams (nltk's ``corpus_bleu`` counts one that cannot match).
 
+    Args:
+        hypotheses: M word lists.
+        references: The word lists of each image's references, or their index.
+        sets: Number of each hypothesis' image among the references; by default the images in order.
+
     Returns:
-        (images, 10): n-grams of the hypothesis that a reference has, for n = 1..4; n-grams of the hypothesis, for
+        (M, 10): n-grams of the hypothesis that a reference has, for n = 1..4; n-grams of the hypothesis, for
         n = 1..4; words of the hypothesis; words of the closest reference.
 
     Raises:
-        ValueError: The lists differ in length or are empty, or an image has no reference.
+        ValueError: There is not one image for each hypothesis, or an image has no reference.
     """
-    if len(hypotheses) != len(references) or not hypotheses:
-        raise ValueError(f"BLEU needs as many hypotheses as reference lists, got {len(hypotheses)}, {len(references)}")
-    return bleu_counts_of(ReferenceNGrams(references), hypotheses)
-
-
-def bleu_counts_of(
-    index: ReferenceNGrams, hypotheses: Sequence[Words], sets: Sequence[int] | Ints | None = None
-) -> Ints:
-    """Return ``bleu_counts`` (hypotheses, 10) against the given sets of an index of references."""
+    index = references if isinstance(references, ReferenceNGrams) else ReferenceNGrams(references)
     sets = index.sets_of(hypotheses, sets)
     counts = np.zeros((len(hypotheses), 2 * ORDERS + 2), dtype=np.int64)
     lengths = np.array([len(words) for words in hypotheses], dtype=np.int64)
@@ -81,6 +47,25 @@ def bleu_counts_of(
     counts[:, -2] = lengths
     counts[hypothesis[closest][::-1], -1] = index.lengths[reference[closest]][::-1]  # the closest one is written last
     return counts
+
+
+def bleu_metrics(counts: ArrayLike) -> dict[str, float]:
+    """Return corpus BLEU, the numbers of the COCO toolkit, of ``bleu_counts`` (10,) that are summed over images.
+
+    Differs from the toolkit for a corpus without a single match of n words, whose BLEU-n is 0 here. The toolkit takes
+    1e-15 for 0 matches, and 1e-9 for 0 n-grams, so that it scores up to a few percent where no caption has n words.
+
+    Returns:
+        ``bleu1`` .. ``bleu4`` in percent, ``bleu1_no_penalty`` .. without brevity penalty as the paper reports it,
+        ``brevity_penalty`` in (0, 1] and ``length_ratio``, hypothesis words over closest reference words.
+    """
+    counts = np.asarray(counts, dtype=np.float64)
+    metrics: dict[str, float] = {}
+    for suffix, penalty in (("", True), ("_no_penalty", False)):
+        values = bleu_from_counts(counts, brevity_penalty=penalty).tolist()
+        metrics |= {f"bleu{n}{suffix}": value for n, value in enumerate(values, start=1)}
+    length_ratio = float(counts[-2] / counts[-1]) if counts[-1] else 0.0
+    return metrics | {"brevity_penalty": float(_brevity_penalty(counts)), "length_ratio": length_ratio}
 
 
 def bleu_from_counts(counts: ArrayLike, *, brevity_penalty: bool = True) -> NDArray[np.float64]:

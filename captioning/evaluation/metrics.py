@@ -55,14 +55,11 @@ METRICS: dict[str, Metric] = {
     "bound": Metric("Bound on log p", "nats per word"),
     "iwae_bound": Metric("Importance-weighted bound on log p", "nats per word"),
     **_GROUNDING,
-    **{
-        f"reference_{name}": metric._replace(title=f"{metric.title}, references") for name, metric in _GROUNDING.items()
-    },
-    **{
-        f"{prefix}posterior_{name}": _GROUNDING[name]._replace(title=f"{_GROUNDING[name].title}, posterior{of}")
-        for prefix, of in (("", ""), ("reference_", " of references"))
-        for name in ("pointing_accuracy", "attention_correctness")
-    },
+    **{f"reference_{name}": m._replace(title=f"{m.title}, references") for name, m in _GROUNDING.items()},
+    "posterior_pointing_accuracy": Metric("Pointing accuracy, posterior"),
+    "posterior_attention_correctness": Metric("Attention correctness, posterior"),
+    "reference_posterior_pointing_accuracy": Metric("Pointing accuracy, posterior of references"),
+    "reference_posterior_attention_correctness": Metric("Attention correctness, posterior of references"),
 }
 """All metrics that an evaluation can have, for any data and attention, by their names in logs and files."""
 
@@ -89,8 +86,8 @@ class Family:
     missing: Callable[[], str | None] | None = None
 
     @property
-    def titles(self) -> tuple[str, ...]:
-        return tuple(TITLES[name] for name in self.names)
+    def titles(self) -> list[str]:
+        return [TITLES[name] for name in self.names]
 
 
 def _mean_of(metric: Callable[[Sequence[Words], Sequence[Sequence[Words]]], Floats]) -> Callable[..., Floats]:
@@ -111,12 +108,13 @@ def _meteor(counts: Floats) -> Floats:
     return 100 * meteor_from_counts(counts)[..., None]
 
 
+_BLEU = range(1, ORDERS + 1)
 FAMILIES = (
     Family(
-        tuple(f"bleu{n}" for n in range(1, ORDERS + 1)),
+        tuple(f"bleu{n}" for n in _BLEU),
         lambda hypotheses, references: bleu_counts(hypotheses, references).astype(np.float64),
         bleu_from_counts,
-        lambda counts: np.stack([sentence_bleu(counts, n) for n in range(1, ORDERS + 1)], axis=-1),
+        lambda counts: np.stack([sentence_bleu(counts, n) for n in _BLEU], axis=-1),
     ),
     Family(("rouge_l",), _mean_of(rouge_l), _mean, _mean),
     # Document frequencies are those of all given references: resampling does not count them again.

@@ -149,12 +149,6 @@ def read_metrics(path: Path) -> tuple[dict[str, float], dict[str, Any]]:
     return metrics, dict(content.get("search", {}))
 
 
-def read_cells(path: Path) -> CellGrid | None:
-    """Return the grid that STAGE_metrics.json says pointing was judged on; None if it names none."""
-    content = _read(path, dict[str, Any]).get("cells")
-    return None if content is None else msgspec.convert(content, CellGrid)
-
-
 def read_captions(path: Path) -> dict[int, CaptionedImage]:
     """Return the images of STAGE_captions.json by their id. What earlier versions wrote besides is ignored.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captioning.data.records import CaptionIndex
 from captioning.decoding import Hypothesis
-from captioning.evaluation.bleu import bleu_counts_of, sentence_bleu
+from captioning.evaluation.bleu import bleu_counts, sentence_bleu
 from captioning.evaluation.cider import CiderD
 from captioning.objective import SelfCriticalTraining
 from captioning.vocabulary import END, SPECIALS, Vocabulary
@@ -40,5 +40,5 @@ class CaptionReward:
         hypotheses = [self.vocabulary.decode(caption.ids) + [END_WORD] * caption.finished for caption in captions]
         reward = self.options.cider_d * self.cider_d.values(hypotheses, rows)
         if self.options.bleu4:
-            reward += self.options.bleu4 * sentence_bleu(bleu_counts_of(self.cider_d.index, hypotheses, rows)) / 100
+            reward += self.options.bleu4 * sentence_bleu(bleu_counts(hypotheses, self.cider_d.index, rows)) / 100
         return torch.from_numpy(reward).float()

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import copy
+import dataclasses
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from captioning.cells import CellGrid
-from captioning.cells.measure import kept_cells, measure_cells
 from captioning.component import Component
 from captioning.data.transforms import Preprocessing
-from captioning.encoders.folding import fold_batch_norms, foldable
+from captioning.encoders.offset import measured_offset
 from captioning.errors import InputError
 
 T = TypeVar("T")
@@ -33,7 +32,7 @@ _NOT_IDENTITY = frozenset(
 )
 
 _IMAGES_IN_CACHE = 4  # of a CPU: the maps of more images are read from memory at every layer
-_TOLERANCE = 0.02  # of the largest number: rounding in bfloat16, but no other arithmetic
+_PROBES, _PROBES_OF_FROZEN = 64, 32  # of cells; frozen networks are large
 
 _weights_wanted: contextvars.ContextVar[bool] = contextvars.ContextVar("weights_wanted", default=True)
 
@@ -94,7 +93,6 @@ class Encoder(Component):
         self._layout, self.grid_size, self.annotation_dim = self._measure()
         self._cells: tuple[Any, CellGrid] | None = None
         self._digest: tuple[Any, str] | None = None
-        self._twin: tuple[Any, list[Tensor], Encoder | None] | None = None
         self.set_trainable(trainable_from is not None)
 
     @classmethod
@@ -126,47 +124,11 @@ class Encoder(Component):
             raise ValueError(f"images must be (B, {expected}), got {tuple(images.shape)}")
         images = images.contiguous(memory_format=torch.channels_last)
         with torch.no_grad() if self.frozen else contextlib.nullcontext():
-            encoder = self._fastest(images)
-            size = _IMAGES_IN_CACHE if images.is_cpu and not self._trains else max(1, len(images))
-            parts = [encoder._arrange(encoder._maps(part)) for part in images.split(size)]
+            # The network in training may need statistics of the whole batch.
+            trains = not self.frozen and (self.training or torch.is_grad_enabled())
+            size = _IMAGES_IN_CACHE if images.is_cpu and not trains else max(1, len(images))
+            parts = [self._arrange(self._maps(part)) for part in images.split(size)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    @property
-    def _trains(self) -> bool:
-        """Whether this call may need gradients, or statistics of the whole batch."""
-        return not self.frozen and (self.training or torch.is_grad_enabled())
-
-    def _fastest(self, images: Tensor) -> Encoder:
-        """Return this encoder, or its twin without the batch norms that train neither now nor ever.
-
-        The twin is made again when a weight has changed. It is compared with this encoder on one of the images, because
-        a network may apply its modules in another order than it registers them in.
-        """
-        if torch.compiler.is_compiling() or images.device.type == "meta" or not len(images):
-            return self
-        kept = set(self._tuned_modules()) if self._trains else set()
-        fixed = [module for module in self.network.modules() if module not in kept]
-        tensors = [tensor for module in fixed for tensor in (*module.parameters(False), *module.buffers(False))]
-        version = kept, _version(tensors)
-        if self._twin is None or self._twin[0] != version:
-            # The tensors are held, so that no other tensor can have their addresses.
-            self._twin = version, tensors, self._without_batch_norms(kept, images[:1])
-        return self._twin[2] or self
-
-    @torch.no_grad()
-    def _without_batch_norms(self, kept: set[nn.Module], image: Tensor) -> Encoder | None:
-        """Return a twin that shares all but the folded convolutions; None if none fold, or it computes otherwise."""
-        if not (pairs := list(foldable(self.network, kept))):
-            return None
-        twin = copy.copy(self)
-        twin._modules = self._modules | {"network": fold_batch_norms(self.network, pairs, kept)}
-        annotations = []
-        for encoder in (self, twin):
-            with torch.random.fork_rng([image.device] if image.is_cuda else []):
-                torch.manual_seed(0)  # dropout in a part that trains drops the same units twice
-                annotations.append(encoder._arrange(encoder._maps(image)))
-        maps, same = annotations
-        return twin if (maps - same).abs().max() <= _TOLERANCE * maps.abs().max() else None
 
     def _arrange(self, maps: Tensor) -> Tensor:
         if self._layout == "channels_first":
@@ -204,15 +166,14 @@ class Encoder(Component):
 
     @property
     def cells(self) -> CellGrid:
-        """Where the locations lie on the pixels (see ``measure_cells``).
+        """Where the locations lie on the pixels, by ``measured_offset``.
 
-        They are measured at the first use, and again when the weights have changed. That takes about a second; the
-        cells of a large frozen network are kept in the user's cache folder.
+        They are measured at the first use, and again when the weights have changed. A large network takes many seconds,
+        so they are kept with a model that is saved.
         """
         version = self._weights_version()
         if self._cells is None or self._cells[0] != version:
-            cells = kept_cells(self.identity, self._measured_cells) if self.frozen else self._measured_cells()
-            self._cells = version, cells
+            self._cells = version, self._measured_cells()
         return self._cells[1]
 
     @cells.setter
@@ -220,17 +181,28 @@ class Encoder(Component):
         """Set what was measured before with the same weights."""
         self._cells = self._weights_version(), value
 
-    def _measured_cells(self, measure: Callable[..., CellGrid] = measure_cells) -> CellGrid:
+    @property
+    def known_cells(self) -> CellGrid | None:
+        """``cells`` if they were measured with the present weights."""
+        return self._cells[1] if self._cells is not None and self._cells[0] == self._weights_version() else None
+
+    def _measured_cells(self) -> CellGrid:
         modes = {module: module.training for module in self.network.modules()}
         self.network.eval()
-        device = next(self.network.parameters()).device
+        size, device = self.preprocessing.size, next(self.network.parameters()).device
         try:
-            return measure(
-                lambda images: self._arrange(self._maps(images)), self.grid_size, self.preprocessing.size, device
-            )
+            with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                offset = measured_offset(
+                    lambda images: self._arrange(self._maps(images)),
+                    self.grid_size,
+                    size,
+                    device,
+                    probes=_PROBES_OF_FROZEN if self.frozen else _PROBES,
+                )
         finally:
             for module, mode in modes.items():
                 module.training = mode
+        return dataclasses.replace(CellGrid.regular(self.grid_size, size), offset=offset)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -292,16 +264,11 @@ class Encoder(Component):
 
     def stages(self) -> list[str]:
         """Return the names of coarse parts of the network, in order: useful values of ``trainable_from``."""
-        children = [name for name, child in self.network.named_children() if any(True for _ in child.parameters())]
-        if len(children) > 3:
-            return children
-        names = []
-        for name in children:
-            inner = [
-                f"{name}.{n}" for n, c in self.network.get_submodule(name).named_children() if list(c.parameters())
-            ]
-            names += inner or [name]
-        return names
+        stages = _with_weights(self.network)
+        if len(stages) > 3:
+            return stages
+        inner = [_with_weights(self.network.get_submodule(name), f"{name}.") or [name] for name in stages]
+        return [name for names in inner for name in names]
 
     def _tuned_parameters(self) -> list[nn.Parameter]:
         return self._from_stage(self.network.named_parameters())
@@ -352,7 +319,8 @@ class Encoder(Component):
 
     def _weights_version(self) -> Any:
         """Return a value that changes when the weights are changed in this process."""
-        return _version((*self.parameters(), *self.buffers()))
+        tensors = (*self.parameters(), *self.buffers())
+        return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
 
     def _weights_digest(self) -> str:
         version = self._weights_version()
@@ -367,6 +335,5 @@ class Encoder(Component):
         return self._digest[1]
 
 
-def _version(tensors: Iterable[Tensor]) -> Any:
-    """Return a value that changes when one of the tensors is changed in this process."""
-    return tuple((tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors)
+def _with_weights(module: nn.Module, prefix: str = "") -> list[str]:
+    return [f"{prefix}{name}" for name, part in module.named_children() if next(part.parameters(), None) is not None]

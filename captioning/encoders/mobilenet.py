@@ -55,15 +55,10 @@ class MobileNetV1(Encoder):
         network = _Network(layers, same_padding)
         super().__init__(network, preprocessing, trainable_from=trainable_from, learning_rate=learning_rate)
         if weights is not None and weights_wanted():
-            load_weights(self.network, read_weights(weights), source=weights, unused=_whole_network)
+            load_weights(self.network, read_weights(weights), weights)
 
     def _maps(self, images: Tensor) -> Tensor:
         return self.network(images)
-
-
-def _whole_network() -> list[str]:
-    """Return the names in a file of the whole network."""
-    return [*_Network(13, True).state_dict(), "classifier.weight", "classifier.bias"]
 
 
 class _Network(nn.Module):

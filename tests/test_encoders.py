@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 import pickle
 import shutil
-import warnings
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.data.transforms import Preprocessing
-from captioning.encoders import ConvEncoder, Encoder, MobileNetV1, TimmEncoder, TorchvisionEncoder
+from captioning.encoders import ConvEncoder, Encoder, TimmEncoder, TorchvisionEncoder
 from captioning.errors import InputError
 
 
@@ -143,16 +142,6 @@ def test_channels_last_maps_are_recognised():
     assert last.annotation_dim == 5
 
 
-def test_a_pooled_vector_is_refused():
-    with pytest.raises(InputError, match="no grid of vectors; choose an earlier layer"):
-        small("flatten")
-
-
-def test_a_layer_before_all_weights_is_refused():
-    with pytest.raises(InputError, match="TorchvisionEncoder: no layer with weights comes before its output"):
-        small("x")
-
-
 def test_images_of_another_size_are_refused_with_both_shapes():
     with pytest.raises(ValueError, match=r"images must be \(B, 3, 6, 6\), got \(2, 3, 7, 6\)"):
         TinyEncoder()(torch.zeros(2, 3, 7, 6))
@@ -247,14 +236,6 @@ def test_fine_tuning_keeps_batch_norm_statistics_and_uses_dropout():
     assert torch.equal(encoder(images), encoder(images))
 
 
-def test_the_frozen_part_keeps_nothing_for_the_backward_pass():
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.shape) or t, lambda t: t):
-        TinyEncoder(trainable_from="4").train()(torch.randn(2, 3, 6, 6))
-    assert saved
-    assert not any(shape == (2, 3, 6, 6) or shape == (2, 4, 6, 6) for shape in saved)
-
-
 def test_a_later_layer_than_the_stages_start_is_trained_but_dropout_before_it_is_off():
     encoder = TinyEncoder(trainable_from="3").train()
     assert not encoder.network[2].training
@@ -318,23 +299,17 @@ def test_files_load_into_the_used_part(resnet, tmp_path, part, suffix):
     assert all(torch.equal(loaded[name], resnet.state_dict()[name]) for name in loaded)
 
 
-def change(resnet: nn.Module, **changes: Tensor | None) -> dict[str, Tensor]:
-    state = {**resnet.state_dict(), **{name.replace("__", "."): value for name, value in changes.items()}}
-    return {name: value for name, value in state.items() if value is not None}
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv1__weight": None}, "has no 'conv1.weight'; it is the file of another network"),
-        ({"conv1__weight": None, "bn1__bias": None}, r"has no 'conv1.weight' \(and 1 more\)"),
-        ({"extra__weight": torch.zeros(2)}, "has an unknown 'extra.weight'"),
-        ({"conv1__weight": torch.zeros(64, 1, 7, 7)}, r"\(64, 1, 7, 7\), the network needs \(64, 3, 7, 7\)"),
+        ({"conv1.weight": None}, r"the file of another network \(.*conv1.weight"),
+        ({"conv1.weight": torch.zeros(64, 1, 7, 7)}, r"the file of another network \(.*size mismatch for conv1.weight"),
         ({"layer1.0.conv2.weight": torch.zeros(64, 64, 3, 3)}, "'layer1.0.conv2.weight' is all zeros"),
     ],
 )
 def test_files_that_do_not_hold_the_network_are_refused(resnet, tmp_path, changes, message):
-    torch.save(change(resnet, **changes), tmp_path / "other.pth")
+    state = {name: value for name, value in (resnet.state_dict() | changes).items() if value is not None}
+    torch.save(state, tmp_path / "other.pth")
     with pytest.raises(InputError, match=message) as caught:
         small("layer1", weights=str(tmp_path / "other.pth"))
     assert "other.pth" in str(caught.value)
@@ -354,7 +329,7 @@ def test_code_in_a_pickle_is_refused_and_not_run(resnet, tmp_path, zipped):
     target = tmp_path / "ran"
     path = tmp_path / "bomb.pth"
     torch.save({**resnet.state_dict(), "x": Bomb(target)}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(InputError, match=r"bomb\.pth: holds more than tensors.*state_dict"):
+    with pytest.raises(InputError, match=r"bomb\.pth: no file of a network's state_dict\(\) alone"):
         small("layer1", weights=str(path))
     path.write_bytes(pickle.dumps(Bomb(target)))
     with pytest.raises(InputError, match=r"bomb\.pth"):
@@ -372,25 +347,15 @@ def test_damaged_files_are_named(file, tmp_path, name, content):
     assert "\n" not in str(caught.value)
 
 
-def test_a_list_is_no_state_dict(tmp_path):
-    torch.save([torch.zeros(1)], tmp_path / "list.pth")
-    with pytest.raises(InputError, match="not a state dict"):
-        small("layer1", weights=str(tmp_path / "list.pth"))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "resnet19"}, r"torchvision has no 'resnet19'; near: .*resnet18"),
-        (
-            {"node": "layer7"},
-            "no node 'layer7'; it has conv1, bn1, relu, maxpool, layer1, layer2, layer3, layer4, avgpool, flatten, fc",
-        ),
-        (
-            {"weights": "IMAGENET9"},
-            "resnet18 has no weights 'IMAGENET9'; it has IMAGENET1K_V1, DEFAULT, or give",
-        ),
-        ({"model_args": {"widthh": 2}}, "model_args: resnet18: .*widthh"),
+        ({"name": "resnet19"}, r"torchvision has no 'resnet19'; did you mean resnet1.\?"),
+        ({"node": "layer7"}, "resnet18, layer7: .*layer7"),
+        ({"weights": "IMAGENET9"}, "resnet18 has no 'IMAGENET9', but IMAGENET1K_V1, DEFAULT; or give a file"),
+        ({"model_args": {"widthh": 2}}, "resnet18, layer1: .*widthh"),
+        ({"node": "flatten"}, "no grid of vectors; choose an earlier layer"),
+        ({"node": "x"}, "no layer with weights comes before its output"),
     ],
 )
 def test_unknown_values_are_refused_with_what_there_is(options, message):
@@ -400,21 +365,16 @@ def test_unknown_values_are_refused_with_what_there_is(options, message):
 
 def test_a_failed_download_says_what_to_fetch_and_how_to_give_it(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError) as caught:  # tests have no network
         TorchvisionEncoder("resnet18", "layer1")
     assert "https://download.pytorch.org/models/resnet18-f37072fd.pth" in str(caught.value)
-    assert "--model.encoder.init_args.weights PATH/resnet18-f37072fd.pth" in str(caught.value)
-
-
-def _no_network(*args, **kwargs):
-    raise OSError("Name or service not known")
+    assert "--model.encoder.init_args.weights PATH" in str(caught.value)
 
 
 def test_published_weights_are_downloaded_once_and_checked(file, tmp_path, monkeypatch):
     calls = []
 
-    def download(url, target, prefix):
+    def download(url, target, prefix, progress):
         calls.append((url, prefix))
         shutil.copy(file, target)
 
@@ -424,12 +384,6 @@ def test_published_weights_are_downloaded_once_and_checked(file, tmp_path, monke
     second = TorchvisionEncoder("resnet18", "layer1")
     assert calls == [("https://download.pytorch.org/models/resnet18-f37072fd.pth", "f37072fd")]
     assert first.fingerprint() == second.fingerprint()
-
-
-def test_building_warns_of_nothing():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        small()
 
 
 # Checkpoints
@@ -450,8 +404,8 @@ def test_an_encoder_is_rebuilt_without_its_weights_file(file, tmp_path):
         Encoder.from_config(encoder.to_config())
 
 
-def test_rebuilding_downloads_nothing(monkeypatch):
-    monkeypatch.setattr(torch.hub, "download_url_to_file", _no_network)
+def test_rebuilding_downloads_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     config = {
         "class_path": "captioning.encoders.TorchvisionEncoder",
         "init_args": {"name": "resnet18", "node": "layer1", "weights": "IMAGENET1K_V1"},
@@ -499,15 +453,6 @@ def test_a_fingerprint_follows_the_weights():
     assert encoder.fingerprint()["weights"] not in (first["weights"], second["weights"])
 
 
-def test_fingerprints_do_not_depend_on_the_memory_layout():
-    torch.manual_seed(0)
-    encoder = TorchvisionEncoder("mobilenet_v3_small", "features.2", weights=None, image_size=32)  # has depthwise ones
-    plain = TorchvisionEncoder("mobilenet_v3_small", "features.2", weights=None, image_size=32)
-    plain.load_state_dict(encoder.state_dict())
-    plain.to(memory_format=torch.contiguous_format)
-    assert encoder.fingerprint() == plain.fingerprint()
-
-
 def test_an_encoder_that_is_fine_tuned_has_no_fingerprint():
     with pytest.raises(InputError, match=r"trainable_from='3' changes the encoder.*cannot be cached"):
         TinyEncoder(trainable_from="3").fingerprint()
@@ -542,11 +487,8 @@ def test_timm_files_load_strictly(tmp_path, part, name, index):
     encoder = TimmEncoder(name, index, weights=str(tmp_path / "a.safetensors"))
     for key, value in encoder.network.state_dict().items():
         assert torch.equal(value, state[key] if key in state else state[key.removeprefix("model.")])
-    save_file({**state, "stray": torch.zeros(1)}, tmp_path / "b.safetensors")
-    with pytest.raises(InputError, match="unknown 'stray'"):
-        TimmEncoder(name, index, weights=str(tmp_path / "b.safetensors"))
     save_file(dict(list(state.items())[1:]), tmp_path / "c.safetensors")
-    with pytest.raises(InputError, match="has no "):
+    with pytest.raises(InputError, match=r"c.safetensors: the file of another network \(.*Missing key"):
         TimmEncoder(name, index, weights=str(tmp_path / "c.safetensors"))
 
 
@@ -580,22 +522,6 @@ def test_a_timm_block_in_the_middle_of_a_stage_gives_what_it_gives_in_the_whole_
     assert rebuilt.fingerprint() == encoder.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["mobilenetv1_100", "efficientnet_b0", "resnet18", "vit_tiny_patch16_224"])
-def test_nothing_after_the_feature_map_is_kept(name):
-    timm = pytest.importorskip("timm")
-    torch.manual_seed(3)
-    whole = timm.create_model(name, features_only=True, out_indices=(2,)).eval()
-    encoder = TimmEncoder(name, 2, weights=None).eval()
-    encoder.load_state_dict({f"network.{key}": value for key, value in whole.state_dict().items()})  # an old checkpoint
-    encoder = pickle.loads(pickle.dumps(encoder))
-    assert not any("blocks.3" in key or "layer3" in key for key in encoder.state_dict())
-    images = torch.randn(1, 3, *encoder.preprocessing.size)
-    with torch.no_grad():
-        torch.testing.assert_close(encoder._maps(images), whole(images)[0])
-    with pytest.raises(RuntimeError, match="nowhere"):
-        encoder.load_state_dict(encoder.state_dict() | {"network.blocks.nowhere": torch.zeros(1)})
-
-
 def test_a_whole_timm_stage_has_a_name_and_a_number():
     pytest.importorskip("timm")
     by_name, by_number = (TimmEncoder("resnet18", stage, weights=None, image_size=64) for stage in ("layer3", 3))
@@ -604,30 +530,24 @@ def test_a_whole_timm_stage_has_a_name_and_a_number():
     assert torch.equal(by_name(images), by_number(images))
 
 
-def test_timm_mistakes_are_named():
+@pytest.mark.parametrize(
+    ("name", "out_index", "options", "message"),
+    [
+        ("resnet18", "layer9.0", {}, r"out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1"),
+        ("resnet18", "layer4.7", {}, r"resnet18 has no block 'layer4.7' in a sequence of blocks"),
+        ("mobilenetv1_10", 3, {}, r"mobilenetv1_10: .*; did you mean mobilenetv1_100\?"),
+        ("resnet18.nope", 3, {}, r"Invalid pretrained tag \(nope\) for resnet18"),
+        ("resnet18", 3, {"image_size": 0}, "image_size must be at least 1, got 0"),
+        ("mobilenetv1_100", 9, {}, "TimmEncoder: mobilenetv1_100"),
+        ("mobilenetv1_100", 3, {"model_args": {"pad_tipe": "same"}}, "pad_tipe"),
+        ("lcnet_035", 3, {"weights": "DEFAULT"}, r"lcnet_035.*give a file with --.*weights PATH"),
+    ],
+)
+def test_timm_mistakes_are_named(name, out_index, options, message):
     pytest.importorskip("timm")
-    with pytest.raises(InputError, match=r"'layer9.0' is no block in one of resnet18's stages act1, layer1"):
-        TimmEncoder("resnet18", "layer9.0", weights=None, image_size=64)
-    with pytest.raises(InputError, match=r"no block 'layer4.7' in a sequence of blocks"):
-        TimmEncoder("resnet18", "layer4.7", weights=None, image_size=64)
-    with pytest.raises(InputError, match=r"timm has no 'mobilenetv1_10'; near: .*mobilenetv1_100"):
-        TimmEncoder("mobilenetv1_10", weights=None)
-    with pytest.raises(InputError, match=r"timm has no 'resnet18.nope', only resnet18, resnet18.a1_in1k"):
-        TimmEncoder("resnet18.nope", weights=None)
-    with pytest.raises(InputError, match=r"model_args=.*nowhere.pth"):
-        TimmEncoder("resnet18", weights=None, model_args={"checkpoint_path": "nowhere.pth"})
-    with pytest.raises(InputError, match="image_size must be at least 1, got 0"):
-        TimmEncoder("resnet18", weights=None, image_size=0)
-    with pytest.raises(InputError, match="mobilenetv1_100 with out_index=9"):
-        TimmEncoder("mobilenetv1_100", 9, weights=None)
-    with pytest.raises(InputError, match="pad_tipe"):
-        TimmEncoder("mobilenetv1_100", weights=None, model_args={"pad_tipe": "same"})
-
-
-def test_a_network_without_published_weights_is_named():
-    pytest.importorskip("timm")
-    with pytest.raises(InputError, match=r"lcnet_035 has no published weights; give a file with --.*weights PATH"):
-        TimmEncoder("lcnet_035")
+    with pytest.raises(InputError, match=message) as caught:
+        TimmEncoder(name, out_index, **{"weights": None, **options})
+    assert "\n" not in str(caught.value)
 
 
 def test_without_timm_the_message_says_how_to_get_it(monkeypatch):
@@ -671,16 +591,6 @@ def test_positions_tell_equal_content_apart():
     assert torch.allclose(inner, inner[:1].expand_as(inner), atol=1e-6)
 
 
-def test_a_location_sees_its_surroundings_and_not_the_whole_image():
-    encoder = ConvEncoder().eval()
-    images = torch.randn(1, 3, 112, 112, requires_grad=True)
-    height, width = encoder.grid_size
-    centre = (height // 2) * width + width // 2
-    encoder(images)[0, centre].square().sum().backward()
-    seen = images.grad[0].abs().sum(0) > 0
-    assert 32 < int(seen.any(0).sum()) < 100
-
-
 def test_conv_encoder_refuses_strides_that_do_not_fit():
     with pytest.raises(InputError, match=r"channels \[4, 5\] and strides \[2\]"):
         ConvEncoder((4, 5), (2,))
@@ -696,90 +606,3 @@ def test_every_encoder_survives_its_config():
         rebuilt.load_state_dict(encoder.state_dict())
         assert encoder.to_config()["class_path"] == f"captioning.encoders.{type(encoder).__name__}"
         assert math.prod(rebuilt.grid_size) == math.prod(encoder.grid_size)
-
-
-# Folded batch norms
-
-
-def with_statistics(encoder: Encoder) -> Encoder:
-    """Give the batch norms numbers that a trained network has, so that folding them does something."""
-    for module in encoder.network.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            nn.init.normal_(module.running_mean, std=0.1)
-            nn.init.uniform_(module.running_var, 0.5, 2.0)
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.normal_(module.bias, std=0.1)
-    return encoder.eval()
-
-
-def norms(network: nn.Module) -> int:
-    return sum(isinstance(module, nn.BatchNorm2d) for module in network.modules())
-
-
-def mobilenet(**options) -> Encoder:
-    return MobileNetV1(12, weights=None, image_size=64, **options)
-
-
-FOLDED = {
-    "mobilenet": mobilenet,
-    "resnet": small,
-    "timm": lambda: TimmEncoder("mobilenetv1_100", 3, weights=None, image_size=64),
-    "conv": lambda: ConvEncoder((6, 8), (4, 2), image_size=48),
-    "tiny": TinyEncoder,
-}
-
-
-@pytest.mark.parametrize("name", FOLDED)
-def test_folded_batch_norms_change_no_annotation_by_more_than_rounding(name):
-    encoder = with_statistics(FOLDED[name]())
-    images = torch.randn(2, 3, *encoder.preprocessing.size)
-    with torch.no_grad():
-        fast, plain = encoder(images), encoder._arrange(encoder._maps(images))
-        assert norms(encoder._fastest(images).network) == 0 < norms(encoder.network)
-    torch.testing.assert_close(fast, plain, atol=1e-5, rtol=1e-5)
-
-
-def test_a_folded_network_follows_the_weights_and_leaves_them_as_they_are():
-    encoder = with_statistics(small())
-    images, before = torch.randn(1, 3, 48, 48), encoder.identity()
-    first = encoder(images)
-    assert encoder.identity() == before and all("_twin" not in name for name in encoder.state_dict())
-    with torch.no_grad():
-        encoder.network.get_parameter("bn1.bias").add_(0.1)  # annotations stay small: 1e-5 is absolute
-    changed = encoder(images)
-    assert not torch.allclose(first, changed)
-    torch.testing.assert_close(changed, encoder._arrange(encoder._maps(images)), atol=1e-5, rtol=1e-5)
-
-
-def test_the_part_that_trains_keeps_its_batch_norms_and_its_gradients():
-    encoder = with_statistics(mobilenet(trainable_from="blocks.3")).train()
-    images = torch.randn(2, 3, 64, 64)
-    annotations = encoder(images)
-    trained = {name for name, parameter in encoder.named_parameters() if parameter.requires_grad}
-    assert norms(encoder._fastest(images).network) == norms(encoder.network.blocks[3:]) > 0
-    annotations.square().sum().backward()
-    fast = {name: encoder.get_parameter(name).grad.clone() for name in trained}
-    encoder.zero_grad()
-    encoder._arrange(encoder._maps(images)).square().sum().backward()
-    for name in trained:
-        torch.testing.assert_close(fast[name], encoder.get_parameter(name).grad, atol=1e-3, rtol=1e-3)
-
-
-def test_a_step_of_the_trained_part_folds_nothing_again(monkeypatch):
-    encoder = with_statistics(mobilenet(trainable_from="blocks.3")).train()
-    images = torch.randn(1, 3, 64, 64)
-    twin = encoder._fastest(images)
-    with torch.no_grad():
-        encoder.get_parameter("network.blocks.3.0.conv_pw.weight").add_(1.0)
-    assert encoder._fastest(images) is twin
-
-
-def test_a_network_that_applies_its_modules_in_another_order_is_not_folded():
-    class Backwards(nn.Sequential):
-        def forward(self, images: Tensor) -> Tensor:
-            return self[0](torch.relu(self[1](images)))
-
-    encoder = TinyEncoder()
-    encoder.network = Backwards(nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3))
-    with_statistics(encoder)
-    assert encoder._fastest(torch.randn(1, 3, 6, 6)) is encoder

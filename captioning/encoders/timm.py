@@ -94,10 +94,10 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
         raise InputError(
             "TimmEncoder needs the package timm: pip install -e '.[timm]', or choose a TorchvisionEncoder"
         ) from error
-    published = timm.models.get_pretrained_cfg(name)
-    if image_size is not None and published is not None and published.fixed_input_size:
-        args = {**args, "img_size": image_size}
     try:
+        published = timm.models.get_pretrained_cfg(name)
+        if image_size is not None and published is not None and published.fixed_input_size:
+            args = {**args, "img_size": image_size}
         return timm.create_model(name, features_only=True, **args)
     except Exception as error:  # of many types: unknown names, wrong arguments, downloads that fail
         near = "" if timm.is_model(name) else did_you_mean(name, timm.list_models())

@@ -535,7 +535,7 @@ def test_a_whole_timm_stage_has_a_name_and_a_number():
     [
         ("resnet18", "layer9.0", {}, r"out_index: resnet18 has no 'layer9.0' in its stages, act1, layer1"),
         ("resnet18", "layer4.7", {}, r"resnet18 has no block 'layer4.7' in a sequence of blocks"),
-        ("mobilenetv1_10", 3, {}, r"mobilenetv1_10: .*; did you mean mobilenetv1_100\?"),
+        ("mobilenetv1_10", 3, {}, r"timm has no .mobilenetv1_10.; did you mean mobilenetv1_100\?"),
         ("resnet18.nope", 3, {}, r"Invalid pretrained tag \(nope\) for resnet18"),
         ("resnet18", 3, {"image_size": 0}, "image_size must be at least 1, got 0"),
         ("mobilenetv1_100", 9, {}, "TimmEncoder: mobilenetv1_100"),

@@ -21,7 +21,7 @@ FLOORS: list[dict[str, str]] = [
     {"errors": "", "tokenizers": "", "trace": ""},
     {"component": "errors", "files": "errors", "progress": "errors", "run_folder": "errors"},
     {
-        "cells": "errors files",
+        "cells": "",
         "kernels": "errors files trace",
         "settings": "errors files",
         "vocabulary": "component errors files tokenizers",
@@ -30,7 +30,7 @@ FLOORS: list[dict[str, str]] = [
         "attention": "component errors kernels trace",
         "data": "errors files progress tokenizers vocabulary",
         "decoding": "errors trace vocabulary",
-        "provenance": "kernels",
+        "provenance": "",
         "views": "cells trace",
     },
     {"encoders": "cells component data errors files"},

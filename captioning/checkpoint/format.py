@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
         vocabulary: The words that the model knows.
         settings: The full configuration that the model was trained with.
     """
+    cells = captioner.encoder.known_cells
     return {
         "format": CHECKPOINT_FORMAT,
         "encoder": captioner.encoder.to_config(),
@@ -33,6 +35,7 @@ def describe(captioner: Captioner, vocabulary: Vocabulary, settings: Mapping[str
         "vocabulary": list(vocabulary.words),
         "tokenizer": tokenizer_config(vocabulary.tokenizer),
         "settings": dict(settings),
+        **({} if cells is None else {"cells": dataclasses.asdict(cells)}),
     }
 
 

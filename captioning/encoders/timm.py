@@ -94,15 +94,16 @@ def _create(name: str, args: dict[str, Any], image_size: int | None) -> Any:
         raise InputError(
             "TimmEncoder needs the package timm: pip install -e '.[timm]', or choose a TorchvisionEncoder"
         ) from error
+    if not timm.is_model(name):  # such as a place on the hub
+        raise InputError(f"TimmEncoder: timm has no {name!r}{did_you_mean(name, timm.list_models())}")
     try:
         published = timm.models.get_pretrained_cfg(name)
         if image_size is not None and published is not None and published.fixed_input_size:
             args = {**args, "img_size": image_size}
         return timm.create_model(name, features_only=True, **args)
-    except Exception as error:  # of many types: unknown names, wrong arguments, downloads that fail
-        near = "" if timm.is_model(name) else did_you_mean(name, timm.list_models())
+    except Exception as error:  # of many types: wrong arguments, downloads that fail
         by_hand = f"; give a file with --{OPTION} PATH" if args["pretrained"] else ""
-        raise InputError(f"TimmEncoder: {name}: {one_line(error)}{near}{by_hand}") from error
+        raise InputError(f"TimmEncoder: {name}: {one_line(error)}{by_hand}") from error
 
 
 def _drop_after(network: nn.Module, block: str) -> bool:

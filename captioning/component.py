@@ -9,17 +9,16 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import sys
 import types
 import typing
 from abc import ABCMeta
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import nn
 
-from captioning.errors import InputError, check_range, shortened
+from captioning.errors import InputError, check_range
 
 C = TypeVar("C", bound="Component")
 T = TypeVar("T")
@@ -80,14 +79,6 @@ class Component(nn.Module, metaclass=_RecordsInitArgs):
             raise InputError(f"{path}: {error}") from error
 
 
-def own_argument_types(cls: type) -> dict[str, Any] | None:
-    """Return the types of a constructor's own arguments; None if only a type checker imports one of them."""
-    try:
-        return typing.get_type_hints(cls.__init__)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):
-        return None
-
-
 def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> None:
     """Refuse a value that is no component of the argument's kind: a number, or a score where a normaliser belongs.
 
@@ -98,11 +89,19 @@ def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> No
     for name, value in init_args.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
-        classes = [each for each in kinds if inspect.isclass(each) and typing.get_origin(each) is None]
-        wanted = tuple(each for each in classes if issubclass(each, Component))
+        classes = [cls for cls in kinds if inspect.isclass(cls) and typing.get_origin(cls) is None]
+        wanted = tuple(cls for cls in classes if issubclass(cls, Component))
         if wanted and value is not None and not isinstance(value, wanted):
-            given = type(value).__name__ if isinstance(value, Component) else shortened(repr(value))
+            given = type(value).__name__ if isinstance(value, Component) else f"{value!r:.60}"
             raise InputError(f"{path}: {name}: must be a {wanted[0].__name__}, got {given}")
+
+
+def own_argument_types(cls: type) -> dict[str, Any] | None:
+    """Return the types of a constructor's own arguments; None if only a type checker imports one of them."""
+    try:
+        return typing.get_type_hints(cls.__init__)  # type: ignore[misc]
+    except (NameError, TypeError, AttributeError):
+        return None
 
 
 def public_path(cls: type) -> str:
@@ -134,31 +133,6 @@ def known_class(path: str, kind: type[T]) -> type[T]:
     return cls
 
 
-def import_modules(names: Sequence[str], folders: Sequence[Path]) -> None:
-    """Import modules that the user names, so that files may name their classes.
-
-    Args:
-        names: Modules, as in Python's import statement.
-        folders: Folders that are searched first.
-
-    Raises:
-        InputError: A module does not exist, or cannot be imported.
-    """
-    if names:
-        places = [str(folder.resolve()) for folder in folders]
-        sys.path[:0] = [place for place in dict.fromkeys(places) if place not in sys.path]
-    for name in names:
-        _import(name)
-
-
-def _import(name: str) -> None:
-    try:
-        importlib.import_module(name)
-    except Exception as error:  # a user's module may fail in any way
-        hint = f"; give {name[:-3]}, without .py" if name.endswith(".py") else ""
-        raise InputError(f"--import {name}: {type(error).__name__}: {error}{hint}") from error
-
-
 def _paths(cls: type) -> tuple[str, str, str]:
     """Return the names that a file may give a class. The bare name is for YAML files."""
     return public_path(cls), f"{cls.__module__}.{cls.__qualname__}", cls.__qualname__
@@ -187,7 +161,7 @@ def _revive(value: Any, name: str) -> Any:
         return [_revive(item, name) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise InputError(f"{name} is a {type(value).__name__}, no plain data; the file was edited, use another one")
+    raise InputError(f"{name} is a {type(value).__name__}, no plain data")
 
 
 def subclasses(cls: type[T]) -> Iterator[type[T]]:
@@ -195,3 +169,9 @@ def subclasses(cls: type[T]) -> Iterator[type[T]]:
     yield cls
     for child in cls.__subclasses__():
         yield from subclasses(child)
+
+
+def import_modules(names, folders) -> None:  # type: ignore[no-untyped-def]  # until cli/fit.py is gone
+    from captioning.__main__ import _import_modules
+
+    _import_modules(names, folders)

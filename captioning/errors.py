@@ -9,17 +9,11 @@ import math
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable, Collection
 from numbers import Integral
 from typing import ParamSpec
 
 P = ParamSpec("P")
-
-DEBUG = "--debug"
-"""Option of every command: show the traceback of an error."""
-
-_SHOWN = 60  # characters of a value in a message
 
 
 class InputError(ValueError):
@@ -47,8 +41,7 @@ def check_range(low: float, high: float = math.inf, **values: float | None) -> N
     for name, value in values.items():
         if value is not None and not (low <= value <= high and abs(value) < math.inf):
             lower = f"at least {low}" if low > -math.inf else "finite"
-            expected = lower if high == math.inf else f"in {low} .. {high}"
-            raise InputError(f"{name} must be {expected}, got {shortened(value)}")
+            raise InputError(f"{name} must be {lower if high == math.inf else f'in {low} .. {high}'}, got {value}")
 
 
 # C0 and C1 controls, line and paragraph separators, and marks that change the direction of writing.
@@ -58,15 +51,6 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 def printable(text: object) -> str:
     """Return text as one line for a terminal, with control characters escaped, such as ``\\x1b``."""
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), str(text))
-
-
-def shortened(value: object) -> str:
-    """Return a value as it is printed in a message; of a long one, the beginning and "..", as for 10**400."""
-    try:
-        text = str(value)
-    except ValueError:  # Python prints no numbers of more than 4300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} .."
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
@@ -84,76 +68,47 @@ def exits_on_input_error(main: Callable[P, None]) -> Callable[P, None]:
     """Wrap a script's ``main``: an ``InputError`` is printed as one line on stderr and ends with exit code 2.
 
     So do errors of the operating system, such as a full disk, and running out of memory. Ctrl-C ends with exit code
-    130, and an output that is closed with 141, as in other programs. ``--debug`` anywhere on the command line shows the
-    traceback first. Other errors are faults of this package, and keep their traceback. Characters that the terminal's
-    encoding lacks are printed as ``\\u732b``.
+    130, and an output that is closed with 141, as in other programs. Other errors are faults of this package, and keep
+    their traceback. Characters that the terminal's encoding lacks are printed as ``\\u732b``.
     """
 
     @functools.wraps(main)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> None:
-        debug = DEBUG in sys.argv[1:]
-        sys.argv[1:] = [arg for arg in sys.argv[1:] if arg != DEBUG]
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         try:
-            try:
-                main(*args, **kwargs)
-            finally:
-                _flush_stdout()
+            main(*args, **kwargs)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             print("interrupted", file=sys.stderr)
             raise SystemExit(130) from None
         except BrokenPipeError:
-            # Python flushes stdout once more at exit, which would raise again.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Python flushes stdout at exit, which would raise again
             raise SystemExit(141) from None
         except Exception as error:
-            line = _of_the_user(error)
-            if line is None:
+            if is_out_of_memory(error):
+                line = f"out of memory ({one_line(error)}); lower the batch size, or give smaller images"
+            elif isinstance(error, InputError):
+                line = str(error)
+            elif isinstance(error, OSError) and error.errno is not None:
+                line = f"{error.filename or 'standard output or a temporary file'}: {error.strerror}"
+            else:
                 raise
-            if debug:
-                traceback.print_exc()
             print(f"error: {printable(line)}", file=sys.stderr)
             raise SystemExit(2) from None
 
     return wrapped
 
 
-def _flush_stdout() -> None:
-    """Write what is printed so far. Python would do so at exit, where an error is no longer one line.
-
-    Raises:
-        InputError: It cannot be written, as to a full disk.
-        BrokenPipeError: Nobody reads it.
-    """
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or the flush at exit would fail, too
-        raise InputError(f"standard output: cannot be written ({error.strerror})") from error
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is that of too little memory: Python's, PyTorch's of the processor, or that of a GPU."""
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, (OSError, RuntimeError)) and re.search(_NO_MEMORY, str(error)) is not None)
-    )
+    refused = isinstance(error, (OSError, RuntimeError)) and re.search("(?i)(can't|cannot) allocate memory", str(error))
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or bool(refused)
 
 
-_NO_MEMORY = "(?i)can't allocate memory|cannot allocate memory|not enough memory"
+DEBUG = "--debug"  # until cli/fit.py is gone
 
 
-def _of_the_user(error: Exception) -> str | None:
-    """Return the message for the user; None for a fault of this package."""
-    if isinstance(error, InputError):
-        return str(error)
-    if is_out_of_memory(error):
-        return f"out of memory ({one_line(error)}); lower batch_size or eval_batch_size, or give smaller images"
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"{error.filename or 'standard output or a temporary file'}: {error.strerror}"
-    return None
+def shortened(value: object) -> str:  # until training/resumed_state.py and cli/foreign_settings.py are gone
+    return f"{value!s:.60}"

@@ -8,11 +8,9 @@ and the state after the step, ``next.state.*``. A beam search repeats an image's
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 
 from captioning.attention import Memory
 from captioning.errors import InputError, one_line
-from captioning.files import complete, errors_named, part_of
+from captioning.files import replacing
 from captioning.kernels.summed import Located
 from captioning.model import AttentionDecoder, Captioner, CaptionModel
 from captioning.model.summed import LocatedMemory
@@ -33,7 +31,7 @@ _OPSET = 18
 _TOLERANCE = 1e-3  # the largest difference between graphs and model, and relative to a number
 
 
-def write_onnx(captioner: CaptionModel, folder: Path) -> None:
+def write_onnx(model: CaptionModel, folder: Path) -> None:
     """Write both graphs, and compare them with the model on noise where onnxruntime is installed.
 
     Raises:
@@ -41,47 +39,24 @@ def write_onnx(captioner: CaptionModel, folder: Path) -> None:
     """
     if missing := [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]:
         raise InputError(f"--onnx: needs {' and '.join(missing)}; pip install -e '.[onnx]'")
-    model = _exportable(captioner)
-    images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # of a single image B would become a constant
+    if not isinstance(model, Captioner) or type(model.decoder) is not AttentionDecoder:
+        raise InputError("--onnx: only a single model with an AttentionDecoder is exported")
+    if model.decoder.attention.inference == "sample":
+        raise InputError("--onnx: attention that draws its locations is not exported; set inference to argmax")
     device = next(model.parameters()).device
     model.cpu()
+    images = torch.randn(2, 3, *model.encoder.preprocessing.size)  # of a single image B would become a constant
     try:
-        with torch.no_grad():
+        with torch.no_grad(), replacing(folder / ENCODER) as encoder, replacing(folder / STEP) as step:
             memory = model.decoder.prepare_search(model.encode(images))
             tensors = _tensors(memory, model.init_state(memory))
-            encoder, step = _Encoder(model), _Step(model, memory, list(tensors))
-            tokens = torch.tensor([START, UNK])
-            _export(encoder, (images,), folder / ENCODER, ["images"], list(tensors))
+            _export(_Encoder(model), encoder, {"images": images}, list(tensors))
             results = ["log_probs", "alphas", *(f"next.{name}" for name in tensors if name.startswith("state."))]
-            _export(step, (tokens, *tensors.values()), folder / STEP, ["tokens", *tensors], results)
-            if importlib.util.find_spec("onnxruntime") is not None:
-                _compare(encoder, folder / ENCODER, {"images": images})
-                _compare(step, folder / STEP, {"tokens": tokens, **tensors})
-        for path in (folder / ENCODER, folder / STEP):  # both graphs are written, or neither
-            with errors_named(path):
-                complete(path)
+            _export(
+                _Step(model, memory, list(tensors)), step, {"tokens": torch.tensor([START, UNK]), **tensors}, results
+            )
     finally:
-        for path in (folder / ENCODER, folder / STEP):
-            part_of(path).unlink(missing_ok=True)
         model.to(device)
-
-
-def _exportable(model: CaptionModel) -> Captioner:
-    """Return the model.
-
-    Raises:
-        InputError: Graphs of it cannot be exported.
-    """
-    if not isinstance(model, Captioner):
-        raise InputError("--onnx: an ensemble is not exported as one; export its members")
-    decoder = model.decoder
-    if type(decoder) is not AttentionDecoder:
-        raise InputError(f"--onnx: {type(decoder).__name__} is not exported; AttentionDecoder is")
-    if decoder.attention.inference == "sample":
-        raise InputError(
-            "--onnx: attention that draws its locations is not exported; set inference to expected or argmax"
-        )
-    return model
 
 
 def _tensors(memory: Memory, state: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -113,15 +88,14 @@ class _Step(nn.Module):
     """One step of the decoder, with a memory and a state for each token.
 
     Args:
+        model: The model.
         memory: An example, of any images.
         names: The names of the tensors that ``forward`` takes.
     """
 
     def __init__(self, model: Captioner, memory: Memory, names: list[str]) -> None:
         super().__init__()
-        self.decoder = model.decoder
-        self.kind = type(memory)
-        self.names = names
+        self.decoder, self.kind, self.names = model.decoder, type(memory), names
         self.W = memory.located.W if isinstance(memory, LocatedMemory) else None
 
     def forward(self, tokens: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -136,67 +110,42 @@ class _Step(nn.Module):
         return torch.log_softmax(logits.float(), dim=-1), trace.alphas, *state
 
 
-def _export(module: nn.Module, inputs: tuple[Tensor, ...], path: Path, takes: list[str], returns: list[str]) -> None:
-    """Write one graph of any batch size, under its temporary name.
+def _export(module: nn.Module, path: Path, inputs: dict[str, Tensor], results: list[str]) -> None:
+    """Write one graph of any batch size, and compare it with its module.
 
     Raises:
-        InputError: ONNX lacks an operation.
+        InputError: ONNX lacks an operation, or the graph computes something else.
     """
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     first, *others = [{0: batch} for _ in inputs]
-    with errors_named(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with _quiet(), errors_named(path):
-        try:
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             torch.onnx.export(
                 module.eval(),
-                inputs,
-                part_of(path),
-                input_names=takes,
-                output_names=returns,
+                tuple(inputs.values()),
+                path,
+                input_names=list(inputs),
+                output_names=results,
                 dynamic_shapes=(first, tuple(others)) if others else (first,),
                 opset_version=_OPSET,
                 dynamo=True,
                 external_data=False,
                 verbose=False,
             )
-        except OSError:
-            raise
-        except Exception as error:  # the exporter raises many types, with messages of pages
-            reason = one_line(_innermost(error), 200)
-            raise InputError(f"--onnx: {path.name}: this model cannot be exported ({reason})") from error
-
-
-def _innermost(error: Exception) -> Exception:
-    cause = error.__cause__
-    return _innermost(cause) if isinstance(cause, Exception) else error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings and log."""
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
+    except OSError:
+        raise
+    except Exception as error:  # the exporter raises many types, with messages of pages
+        raise InputError(f"--onnx: this model cannot be exported ({one_line(error.__cause__ or error)})") from error
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _compare(module: nn.Module, path: Path, inputs: dict[str, Tensor]) -> None:
-    """Compare a graph with its module, on the first of the inputs and on all of them.
-
-    Raises:
-        InputError: Their results differ.
-    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        return
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(part_of(path), providers=["CPUExecutionProvider"])
-    for rows in (1, len(next(iter(inputs.values())))):
-        given = {name: tensor[:rows] for name, tensor in inputs.items()}
-        results = session.run(None, {name: tensor.numpy() for name, tensor in given.items()})
-        for output, expected, result in zip(session.get_outputs(), module(*given.values()), results, strict=True):
-            if not np.allclose(expected.numpy(), result, rtol=_TOLERANCE, atol=_TOLERANCE):
-                off = float(np.abs(expected.numpy() - result).max())
-                raise InputError(f"--onnx: {path.name}: {output.name} is off by {off:.3g}; the model is not exported")
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    computed = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+    for name, expected, result in zip(results, module(*inputs.values()), computed, strict=True):
+        if not np.allclose(expected.numpy(), result, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise InputError(f"--onnx: {name} of the graph is not the model's; the model is not exported")

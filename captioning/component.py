@@ -85,7 +85,10 @@ def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> No
     Raises:
         InputError: Names the argument.
     """
-    hints = own_argument_types(kind) or {}
+    try:
+        hints = typing.get_type_hints(kind.__init__)  # type: ignore[misc]
+    except NameError:  # only a type checker imports one of them
+        return
     for name, value in init_args.items():
         hint = hints.get(name)
         kinds = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
@@ -94,14 +97,6 @@ def _check_components(kind: type, init_args: Mapping[str, Any], path: str) -> No
         if wanted and value is not None and not isinstance(value, wanted):
             given = type(value).__name__ if isinstance(value, Component) else f"{value!r:.60}"
             raise InputError(f"{path}: {name}: must be a {wanted[0].__name__}, got {given}")
-
-
-def own_argument_types(cls: type) -> dict[str, Any] | None:
-    """Return the types of a constructor's own arguments; None if only a type checker imports one of them."""
-    try:
-        return typing.get_type_hints(cls.__init__)  # type: ignore[misc]
-    except (NameError, TypeError, AttributeError):
-        return None
 
 
 def public_path(cls: type) -> str:
@@ -169,9 +164,3 @@ def subclasses(cls: type[T]) -> Iterator[type[T]]:
     yield cls
     for child in cls.__subclasses__():
         yield from subclasses(child)
-
-
-def import_modules(names, folders) -> None:  # type: ignore[no-untyped-def]  # until cli/fit.py is gone
-    from captioning.__main__ import _import_modules
-
-    _import_modules(names, folders)

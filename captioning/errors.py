@@ -105,10 +105,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error is that of too little memory: Python's, PyTorch's of the processor, or that of a GPU."""
     refused = isinstance(error, (OSError, RuntimeError)) and re.search("(?i)(can't|cannot) allocate memory", str(error))
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or bool(refused)
-
-
-DEBUG = "--debug"  # until cli/fit.py is gone
-
-
-def shortened(value: object) -> str:  # until training/resumed_state.py and cli/foreign_settings.py are gone
-    return f"{value!s:.60}"

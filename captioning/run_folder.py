@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 
 
@@ -14,7 +13,6 @@ class RunFolder:
         self.path = path
         self.config = path / "config.yaml"  # the full configuration
         self.checkpoints = path / "checkpoints"
-        self.wandb_run = path / "wandb_run.json"  # until training/wandb_run.py is gone
 
     @classmethod
     def of(cls, checkpoint: str | Path) -> RunFolder | None:
@@ -35,7 +33,3 @@ class RunFolder:
     def is_trained(self) -> bool:
         """Return whether a run has saved something here."""
         return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-
-
-def of_any_seed(checkpoint: str, seed: object) -> str:  # until cli/loggers.py is gone
-    return re.sub(rf"(?<!\d){re.escape(str(seed))}(?=/checkpoints/[^/]*$)", "*", checkpoint)

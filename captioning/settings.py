@@ -30,6 +30,3 @@ def read_config(path: Path, option: str = "") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{option} {path}: not a configuration, which is a mapping of settings".lstrip())
     return content
-
-
-load_yaml = get_loader("yaml")  # until cli/allowed_values.py is gone

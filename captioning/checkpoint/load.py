@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from captioning.cells import CellGrid
 from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
-from captioning.checkpoint.io import read_checkpoint, write_checkpoint
+from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
 from captioning.errors import InputError, is_out_of_memory, one_line
 from captioning.model.captioner import Captioner
@@ -104,13 +103,6 @@ def _place(path: str | os.PathLike[str]) -> Path:
     if path == PRETRAINED:
         return pretrained_folder()
     return download(str(path)) if is_on_hub(path) else Path(path)
-
-
-def as_checkpoint(path: str | os.PathLike[str], target: Path) -> Path:
-    """Write an exported model as a checkpoint, which can be tested; returns its file."""
-    lightning = {"epoch": 0, "global_step": 0, "pytorch-lightning_version": version("pytorch-lightning")}
-    write_checkpoint(read_export(_place(path)) | lightning, target)
-    return target
 
 
 def check_device(device: str | torch.device) -> torch.device:

@@ -1,14 +1,20 @@
-"""The demo ends with the comparison of its runs; training them is in test_end_to_end.py."""
+"""The demo: what it trains on a quick and on a slow processor, how it goes on, and what it ends with."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import demo
 import pytest
 import torch
-from helpers import load_script
+from commands import Commands
 
 from captioning.errors import InputError
 from captioning.settings import read_config
@@ -16,128 +22,33 @@ from captioning.settings import read_config
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_demo_ends_with_the_comparison_of_its_runs_and_prints_where_it_is(tested_pair, capsys):
-    runs = tested_pair[0].parent
-    page = load_script("demo").compare(runs, ["soft", "hard"])
-    out = capsys.readouterr().out
-    assert f"$ captioning compare {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
-    assert re.search(r": hard has .* and soft .* BLEU-4|Equal: hard and soft both have", out)
-    assert "explorer-data" in page.read_text()
-
-
-@pytest.fixture
-def entry() -> dict:
-    """The entry of a model in the summary."""
-    names = ("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds")
-    return dict.fromkeys(names, 1.0) | {
-        "examples": {"a.png": {"caption": "two cats", "expected": "a cat left of a dog"}},
-        "overlay": "a-overlay.png",
-        "checkpoint": "best.ckpt",
-    }
-
-
-def test_the_summary_says_where_the_comparison_is(tmp_path, entry, capsys):
-    load_script("demo").report(tmp_path, {"soft": entry}, tmp_path / "comparison.html")
-    assert f"{tmp_path}/comparison.html" in capsys.readouterr().out
-
-
-def test_the_report_says_what_was_expected(tmp_path, entry, capsys):
-    load_script("demo").report(tmp_path, {"soft": entry, "hard": entry}, tmp_path / "c.html")
-    lines = capsys.readouterr().out.splitlines()
-    at = lines.index("hard, drawn: two cats")
-    assert lines[at + 1] == "  expected    a cat left of a dog   (one of five references)"
-
-
-def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, monkeypatch, capsys):
-    load, photographs = Captioner(), []
-    monkeypatch.setattr("captioning.inference.load", lambda: load)
-    load.caption = lambda images: photographs.extend(images) or [load]
-    load_script("demo").caption_a_photograph(tmp_path / "runs")
-    out = capsys.readouterr().out
-    assert photographs[0].is_file() and photographs[0].name == "grace_hopper.jpg"
-    assert "caption     a woman in uniform" in out and f"overlay     {tmp_path}/runs/photograph.png" in out
-    assert (tmp_path / "runs/photograph.png").read_bytes() == b"a figure"
-
-
-def test_a_demo_without_the_pretrained_captioner_says_so_and_goes_on(tmp_path, monkeypatch, capsys):
-    def missing():
-        raise InputError("this installation has no pretrained captioner")
-
-    monkeypatch.setattr("captioning.inference.load", missing)
-    load_script("demo").caption_a_photograph(tmp_path)
-    assert "no caption: this installation has no pretrained captioner" in capsys.readouterr().out
-
-
-class Captioner:
-    """Stands for a captioner, and for its caption and the caption's figure."""
-
-    text = "a woman in uniform"
-
-    def figure(self):
-        return self
-
-    def savefig(self, path, **options):
-        Path(path).write_bytes(b"a figure")
-
-
-def test_the_readme_shows_the_captions_of_the_measured_demo():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    entry = json.loads((ROOT / "docs/measurements/demo.json").read_text())["soft"]
-    assert load_script("demo").with_captions(readme, entry) == readme
-    captions = [example["caption"] for example in entry["examples"].values()]
-    assert re.search(r"caption(?:_image\.py)? data/\S+ .*\n.*\n" + re.escape(captions[1]), readme)
-
-
-def test_captions_and_what_was_expected_are_written_where_the_readme_shows_them(entry):
-    command = "$ captioning caption a.png \\\n  --model runs/demo/soft/x.ckpt\n"
-    text = f"intro\n{command}old\n{{}}end\n"
-    expected = f"intro\n{command}two cats\n{{}}end\n"
-    write = load_script("demo").with_captions
-    assert write(text.format(""), entry) == expected.format("")
-    assert write(text.format("# expected: old\n"), entry) == expected.format("# expected: a cat left of a dog\n")
-    with pytest.raises(InputError, match=r"a\.png is none of b\.png"):
-        write(text, entry | {"examples": {"b.png": entry["examples"]["a.png"]}})
+def fits_of(runs: Path, monkeypatch, step: float) -> dict[str, list[str]]:
+    """Return the options of every training of a demo on a machine whose steps take so long."""
+    commands = []
+    monkeypatch.setattr(demo, "seconds_of_a_step", lambda images, captions: step)
+    monkeypatch.setattr(Commands, "run", lambda self, name, arguments: commands.append((name, arguments)) or 1.0)
+    demo.train(runs, None)
+    return {name: words for name, words in commands if "fit" in words}
 
 
 @pytest.mark.parametrize(
-    ("step", "small_step", "models", "epochs", "small"),
-    [
-        (0.14, 0.0, 3, 6, False),
-        (0.2, 0.0, 2, 6, False),
-        (0.3, 0.0, 2, 6, False),
-        (0.4, 0.1, 2, 9, True),
-        (0.4, 0.2, 2, 4, True),
-        (9, 9, 2, 4, True),
-    ],
+    ("step", "small_step", "epochs", "small"),
+    [(0.2, 0.0, 6, False), (0.3, 0.0, 6, False), (0.4, 0.1, 9, True), (0.4, 0.2, 4, True), (9, 9, 4, True)],
 )
-def test_a_quick_processor_trains_a_third_model_and_a_slow_one_small_batches(
-    monkeypatch, step, small_step, models, epochs, small
-):
-    demo = load_script("demo")
+def test_a_slow_processor_trains_small_batches(monkeypatch, step, small_step, epochs, small):
     monkeypatch.setattr(demo, "seconds_of_a_step", lambda *sizes: {(32, 5): step, (16, 2): small_step}[sizes])
     plan, seconds = demo.affordable()
-    assert plan == (["soft", "hard", "summed"][:models], epochs, small)
-    assert seconds == pytest.approx(
-        epochs * (375 * small_step if small else 188 * step * (1 if models == 2 else 1.5 * demo.CROWDED))
-    )
+    assert plan == (epochs, small)
+    assert seconds == pytest.approx(epochs * (375 * small_step if small else 188 * step))
 
 
 def test_a_step_of_the_demo_is_measured_with_its_share_of_the_cores():
     threads = torch.get_num_threads()
-    assert 0 < load_script("demo").seconds_of_a_step(2, 5) < 60 and torch.get_num_threads() == threads
-
-
-def fits_of(demo, tmp_path, monkeypatch, step: float) -> dict[str, list[str]]:
-    """Return the options of every training of a demo on a machine whose steps take so long."""
-    commands = []
-    monkeypatch.setattr(demo, "seconds_of_a_step", lambda images, captions: step)
-    monkeypatch.setattr(demo.Commands, "run", lambda self, name, arguments: commands.append(arguments) or 1.0)
-    demo.train(tmp_path, None)
-    return {words[words.index("--name") + 1]: words for words in commands if "fit" in words}
+    assert 0 < demo.seconds_of_a_step(2, 5) < 60 and torch.get_num_threads() == threads
 
 
 def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkeypatch, capsys):
-    fits = fits_of(load_script("demo"), tmp_path, monkeypatch, 0.5)
+    fits = fits_of(tmp_path, monkeypatch, 0.5)
     out = capsys.readouterr().out
     assert "2 models, 4 epochs of 2 captions per image, because this processor is slow; scores may be lower" in out
     assert "about 14 minutes on this machine, with drawing and scoring\n" in out
@@ -148,31 +59,109 @@ def test_the_demo_says_what_it_trains_and_how_long_it_will_take(tmp_path, monkey
 
 
 def test_hard_attention_draws_in_the_last_third_of_the_demo_as_in_its_config(tmp_path, monkeypatch):
-    fits = fits_of(load_script("demo"), tmp_path, monkeypatch, 0.1)
+    fits = fits_of(tmp_path, monkeypatch, 0.1)
     attention = read_config(ROOT / "configs/shapes_hard.yaml")["model"]["decoder"]["init_args"]["attention"]
     assert fits["hard"][-1].endswith(f"ramp={attention['init_args']['ramp']}")
-    assert not any(word.startswith("--data") for words in fits.values() for word in words)
-
-
-@pytest.mark.parametrize("plan", ['[["soft", "hard"], 6]', '[["soft", "hard"], 3, 16]', "{"])
-def test_a_plan_of_another_version_is_refused(tmp_path, plan):
-    (tmp_path / "plan.json").write_text(plan)
-    with pytest.raises(
-        InputError, match=r"plan\.json: written by another version of the demo; delete .* to start over"
-    ):
-        load_script("demo").train(tmp_path, None)
-
-
-@pytest.mark.parametrize("step", [0.1, 0.3, 0.14, 0.2, 0.5])
-def test_the_demo_validates_its_last_epoch(tmp_path, monkeypatch, step):
-    for words in fits_of(load_script("demo"), tmp_path, monkeypatch, step).values():
+    for words in fits.values():
         given = dict(word.removeprefix("--trainer.").split("=") for word in words if word.startswith("--trainer."))
-        assert int(given["max_epochs"]) % int(given["check_val_every_n_epoch"]) == 0
+        assert int(given["max_epochs"]) % int(given["check_val_every_n_epoch"]) == 0  # the last epoch is validated
 
 
-@pytest.mark.parametrize(("step", "models", "minutes"), [(0.1, 3, 5), (0.5, 2, 14)])
-def test_a_demo_that_goes_on_trains_what_it_began_with(tmp_path, monkeypatch, capsys, step, models, minutes):
-    demo = load_script("demo")
-    fits = fits_of(demo, tmp_path, monkeypatch, step)
-    assert len(fits) == models and f"about {minutes} minutes" in capsys.readouterr().out
-    assert fits_of(demo, tmp_path, monkeypatch, 0.6 - step) == fits  # the machine has more, or less, to do now
+def test_a_demo_that_goes_on_trains_as_it_began(tmp_path, monkeypatch, capsys):
+    last = [tmp_path / name / "checkpoints/last.ckpt" for name in ("soft", "hard")]
+    for path in last:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert list(fits_of(tmp_path, monkeypatch, 0.5).values()) == [["fit", "--ckpt_path", str(path)] for path in last]
+    assert "minutes" not in capsys.readouterr().out  # nothing was measured
+
+
+class Captioner:
+    """Stands for a captioner, and for its caption and the caption's figure."""
+
+    text = "a woman in uniform"
+
+    def caption(self, images):
+        assert images[0].name == "grace_hopper.jpg" and images[0].is_file()
+        return [self]
+
+    def figure(self):
+        return self
+
+    def savefig(self, path, **options):
+        Path(path).write_bytes(b"a figure")
+
+
+def test_the_demo_begins_with_a_photograph_and_names_its_overlay(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("captioning.inference.load", Captioner)
+    demo.caption_a_photograph(tmp_path / "runs")
+    out = capsys.readouterr().out
+    assert "caption     a woman in uniform" in out and f"overlay     {tmp_path}/runs/photograph.png" in out
+    assert (tmp_path / "runs/photograph.png").read_bytes() == b"a figure"
+
+
+def test_the_demo_ends_with_the_comparison_of_its_runs_and_says_where_it_is(tested_pair, capfd):
+    runs = tested_pair[0].parent
+    entry = dict.fromkeys(("bleu1", "bleu2", "bleu3", "bleu4", "pointing_accuracy", "seconds"), 1.0)
+    entry |= {"examples": {"a.png": {"caption": "two cats", "expected": "a cat left of a dog"}}}
+    entry |= {"overlay": "a-overlay.png", "checkpoint": "best.ckpt"}
+    demo.report(runs, {"soft": entry, "hard": entry})
+    out = capfd.readouterr().out
+    assert f"$ captioning compare {runs}/soft {runs}/hard --output {runs}/comparison.html" in out
+    assert re.search(r": hard has .* and soft .* BLEU-4|Equal: hard and soft both have", out)
+    assert "hard: two cats\n  expected    a cat left of a dog   (one of five references)" in out
+    assert "explorer-data" in (runs / "comparison.html").read_text()
+
+
+def test_the_readme_shows_the_captions_of_the_measured_demo():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    examples = json.loads((ROOT / "docs/measurements/demo.json").read_text())["soft"]["examples"]
+    shown = re.findall(r"caption(?:_image\.py)? (data/shapes/\S+) \\\n.*--model runs/demo/soft/.*\n(.*)\n", readme)
+    assert shown and all(examples[image]["caption"] == caption for image, caption in shown)
+
+
+# Commands side by side
+
+
+def test_a_failure_has_its_reason_in_one_line_and_leaves_the_others_alone(capsys):
+    commands = Commands(2, "usage")
+    found = commands.side_by_side(lambda words: commands.run(words[0], words) and words, [["--help"], ["fti"]])
+    assert found[0] == ["--help"] and isinstance(found[1], InputError)
+    assert re.fullmatch(r"fti failed: .*fti: no such command; did you mean fit\?.*", str(found[1]))
+    lines = capsys.readouterr().out.splitlines()
+    assert "--help  $ captioning --help" in lines and any(line.startswith("--help  usage: ") for line in lines)
+
+
+def test_ctrl_c_waits_until_all_have_saved_and_starts_no_other(tmp_path):
+    """The stand-in for Python runs a program that saves when it is interrupted."""
+    child = tmp_path / "python"
+    child.write_text(
+        f"#!{sys.executable}\nimport sys, time\nfrom pathlib import Path\nprint('epoch', flush=True)\n"
+        "try:\n    time.sleep(60)\nexcept KeyboardInterrupt:\n    time.sleep(0.5)\n"
+        "    Path(sys.argv[-1]).write_text('saved')\n"
+    )
+    child.chmod(0o755)
+    program = (
+        "import sys\nfrom pathlib import Path\nfrom commands import Commands\n"
+        "from captioning.errors import exits_on_input_error\n"
+        f"sys.executable, commands = {str(child)!r}, Commands(2, 'epoch')\n"
+        "def task(name):\n    commands.run(name, [name])\n    Path(name + '.next').touch()\n"
+        "exits_on_input_error(lambda: commands.side_by_side(task, ['a', 'b', 'c']))()\n"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "scripts")])
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": paths},
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(4)]
+        time.sleep(0.2)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=30)
+    assert sorted(line.split("  ")[1][:5] for line in lines) == ["$ cap", "$ cap", "epoch", "epoch"]
+    assert process.returncode == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "python"]

@@ -35,7 +35,7 @@ class Attended(Protocol):
         trace: Trace of (T,) steps; step t belongs to ``words[t]``. Its posterior or heads, if it has any, can be shown
             in place of the alphas.
         log_probs: Log-probabilities in nats, T of the words or T + 1 with <end>; or None.
-        score: The score that ranks captions, or None.
+        log_prob: What ranks captions, or None.
     """
 
     @property
@@ -45,7 +45,7 @@ class Attended(Protocol):
     @property
     def log_probs(self) -> Sequence[float] | None: ...
     @property
-    def score(self) -> float | None: ...
+    def log_prob(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def _caption(caption: Attended, cells: CellGrid, where: str) -> dict[str, Any]:
         raise ValueError(f"{where}: {len(log_probs)} log_probs for {steps} words")
     return {
         "words": list(caption.words),
-        "score": None if caption.score is None else _number(caption.score),
+        "score": None if caption.log_prob is None else _number(caption.log_prob),
         "logProbs": None if log_probs is None else [_number(value) for value in log_probs[:steps]],
         "betas": None if trace.betas is None else [_number(value) for value in trace.betas],
         "attention": {name: _attention(array, f"{where}: {name}") for name, array in by_name.items()},

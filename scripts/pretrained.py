@@ -18,9 +18,9 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from commands import Commands
+from study import measurement_of
 
 from captioning.errors import InputError, exits_on_input_error
 from captioning.files import read_json, write_json
@@ -35,94 +35,71 @@ TIMED = 50
 """Images that are captioned one after the other to measure the time."""
 
 _FIRST, _TUNED, _CRITICAL, _MEAN = "pretrained_first", "pretrained_tuned", "pretrained_self_critical", "pretrained"
-_CHECK = "check"
-_PROGRESS = "run folder|generating|epoch|best checkpoint|brevity penalty|written to"
-
-
-class Stage(NamedTuple):
-    """A command of `captioning`, and the checkpoint from which it resumes if it is a training."""
-
-    name: str
-    arguments: list[str]
-    last: Path | None = None
-
-    def command(self) -> list[str]:
-        resumed = self.last is not None and self.last.is_file()
-        return [*self.arguments, *(["--ckpt_path", str(self.last)] if resumed else [])]
+_PROGRESS = "run folder|generating|epoch|best checkpoint|test: |written to"
 
 
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
-    args, stages = _parse(sys.argv[1:] if argv is None else argv)
-    commands = Commands(1, _PROGRESS)
-    pretrained = RunFolder(args.runs / _MEAN)
-    for name in args.only or [*stages, _CHECK]:
-        done = pretrained.path / f"{name}.done"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=Path, default="runs", help="folder of the runs (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", metavar="STAGE", help="run these stages, finished or not")
+    parser.add_argument("--dry_run", action="store_true", help="print the commands that are left, and run none")
+    args = parser.parse_args(argv)
+    stages = recipe(args.runs)
+    if unknown := [name for name in args.only or () if name not in stages]:
+        raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join(stages)}")
+    commands, pretrained = Commands(1, _PROGRESS), RunFolder(args.runs / _MEAN)
+    for name in args.only or stages:
+        done, command = pretrained.path / f"{name}.done", stages[name]
         if done.exists() and not args.only:
             continue
         if args.dry_run:
-            what = f"$ captioning {shlex.join(stages[name].command())}" if name in stages else f"captions of {EXPORTED}"
-            print(f"{name}  {what}")
+            print(f"{name}  {f'$ captioning {shlex.join(command)}' if command else f'captions of {EXPORTED}'}")
             continue
-        if name in stages:
-            commands.run(name, stages[name].command())
+        if command:
+            commands.run(name, command)
         else:
             check(pretrained.checkpoint("best"), EXPORTED, MEASUREMENT)
+        if name == "score":
+            write_json(MEASUREMENT, measurement_of(pretrained.path, command, seed=1))
         done.parent.mkdir(parents=True, exist_ok=True)
         done.touch()
 
 
-def _parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, Stage]]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the runs (default: %(default)s)")
-    parser.add_argument(
-        "--only", nargs="+", metavar="STAGE", help="run these stages, whether they were finished or not"
-    )
-    parser.add_argument("--dry_run", action="store_true", help="print the commands that are left, and run none")
-    args = parser.parse_args(argv)
-    stages = {stage.name: stage for stage in recipe(args.runs)}
-    if unknown := [name for name in args.only or () if name not in (*stages, _CHECK)]:
-        raise InputError(f"--only: there is no stage {unknown[0]!r}; one of {', '.join([*stages, _CHECK])}")
-    return args, stages
-
-
-def recipe(runs: Path) -> list[Stage]:
-    """Return the commands that make the captioner, in their order."""
+def recipe(runs: Path) -> dict[str, list[str]]:
+    """Return the commands that make the captioner, in their order; that of the check is empty."""
     best = {name: str(RunFolder(runs / name).checkpoint("best")) for name in (_FIRST, _TUNED, _CRITICAL, _MEAN)}
     features, tuned_features = "data/flickr8k/pretrained", "data/flickr8k/pretrained_tuned"
-    evaluate = ["evaluate", "--model", best[_MEAN]]
-    export = ["export", "--model", best[_MEAN], "--output", str(EXPORTED)]
-    extract = ["extract", "--config", str(CONFIG), "--split", "train", "val", "--flipped"]
+    extract = ["extract", "--config", str(CONFIG), "--split", "train", "--split", "val", "--flipped"]
 
-    def fit(stage: str, run: str, *options: str) -> Stage:
-        arguments = ["fit", "--config", str(CONFIG), *options, "--runs", str(runs), "--name", run]
-        return Stage(stage, [*arguments, "--trainer.logger=false"], RunFolder(runs / run).checkpoint("last"))
+    def fit(run: str, *options: str) -> list[str]:
+        last = RunFolder(runs / run).checkpoint("last")
+        resumed = ["--ckpt_path", str(last)] if last.is_file() else []
+        placed = ["--runs", str(runs), "--name", run, "--trainer.logger=false"]
+        return ["fit", "--config", str(CONFIG), *options, *placed, *resumed]
 
     def second(overlay: str, run: str) -> list[str]:
         return ["--config", str(REPOSITORY / f"configs/overlays/{overlay}.yaml"), "--init_from", best[run]]
 
-    return [
-        Stage("features", [*extract, "--output", features]),
-        fit("first", _FIRST, "--data.features", features),
-        fit("tuned", _TUNED, *second("fine_tune_mobilenet", _FIRST), "--checkpoint.monitor", "val/cider_d"),
-        Stage("tuned_features", [*extract, "--init_from", best[_TUNED], "--output", tuned_features]),
-        fit(
-            "critical",
+    return {
+        "features": [*extract, "--output", features],
+        "first": fit(_FIRST, "--data.features", features),
+        "tuned": fit(_TUNED, *second("fine_tune_mobilenet", _FIRST), "--checkpoint.monitor", "val/cider_d"),
+        "tuned_features": [*extract, "--init_from", best[_TUNED], "--output", tuned_features],
+        "critical": fit(
             _CRITICAL,
             *second("self_critical", _TUNED),
             *("--data.features", tuned_features, "--trainer.max_epochs", "8"),
             *("--model.search.length_normalization", "0.7"),
         ),
-        Stage("average", ["average", "--model", best[_TUNED], "--model", best[_CRITICAL], "--output", best[_MEAN]]),
-        Stage(
-            "score",
-            [*evaluate, "--split", "val", "--data.features", tuned_features, "--json", str(MEASUREMENT)],
-        ),
-        Stage(
-            "export",
-            [*export, "--dtype", "float16", "--license", "other", "--notes", str(CONFIG.with_suffix(".md"))],
-        ),
-    ]
+        "average": ["average", "--model", best[_TUNED], "--model", best[_CRITICAL], "--output", best[_MEAN]],
+        "score": ["test", "--ckpt_path", best[_MEAN], "--data.test_split=val", "--data.features", tuned_features],
+        "export": [
+            *("export", "--model", best[_MEAN], "--output", str(EXPORTED), "--dtype", "float16"),
+            *("--license", "other", "--notes", str(CONFIG.with_suffix(".md"))),
+        ],
+        "check": [],
+    }
 
 
 def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
@@ -151,7 +128,7 @@ def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
         "percent": round(100 * equal / len(images), 2),
         "megabytes": round(sum(file.stat().st_size for file in folder.iterdir()) / 1e6, 2),
         "milliseconds_per_image": round(1000 * seconds / len(images[:TIMED]), 1),
-        **provenance(command=f"python scripts/pretrained.py --only {_CHECK}", seed=None),
+        **provenance(command="python scripts/pretrained.py --only check", seed=None),
     }
     write_json(measurement, read_json(measurement) | {"export": export})
     print(f"{equal} of {len(images)} captions are equal ({export['percent']} %), written to {measurement}")
@@ -160,4 +137,4 @@ def check(checkpoint: Path, folder: Path, measurement: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -217,21 +217,26 @@ class Job(NamedTuple):
                 self.record(command)
 
     def record(self, command: Command) -> None:
-        """Copy the scores that were written last into the study's file, with the training's speed and statistics."""
-        results = read_run(self.folder.path / command.evaluation)
-        scores: Scores = {
-            "values": {name: round(value, 4) for name, value in results.scores.items()},
-            "unit": UNIT,
-            "split": results.search.get("split"),
-            "images": len(results.captions or {}),
-            "search": results.search,
-            **provenance(command=f"captioning {shlex.join(command.arguments)}", seed=self.seed),
-        }
+        """Copy the metrics that were written last into the study's file, with the training's speed and statistics."""
+        scores = measurement_of(self.folder.path / command.evaluation, command.arguments, self.seed)
         if not command.evaluation and (training := training_of(read_run(self.folder.path))):
             scores["training"] = training
         with _LOCK:
             name = score_name(self.variant, self.seed, command.evaluation)
             write_measurements(self.file, scores=read_scores(self.file) | {name: scores})
+
+
+def measurement_of(folder: Path, arguments: Sequence[str], seed: int) -> Scores:
+    """Return what ``captioning test`` left in a folder, and where it comes from."""
+    tested = read_run(folder)
+    return {
+        "values": {name: round(value, 4) for name, value in tested.scores.items()},
+        "unit": UNIT,
+        "split": tested.search.get("split"),
+        "images": len(tested.captions or {}),
+        "search": tested.search,
+        **provenance(command=f"captioning {shlex.join(arguments)}", seed=seed),
+    }
 
 
 def training_of(run: Run) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import urllib.parse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from captioning.cli import announce
 from captioning.errors import InputError
@@ -23,75 +23,32 @@ MOBILENET, MOBILENET_FILE = "mobilenetv1_100", "mobilenetv1_100_trunk.safetensor
 SHOWN = 5  # missing files that are named
 
 
-@dataclass(frozen=True)
-class Archive:
-    """A published zip file.
-
-    Attributes:
-        url: Its published address.
-        unpacks: Whether a file, by its name in the archive, is wanted. It keeps that name below the root.
-        size: Published bytes; 0 for a small one.
-        md5: Published checksum; None if unpublished.
-        images: Number of image files in it.
-    """
+class Archive(NamedTuple):
+    """A published zip file: its address, bytes (0 if unpublished), MD5, and the number of image files in it."""
 
     url: str
-    unpacks: Callable[[str], bool]
     size: int = 0
     md5: str | None = None
     images: int = 0
 
 
-def _captions_or_instances(name: str) -> bool:
-    return name.startswith(("annotations/captions_", "annotations/instances_"))
-
-
-def _jpeg(name: str) -> bool:
-    return name.endswith(".jpg")
-
-
+_ANNOTATIONS = f"{COCO_HOST}/annotations/annotations_trainval"
 COCO = {
-    (2014, "annotations"): Archive(
-        f"{COCO_HOST}/annotations/annotations_trainval2014.zip",
-        _captions_or_instances,
-        size=252872794,
-        md5="0a379cfc70b0e71301e0f377548639bd",
-    ),
-    (2014, "train"): Archive(
-        f"{COCO_HOST}/zips/train2014.zip",
-        _jpeg,
-        size=13510573713,
-        md5="0da8c0bd3d6becc4dcb32757491aca88",
-        images=82783,
-    ),
-    (2014, "val"): Archive(
-        f"{COCO_HOST}/zips/val2014.zip",
-        _jpeg,
-        size=6645013297,
-        md5="a3d79f5ed8d289b7a7554ce06a5782b3",
-        images=40504,
-    ),
-    (2017, "annotations"): Archive(
-        f"{COCO_HOST}/annotations/annotations_trainval2017.zip",
-        _captions_or_instances,
-        size=252907541,
-        md5="f4bbac642086de4f52a3fdda2de5fa2c",
-    ),
+    (2014, "annotations"): Archive(f"{_ANNOTATIONS}2014.zip", 252872794, "0a379cfc70b0e71301e0f377548639bd"),
+    (2014, "train"): Archive(f"{COCO_HOST}/zips/train2014.zip", 13510573713, "0da8c0bd3d6becc4dcb32757491aca88", 82783),
+    (2014, "val"): Archive(f"{COCO_HOST}/zips/val2014.zip", 6645013297, "a3d79f5ed8d289b7a7554ce06a5782b3", 40504),
+    (2017, "annotations"): Archive(f"{_ANNOTATIONS}2017.zip", 252907541, "f4bbac642086de4f52a3fdda2de5fa2c"),
     (2017, "train"): Archive(
-        f"{COCO_HOST}/zips/train2017.zip",
-        _jpeg,
-        size=19336861798,
-        md5="cced6f7f71b7629ddf16f17bbcfab6b2",
-        images=118287,
+        f"{COCO_HOST}/zips/train2017.zip", 19336861798, "cced6f7f71b7629ddf16f17bbcfab6b2", 118287
     ),
-    (2017, "val"): Archive(
-        f"{COCO_HOST}/zips/val2017.zip",
-        _jpeg,
-        size=815585330,
-        md5="442b8da7639aecaf257c1dceb8ba8c80",
-        images=5000,
-    ),
+    (2017, "val"): Archive(f"{COCO_HOST}/zips/val2017.zip", 815585330, "442b8da7639aecaf257c1dceb8ba8c80", 5000),
 }
+"""Archives of COCO by year and content."""
+
+
+def _wanted(name: str) -> bool:
+    """Return whether a file of COCO's archives is an image, or has captions or outlines of objects."""
+    return name.endswith(".jpg") or name.startswith(("annotations/captions_", "annotations/instances_"))
 
 
 def coco(
@@ -131,9 +88,9 @@ def coco(
         wanted = [] if _listing(root / "annotations") >= set(kinds) else [COCO[chosen, "annotations"]]
         for split in ("train", "val"):
             archive = COCO[chosen, split]
-            if sum(map(_jpeg, _listing(root / f"{split}{chosen}"))) < archive.images:
+            if sum(map(_wanted, _listing(root / f"{split}{chosen}"))) < archive.images:
                 wanted.append(archive)
-        _get(wanted, root, mirror)
+        _get(wanted, _wanted, root, mirror)
         if karpathy:
             _get_split_file("coco", root, mirror)
     if karpathy:
@@ -177,9 +134,8 @@ def _flickr(name: str, form: str, archive: str, root: Path, check: bool, mirror:
     images = root / "images"
     if not check:
         _get_split_file(name, root, mirror)
-        here = _listing(images)
         for file in sorted([*root.glob("*.zip"), *root.glob("*.tar.gz")]):
-            unpack(file, images, lambda member: _jpeg(member) and PurePosixPath(member).name not in here, flat=True)
+            unpack(file, images, lambda member: re.search(r"/\w+\.jpg$", member) is not None, flat=True)
     try:
         _finish(KarpathySource(str(root / f"dataset_{name}.json"), str(images)), "train", "val", "test")
     except InputError as error:
@@ -267,14 +223,15 @@ prepare = {
 def _get_split_file(name: str, root: Path, mirror: str | None) -> None:
     file = f"dataset_{name}.json"
     if not (root / file).is_file():
-        _get([Archive(KARPATHY_URL, lambda member: member == file)], root, mirror)
+        _get([Archive(KARPATHY_URL)], lambda member: member == file, root, mirror)
 
 
-def _get(archives: Sequence[Archive], root: Path, mirror: str | None) -> None:
+def _get(archives: Sequence[Archive], wanted: Callable[[str], bool], root: Path, mirror: str | None) -> None:
     """Download, verify, unpack and delete one archive after the other, so that the disk never holds two.
 
     Args:
         archives: What to get.
+        wanted: Whether a file of an archive is unpacked, by its name there, which it keeps below the root.
         root: Folder of the files.
         mirror: Address that has the paths of the published addresses; None for those.
 
@@ -294,7 +251,7 @@ def _get(archives: Sequence[Archive], root: Path, mirror: str | None) -> None:
         path = root / archive.url.rpartition("/")[2]
         address = urllib.parse.urlsplit(archive.url).path
         fetch(archive.url if mirror is None else mirror.rstrip("/") + address, path, md5=archive.md5)
-        unpack(path, root, archive.unpacks)
+        unpack(path, root, wanted)
         path.unlink()
 
 

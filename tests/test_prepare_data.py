@@ -206,7 +206,9 @@ def test_a_busy_server_is_asked_again(fetch, server):
 
 def test_a_missing_file_is_not_asked_for_again(fetch, server, tmp_path):
     server.files.clear()
-    with pytest.raises(InputError, match=rf"/big\.bin: the server says 404; download it by hand to {tmp_path}/big\.bin"):
+    with pytest.raises(
+        InputError, match=rf"/big\.bin: the server says 404; download it by hand to {tmp_path}/big\.bin"
+    ):
         fetch()
     assert len(server.requests) == 1
 

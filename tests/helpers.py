@@ -17,7 +17,7 @@ from torch import Tensor
 
 from captioning.cells import CellGrid
 from captioning.trace import EXPECTATION, AttentionTrace
-from captioning.views.explorer import ExploredImage, RunCaptions
+from captioning.views.explorer import Shown, shown_image, shown_run
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
@@ -69,8 +69,8 @@ class Attended(NamedTuple):
 
     words: list[str]
     trace: AttentionTrace
-    log_probs: list[float] | None = None
-    score: float | None = None
+    log_probs: list[float]
+    log_prob: float
 
 
 def attended(
@@ -78,7 +78,8 @@ def attended(
 ) -> Attended:
     alphas = random_alphas(len(words.split())) if alphas is None else alphas
     trace = trace_of(alphas, betas, locations)._replace(posterior=posterior, heads=heads)
-    return Attended(words.split(), trace, **numbers)
+    log_probs = numbers.pop("log_probs", None) or [-1.0] * len(trace.alphas)
+    return Attended(words.split(), trace, log_probs, numbers.pop("log_prob", sum(log_probs)))
 
 
 def run_captions(
@@ -87,13 +88,14 @@ def run_captions(
     *,
     alternatives: Sequence[Attended] = (),
     grid_size: tuple[int, int] = GRID,
-    references: Sequence[str] = (),
     numbers: Mapping[str, float | str] | None = None,
     **caption: Any,
-) -> RunCaptions:
+) -> Shown:
     captions = [attended(words, **caption), *alternatives]
-    return RunCaptions(run, captions, CellGrid.regular(grid_size, (40, 60)), references, numbers or {})
+    return shown_run(run, captions, CellGrid.regular(grid_size, (40, 60)), numbers=numbers)
 
 
-def explored(*runs: RunCaptions, name: str = "cats.jpg", view: Image.Image | None = None) -> ExploredImage:
-    return ExploredImage(view=view or random_view(), name=name, runs=runs or [run_captions()])
+def explored(
+    *runs: Shown, name: str = "cats.jpg", view: Image.Image | None = None, references: Sequence[str] = ()
+) -> Shown:
+    return shown_image(name, view or random_view(), list(runs) or [run_captions()], references=references)

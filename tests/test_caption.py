@@ -14,7 +14,7 @@ from PIL import Image
 from captioning.cells import CellGrid
 from captioning.errors import InputError
 from captioning.inference.caption import Caption
-from captioning.views.explorer import ExploredImage, explorer_page
+from captioning.views.explorer import explorer_page, shown_image
 
 ROWS, COLUMNS = 3, 5
 CELLS = ROWS * COLUMNS
@@ -115,15 +115,15 @@ def test_plain_data_says_what_hard_attention_chose(caption):
 
 
 def test_the_explorer_gets_the_caption_and_its_beam(caption):
-    captions = hard(caption, [3, 0, 14]).for_explorer("mine", references=["a cat"], numbers={"BLEU-4": 0.5})
+    captions = hard(caption, [3, 0, 14]).for_explorer("mine", numbers={"BLEU-4": 0.5})
     (text,) = re.findall(
         r'explorer-data">(.*?)</script>',
-        explorer_page([ExploredImage(caption.view, "0.png", [captions])]),
+        explorer_page([shown_image("0.png", caption.view, [captions])]),
         flags=re.DOTALL,
     )
     (image,) = json.loads(text)["images"]
     (shown,) = image["runs"]
-    assert (shown["run"], shown["numbers"], image["references"]) == ("mine", {"BLEU-4": 0.5}, ["a cat"])
+    assert (shown["run"], shown["numbers"]) == ("mine", {"BLEU-4": 0.5})
     best, *others = shown["captions"]
-    assert (best["words"], best["log_prob"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
+    assert (best["words"], best["logProb"], best["chosen"]) == (["two", "cats", "sleep"], -2, [3, 0, 14])
     assert [" ".join(other["words"]) for other in others] == ["a cat", "cats sleep on mats"]

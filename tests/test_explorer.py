@@ -23,14 +23,14 @@ def content(page: str) -> dict:
     return json.loads(text)
 
 
-def caption(page: str, image: int = 0, run: int = 0, rank: int = 0) -> dict:
-    return content(page)["images"][image]["runs"][run]["captions"][rank]
+def caption(*runs: dict, rank: int = 0) -> dict:
+    """A caption of the first run, as the page's script reads it."""
+    return content(explorer_page([explored(*runs)]))["images"][0]["runs"][0]["captions"][rank]
 
 
 def levels(shown: dict, kind: str = "prior") -> np.ndarray:
-    return np.frombuffer(base64.b64decode(shown["attention"][kind]["levels"]), dtype=np.uint8).reshape(
-        len(shown["words"]), -1
-    )
+    flat = np.frombuffer(base64.b64decode(shown["attention"][kind]["levels"]), dtype=np.uint8)
+    return flat.reshape(len(shown["words"]), -1)
 
 
 class Tags(HTMLParser):
@@ -38,13 +38,12 @@ class Tags(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.found: list[tuple[str, dict[str, str | None]]] = []
-        self.text = ""
-        self.inside = ""
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.text = self.inside = ""
         self.feed(page)
 
     def handle_starttag(self, tag, attrs):
-        self.found.append((tag, dict(attrs)))
+        self.seen.append((tag, dict(attrs)))
         self.inside = tag
 
     def handle_endtag(self, tag):
@@ -57,92 +56,56 @@ class Tags(HTMLParser):
 
 def test_alphas_come_back_within_half_a_level_of_their_rows_maximum():
     alphas = random_alphas(3)
-    shown = caption(explorer_page([explored(run_captions(alphas=alphas))]))
+    shown = caption(run_captions(alphas=alphas))
     peaks = np.array(shown["attention"]["prior"]["peaks"])
     np.testing.assert_allclose(peaks, alphas.max(axis=1), rtol=1e-3)
     back = levels(shown) / 255 * peaks[:, None]
     assert (np.abs(back - alphas) <= 0.502 / 255 * peaks[:, None] + 1e-3 * alphas).all()
-    np.testing.assert_array_equal(levels(shown).argmax(axis=1), alphas.argmax(axis=1))
 
 
 def test_a_caption_keeps_its_words_numbers_and_chosen_cells():
     shown = caption(
-        explorer_page(
-            [
-                explored(
-                    run_captions(
-                        locations=[4, 0, 14], betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], score=-3.75
-                    )
-                )
-            ]
-        )
+        run_captions(locations=[4, -1, 14], betas=[0.25, 0.5, 1], log_probs=[-1.5, -2, -0.25, -9], log_prob=-3.75)
     )
-    assert shown["words"] == ["two", "cats", "sleep"]
-    assert shown["chosen"] == [4, 0, 14]
-    assert shown["betas"] == [0.25, 0.5, 1]
-    assert shown["logProbs"] == [-1.5, -2, -0.25]
-    assert shown["score"] == -3.75
+    assert shown["words"] == ["two", "cats", "sleep"] and shown["chosen"] == [4, None, 14]
+    assert shown["betas"] == [0.25, 0.5, 1] and shown["logProbs"] == [-1.5, -2, -0.25] and shown["logProb"] == -3.75
+    assert caption(run_captions())["betas"] is None
+    empty = caption(run_captions(words="", alphas=[]))
+    assert empty["words"] == empty["attention"]["prior"]["peaks"] == []
 
 
-def test_what_is_not_known_is_null_not_zero():
-    shown = caption(explorer_page([explored(run_captions())]))
-    assert shown["betas"] is shown["logProbs"] is shown["score"] is None and list(shown["attention"]) == ["prior"]
-    assert shown["chosen"] == [None] * 3
-
-
-def test_alternatives_carry_their_own_attention():
-    other = attended("a cat", random_alphas(2, seed=9), score=-7.0)
-    page = explorer_page([explored(run_captions(alternatives=[other]))])
-    shown = caption(page, rank=1)
-    assert shown["words"] == ["a", "cat"]
-    assert shown["score"] == -7
+def test_alternatives_posteriors_and_heads_have_their_own_attention():
+    other = attended("a cat", random_alphas(2, seed=9), log_prob=-7.0)
+    shown = caption(run_captions(alternatives=[other]), rank=1)
+    assert shown["words"] == ["a", "cat"] and shown["logProb"] == -7
     np.testing.assert_array_equal(levels(shown).argmax(axis=1), other.trace.alphas.argmax(axis=1))
 
-
-def test_a_posterior_stands_beside_its_prior():
     posterior = random_alphas(3, seed=8)
-    shown = caption(explorer_page([explored(run_captions(posterior=posterior))]))
+    shown = caption(run_captions(posterior=posterior))
     np.testing.assert_array_equal(levels(shown, "posterior").argmax(axis=1), posterior.argmax(axis=1))
-    np.testing.assert_allclose(shown["attention"]["posterior"]["peaks"], posterior.max(axis=1), rtol=1e-3)
-    assert shown["attention"]["prior"]["levels"] != shown["attention"]["posterior"]["levels"]
+
+    heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)  # (T, h, L)
+    shown = caption(run_captions(alphas=heads.mean(axis=1), heads=heads))
+    for number in range(10):
+        of_head = levels(shown, f"head {number + 1}")
+        np.testing.assert_array_equal(of_head.argmax(axis=1), heads[:, number].argmax(axis=1))
 
 
-def test_the_posterior_is_shown_first():
+def test_the_posterior_is_shown_first_and_heads_stand_beside_their_mean():
     page = explorer_page([explored(run_captions(posterior=random_alphas(3, seed=8)), run_captions("hard"))])
     assert content(page)["attentions"] == {"posterior": "After the word", "prior": "Before the word"}
-
-
-def test_heads_stand_beside_their_mean():
-    heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)  # (T, h, L)
-    page = explorer_page([explored(run_captions(alphas=heads.mean(axis=1), heads=heads))])
-    labels = content(page)["attentions"]
+    heads = np.stack([random_alphas(3, seed=seed) for seed in range(10)], axis=1)
+    labels = content(explorer_page([explored(run_captions(heads=heads))]))["attentions"]
     assert list(labels) == ["prior", *(f"head {number}" for number in range(1, 11))]
     assert (labels["prior"], labels["head 10"]) == ("All heads", "Head 10")
-    shown = caption(page)
-    for number in range(10):
-        found = levels(shown, f"head {number + 1}")
-        np.testing.assert_array_equal(found.argmax(axis=1), heads[:, number].argmax(axis=1))
 
 
 def test_runs_stand_in_the_order_in_which_they_come_and_an_image_may_lack_one():
-    page = explorer_page(
-        [
-            explored(run_captions("soft")),
-            explored(run_captions("hard"), run_captions("soft")),
-            explored(run_captions("local")),
-        ]
-    )
+    runs = [["soft"], ["hard", "soft"], ["local"]]
+    page = explorer_page([explored(*(run_captions(run) for run in of_image)) for of_image in runs])
     assert content(page)["runs"] == ["soft", "hard", "local"]
-    assert [[shown["run"] for shown in image["runs"]] for image in content(page)["images"]] == [
-        ["soft"],
-        ["hard", "soft"],
-        ["local"],
-    ]
-
-
-def test_references_that_runs_share_are_shown_once():
-    page = explorer_page([explored(run_captions(references=["a b", "c"]), run_captions("hard", references=["c", "d"]))])
-    assert content(page)["images"][0]["references"] == ["a b", "c", "d"]
+    assert [[shown["run"] for shown in image["runs"]] for image in content(page)["images"]] == runs
+    assert content(explorer_page([]))["images"] == []
 
 
 def test_numbers_may_be_words_and_need_not_exist():
@@ -150,63 +113,36 @@ def test_numbers_may_be_words_and_need_not_exist():
     assert content(page)["images"][0]["runs"][0]["numbers"] == {"BLEU-4": 0.1235, "kind": "best", "CIDEr": None}
 
 
-def test_a_caption_without_words_is_no_error():
-    shown = caption(explorer_page([explored(run_captions(words="", alphas=[]))]))
-    assert shown["words"] == shown["attention"]["prior"]["peaks"] == []
-
-
-def test_a_page_without_images_is_no_error():
-    assert content(explorer_page([]))["images"] == []
-
-
-def large_drawing() -> Image.Image:
-    drawing = Image.new("RGB", (320, 240), "teal")
-    drawing.paste("orange", (10, 12, 30, 40))
-    return drawing
-
-
-@pytest.mark.parametrize("drawing", [large_drawing(), random_view()], ids=["drawing", "small"])
-def test_a_drawing_or_a_small_view_is_exactly_what_the_model_saw(drawing):
+def test_a_small_view_is_exactly_what_the_model_saw_and_a_photograph_no_larger_than_a_screen_needs():
+    drawing = random_view()
     image = content(explorer_page([explored(view=drawing)]))["images"][0]
     kind, _, text = image["view"].partition(";base64,")
-    assert kind == "data:image/png"
+    assert kind == "data:image/png" and (image["width"], image["height"]) == drawing.size
     with Image.open(io.BytesIO(base64.b64decode(text))) as back:
         np.testing.assert_array_equal(np.asarray(back.convert("RGB")), np.asarray(drawing))
-    assert (image["width"], image["height"]) == drawing.size
-
-
-def test_a_photograph_is_a_jpeg_no_larger_than_a_screen_needs():
     image = content(explorer_page([explored(view=random_view(900, 600))]))["images"][0]
-    assert image["view"].startswith("data:image/jpeg;base64,")
-    assert (image["width"], image["height"]) == (448, 299)
+    assert image["view"].startswith("data:image/jpeg;base64,") and (image["width"], image["height"]) == (448, 299)
 
 
 TRAP = "</script><script>alert(1)</script><!--<script> & \"'\u2028"
 
 
 def test_nothing_that_is_said_can_end_the_script_it_stands_in():
-    trapped = run_captions(
-        TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), references=[TRAP], numbers={TRAP: TRAP}
-    )
-    page = explorer_page([explored(trapped, name=TRAP)])
+    trapped = run_captions(TRAP, words=TRAP, alphas=random_alphas(len(TRAP.split())), numbers={TRAP: TRAP})
+    page = explorer_page([explored(trapped, name=TRAP, references=[TRAP])], "a <b> & $title")
     tags = Tags(page)
-    assert [tag for tag, _ in tags.found].count("script") == 2
+    assert [tag for tag, _ in tags.seen].count("script") == 2
     assert "alert(1)" not in tags.text
     image = content(page)["images"][0]
     assert image["name"] == image["references"][0] == image["runs"][0]["run"] == TRAP
     assert image["runs"][0]["numbers"] == {TRAP: TRAP}
     assert image["runs"][0]["captions"][0]["words"] == TRAP.split()
-
-
-def test_the_title_is_text():
-    page = explorer_page([], "a <b> & $title")
     assert "<title>a &lt;b&gt; &amp; $title</title>" in page
-    assert not [tag for tag, _ in Tags(page).found if tag == "b"]
 
 
 def test_the_page_asks_nothing_of_a_network():
     page = explorer_page([explored()])
-    for tag, attributes in Tags(page).found:
+    for tag, attributes in Tags(page).seen:
         for name in ("src", "href", "srcset", "data", "action"):
             assert (attributes.get(name) or "data:").startswith("data:"), (tag, attributes)
     assert "default-src 'none'" in page
@@ -215,58 +151,29 @@ def test_the_page_asks_nothing_of_a_network():
 
 def test_a_fragment_is_one_section():
     fragment = explorer_fragment([explored()])
-    assert fragment.startswith('<section class="explorer"')
-    assert fragment.rstrip().endswith("</section>")
-    assert not {"html", "head", "body"} & {tag for tag, _ in Tags(fragment).found}
+    assert fragment.startswith('<section class="explorer"') and fragment.rstrip().endswith("</section>")
+    assert not {"html", "head", "body"} & {tag for tag, _ in Tags(fragment).seen}
 
 
 def test_the_map_is_drawn_with_the_overlays_constants():
     drawn = content(explorer_page([]))["map"]
     colors = np.frombuffer(base64.b64decode(drawn.pop("colors")), dtype=np.uint8).reshape(256, 3)
     np.testing.assert_allclose(colors / 255, maps.map_colors(), atol=0.5 / 255 + 1e-6)
-    assert drawn == {
-        "sigmaOfSide": maps.SIGMA_OF_SIDE,
-        "sigmaOfCell": maps.SIGMA_OF_CELL,
-        "dimBelow": maps.DIM_BELOW,
-        "look": {"dim": maps.LOOKS["color"].dim, "opacity": maps.LOOKS["color"].opacity},
-    }
+    constants = {"sigmaOfSide": maps.SIGMA_OF_SIDE, "sigmaOfCell": maps.SIGMA_OF_CELL, "dimBelow": maps.DIM_BELOW}
+    assert drawn == constants | {"look": maps.LOOKS["color"]}
 
 
 def test_an_image_costs_less_than_a_tenth_of_a_megabyte():
     """224 x 224 pixels of noise are a worst case for JPEG; two runs with a beam of three, 12 words on 14 x 14."""
     words = " ".join(["word"] * 12)
     other = attended(words, random_alphas(12, 196))
-    runs = [
-        run_captions(run, words, alphas=random_alphas(12, 196), grid_size=(14, 14), alternatives=[other, other])
-        for run in ("soft", "hard")
-    ]
-    image = explored(*runs, view=random_view(224, 224))
+    options = {"alphas": random_alphas(12, 196), "grid_size": (14, 14), "alternatives": [other, other]}
+    image = explored(*(run_captions(run, words, **options) for run in ("soft", "hard")), view=random_view(224, 224))
     one, two = (len(explorer_page([image] * n)) for n in (1, 2))
-    assert two - one < 150_000
-    assert two - one - len(content(explorer_page([image]))["images"][0]["view"]) < 30_000
+    assert two - one < 150_000 and two - one - len(image["view"]) < 30_000
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"alphas": random_alphas(2)}, r"cats\.jpg, soft: alphas must be \(3, 15\) for 3 words .*, got \(2, 15\)"),
-        ({"grid_size": (2, 5)}, r"alphas must be \(3, 10\) for 3 words on a grid of 2 x 5, got \(3, 15\)"),
-        ({"alphas": np.full((3, 15), np.nan)}, "prior must be finite and at least 0"),
-        ({"alphas": -random_alphas(3)}, "prior must be finite and at least 0"),
-        (
-            {"posterior": random_alphas(2)},
-            r"cats\.jpg, soft: posterior must be \(3, 15\) for 3 words .*, got \(2, 15\)",
-        ),
-        ({"betas": [0.5]}, r"betas must be \(3,\) for 3 words .*, got \(1,\)"),
-        ({"log_probs": [-1.0]}, "1 log_probs for 3 words"),
-        ({"locations": [1, 2]}, r"locations must be \(3,\) for 3 words .*, got \(2,\)"),
-    ],
-)
-def test_captions_of_contradicting_shapes_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        explorer_page([explored(run_captions(**changes))])
-
-
-def test_two_entries_of_one_run_at_an_image_are_refused():
-    with pytest.raises(ValueError, match=r"cats\.jpg: one entry per run, got \['soft', 'soft'\]"):
-        explorer_page([explored(run_captions(), run_captions())])
+@pytest.mark.parametrize("changes", [{"alphas": random_alphas(2)}, {"grid_size": (2, 5)}])
+def test_captions_of_contradicting_shapes_are_refused(changes):
+    with pytest.raises(ValueError, match="attention of 3 words on a grid of"):
+        explored(run_captions(**changes))

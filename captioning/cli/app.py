@@ -93,7 +93,7 @@ def serve(captioner: ImageCaptioner[Any], name: str, host: str, port: int) -> Bl
 
 def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     """Return HTML: the explorer of the photograph at ``path``, or one line that says why there is none."""
-    from captioning.views.explorer import ExploredImage, explorer_page
+    from captioning.views.explorer import explorer_page, shown_image
 
     if path is None:
         return ""
@@ -103,7 +103,7 @@ def _answer(captioner: ImageCaptioner[Any], name: str, path: str | None) -> str:
     except InputError as error:
         line = printable(str(error).replace(path, file))
         return f'<p class="refused" role="alert">{html.escape(line)}</p>'
-    page = explorer_page([ExploredImage(caption.view, file, [caption.for_explorer(name)])], caption.text)
+    page = explorer_page([shown_image(file, caption.view, [caption.for_explorer(name)])], caption.text)
     # A frame of its own keeps the explorer's style, keys and policy apart from the page around it.
     frame = '<iframe class="frame" title="Caption and attention" sandbox="allow-scripts" srcdoc="{}"></iframe>'
     return frame.format(html.escape(page))

@@ -205,11 +205,11 @@ def _overlay_paths(target: Path | None, paths: Sequence[str], single: bool) -> d
 
 
 def _write_explorer(path: Path, captions: Sequence[Caption], models: Sequence[str]) -> None:
-    from captioning.views.explorer import ExploredImage, explorer_page
+    from captioning.views.explorer import explorer_page, shown_image
 
     folders = [(model, RunFolder.of(model)) for model in models]
     run = " + ".join(folder.path.resolve().name if folder else Path(model).stem for model, folder in folders)
-    images = [ExploredImage(each.view, Path(str(each.path)).name, [each.for_explorer(run)]) for each in captions]
+    images = [shown_image(Path(str(each.path)).name, each.view, [each.for_explorer(run)]) for each in captions]
     page = explorer_page(images, f"Where {run} looks")
     write_text(path, page.encode("utf-8", errors="replace").decode(), "--explorer")  # file names need not be valid text
 

@@ -13,7 +13,7 @@ from captioning.data.records import CaptionSource
 from captioning.errors import InputError, one_line
 from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load
-from captioning.views.explorer import ExploredImage, explorer_fragment
+from captioning.views.explorer import Shown, explorer_fragment, shown_image
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
@@ -69,7 +69,7 @@ def explore(
     for item in items:
         item.file = files[item.image_id].name
     notices: list[str] = []
-    images: dict[str, ExploredImage] = {}
+    images: dict[str, Shown] = {}
     framings: dict[float, str] = {}  # runs that crop differently share no view
     for run in tested:
         if run.name not in models:
@@ -94,12 +94,10 @@ def explore(
             continue
         for item, caption in zip(items, captions, strict=True):
             numbers = {TITLES[comparison.metric]: f"{item.scores[run.name]:.1f}"}
-            shown = caption.for_explorer(
-                run.name, references=item.references, numbers=numbers, start=item.first_difference
-            )
             name = f"{item.name}{suffix}"
-            seen = images.get(name, ExploredImage(caption.view, name, []))
-            images[name] = ExploredImage(seen.view, name, [*seen.runs, shown])
+            if name not in images:
+                images[name] = shown_image(name, caption.view, [], references=item.references)
+            images[name]["runs"].append(caption.for_explorer(run.name, numbers=numbers, start=item.first_difference))
     return explorer_fragment(list(images.values())) if images else "", notices
 
 

@@ -21,7 +21,6 @@ from captioning.trace import AttentionTrace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from captioning.views.explorer import RunCaptions
     from captioning.views.maps import Style
 
 FIGURE_SUFFIXES = (".png", ".pdf", ".svg")
@@ -132,24 +131,12 @@ class Caption:
             self.figure(style, heads=heads, details=details).savefig(part, format=suffix[1:])
 
     def for_explorer(
-        self,
-        run: str,
-        *,
-        references: Sequence[str] = (),
-        numbers: Mapping[str, float | str] | None = None,
-        start: int = 0,
-    ) -> RunCaptions:
-        """Return this caption and its alternatives as the explorer shows them.
+        self, run: str, *, numbers: Mapping[str, float | str] | None = None, start: int = 0
+    ) -> dict[str, Any]:
+        """Return this caption and its alternatives as the explorer shows them; see ``explorer.shown_run``."""
+        from captioning.views.explorer import shown_run
 
-        Args:
-            run: The name of the run.
-            references: Captions that people wrote for the image.
-            numbers: Numbers shown beside the name, such as a sentence score.
-            start: The word that is shown first, counted from 0.
-        """
-        from captioning.views.explorer import RunCaptions
-
-        return RunCaptions(run, [self, *self.alternatives], self.cells, references, numbers or {}, start)
+        return shown_run(run, [self, *self.alternatives], self.cells, numbers=numbers, start=start)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything but the pixels as plain data for JSON, with attention rounded to 6 digits.

@@ -14,33 +14,28 @@ function nearestCell(place, offset, stride, cells) {
   return Math.max(0, Math.min(cells - 1, Math.floor((place - offset) / stride + 0.5)));
 }
 
+/** The error function, to 2e-7 (Abramowitz & Stegun, 7.1.26). */
+function erf(x) {
+  const t = 1 / (1 + 0.3275911 * Math.abs(x));
+  const sum = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t;
+  return Math.sign(x) * (1 - sum * Math.exp(-x * x));
+}
+
 /**
- * (pixels x cells), row by row: upsampling by cell and blurring, mirrored at the border, along one axis.
- * @param offset, stride in pixels. Rows sum to 1, but to less near an edge of the view that no cell reaches: there is
- *   nothing to mirror.
+ * The weights of cells at each pixel of an axis, (pixels x cells), row by row: a Gaussian's integral over each cell.
+ * The view is mirrored at its borders. Rows sum to 1, or to less where no cell reaches.
+ * @param offset, stride in pixels.
  */
-function upsampleAndBlur(cells, offset, stride, pixels, sigma) {
+function gaussianWeights(cells, offset, stride, pixels, sigma) {
   const edge = (cell) => Math.max(0, Math.min(pixels, offset + (cell - 0.5) * stride));
-  const radius = Math.ceil(4 * sigma);
-  const kernel = Float64Array.from({ length: 2 * radius + 1 }, (_, k) => Math.exp(-0.5 * ((k - radius) / sigma) ** 2));
-  const total = kernel.reduce((sum, value) => sum + value, 0);
-  const [mirrorsBefore, mirrorsAfter] = [edge(0) < 1e-6, edge(cells) > pixels - 1e-6];
-  const matrix = new Float32Array(pixels * cells);
+  const weights = new Float32Array(pixels * cells);
   for (let pixel = 0; pixel < pixels; pixel++) {
-    for (let k = 0; k < kernel.length; k++) {
-      const source = pixel + k - radius;
-      if ((source < 0 && !mirrorsBefore) || (source >= pixels && !mirrorsAfter)) continue;
-      let from = source % (2 * pixels);
-      if (from < 0) from += 2 * pixels;
-      if (from >= pixels) from = 2 * pixels - 1 - from;
-      const last = nearestCell(from + 1, offset, stride, cells);
-      for (let cell = nearestCell(from, offset, stride, cells); cell <= last; cell++) {
-        const share = Math.min(from + 1, edge(cell + 1)) - Math.max(from, edge(cell));
-        if (share > 0) matrix[pixel * cells + cell] += (share * kernel[k]) / total;
-      }
+    for (const place of [pixel + 0.5, -pixel - 0.5, 2 * pixels - pixel - 0.5]) {
+      const below = (cell) => erf((edge(cell) - place) / (sigma * Math.SQRT2)) / 2;
+      for (let cell = 0; cell < cells; cell++) weights[pixel * cells + cell] += below(cell + 1) - below(cell);
     }
   }
-  return matrix;
+  return weights;
 }
 
 class AttentionMap {
@@ -54,7 +49,7 @@ class AttentionMap {
   #matrix(cells, offset, stride, pixels, longest) {
     const sigma = Math.min(longest, this.constants.sigmaOfCell * stride);
     const key = `${cells} ${offset} ${stride} ${pixels} ${sigma}`;
-    if (!this.matrices.has(key)) this.matrices.set(key, upsampleAndBlur(cells, offset, stride, pixels, sigma));
+    if (!this.matrices.has(key)) this.matrices.set(key, gaussianWeights(cells, offset, stride, pixels, sigma));
     return this.matrices.get(key);
   }
 

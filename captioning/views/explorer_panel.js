@@ -99,7 +99,7 @@ class Panel {
           this.words,
           this.details,
           element("div", { class: "numbers" }, ...numbers),
-          element("h4", {}, "Beam, with scores"),
+          element("h4", {}, "Beam, with log-probabilities"),
           this.beam,
           element(
             "details",
@@ -194,7 +194,7 @@ class Panel {
           button(
             { class: "hypothesis", "data-rank": rank, onclick: () => this.showCaption(rank) },
             element("span", {}, caption.words.join(" ") || "(no words)"),
-            element("span", { class: "score" }, caption.score === null ? "" : fixed(caption.score)),
+            element("span", { class: "score" }, caption.logProb === null ? "" : fixed(caption.logProb)),
           ),
         ),
       ),

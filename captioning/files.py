@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,8 @@ def replacing(path: Path, option: str = "") -> Iterator[Path]:
     except OSError as error:
         raise InputError(f"{option} {path}: cannot be written ({error.strerror or error})".lstrip()) from error
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def write_text(path: Path, text: str, option: str = "") -> None:

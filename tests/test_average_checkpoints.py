@@ -121,7 +121,7 @@ def other_statistics(content: dict) -> None:
         (lambda content: content.pop("captioning"), "a.ckpt: not a checkpoint of this project"),
         (
             other_statistics,
-            "stage1.1.running_var is not that of b.ckpt; statistics have no mean",
+            "stage1.1.running_var is not that of b.ckpt",
         ),
         (None, "a.ckpt: its decoder is not that of b.ckpt"),
     ],

@@ -109,7 +109,7 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
         assert region == captioner.encoder.preprocessing.region(size)
     again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
     np.testing.assert_array_equal(
-        np.asarray(again.photo().image), np.asarray(photo.transpose(Image.Transpose.ROTATE_270))
+        np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270))
     )
 
 

@@ -40,17 +40,15 @@ def average_checkpoints(paths: Sequence[Path], fractions: Sequence[float] | None
     captioner, identity = model.captioner, _identity(model)
     parameters, state = dict(captioner.named_parameters()), captioner.state_dict()
     learnt = {name for name, _ in captioner.named_parameters(remove_duplicate=False)}  # tied weights have two names
-    statistics = {name: state[name] for name in sorted(state.keys() - learnt) if state[name].is_floating_point()}
+    statistics = [name for name, tensor in state.items() if name not in learnt and tensor.is_floating_point()]
     means = {name: torch.zeros_like(parameter, dtype=torch.double) for name, parameter in parameters.items()}
     for path, fraction in zip(paths, fractions, strict=True):
         other = model if path == last else read_model(path)
-        for name, value in _identity(other).items():
-            if value != identity[name]:
-                raise InputError(f"{path}: its {name} is not that of {last}; only one model's weights have a mean")
         weights = other.captioner.state_dict()
-        for name, buffer in statistics.items():
-            if not torch.equal(weights[name], buffer):
-                raise InputError(f"{path}: its {name} is not that of {last}; statistics have no mean")
+        differing = [name for name, value in _identity(other).items() if value != identity[name]]
+        differing += [name for name in statistics if name not in weights or not torch.equal(weights[name], state[name])]
+        if differing:
+            raise InputError(f"{path}: its {differing[0]} is not that of {last}; only one model's weights have a mean")
         for name, mean in means.items():
             mean.add_(weights[name], alpha=fraction)
     for name, mean in means.items():
@@ -73,11 +71,9 @@ def _identity(model: SavedModel) -> dict[str, Any]:
 def _normalised(fractions: Sequence[float], count: int) -> list[float]:
     if len(fractions) != count:
         raise InputError(f"there are {len(fractions)} fractions for {count} checkpoints; give each checkpoint one")
-    largest = max(fractions)
-    if not (all(fraction >= 0 for fraction in fractions) and 0 < largest < math.inf):
+    if not (all(fraction >= 0 for fraction in fractions) and 0 < sum(fractions) < math.inf):
         raise InputError(f"fractions must be at least 0 and not all 0, got {', '.join(map(str, fractions))}")
-    scaled = [fraction / largest for fraction in fractions]  # whose sum does not overflow
-    return [fraction / math.fsum(scaled) for fraction in scaled]
+    return [fraction / math.fsum(fractions) for fraction in fractions]
 
 
 def _without_dropout(config: Any) -> Any:

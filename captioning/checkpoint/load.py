@@ -14,7 +14,7 @@ from captioning.checkpoint.export import is_export, read_export
 from captioning.checkpoint.format import check_format, rebuild
 from captioning.checkpoint.hub import download, is_on_hub
 from captioning.checkpoint.io import read_checkpoint
-from captioning.checkpoint.pretrained import PRETRAINED, pretrained_folder
+from captioning.checkpoint.pretrained import FOLDER, PRETRAINED
 from captioning.errors import InputError, is_out_of_memory, one_line
 from captioning.model.captioner import Captioner
 from captioning.tokenizers import Tokenizer
@@ -78,7 +78,9 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
             not exist; or the hub has no such captioner or cannot be reached.
     """
     target = check_device(device)
-    place = _place(path)
+    place = FOLDER if path == PRETRAINED else download(str(path)) if is_on_hub(path) else Path(path)
+    if path == PRETRAINED and not is_export(place):
+        raise InputError(f"this installation has no pretrained captioner ({place} is missing); name a model")
     checkpoint = read_export(place) if is_export(place) else read_checkpoint(place)
     content = checkpoint["captioning"]
     check_format(Path(path), content)
@@ -99,12 +101,6 @@ def read_model(path: str | os.PathLike[str] = PRETRAINED, device: str | torch.de
     return SavedModel(str(path), captioner, vocabulary, settings)
 
 
-def _place(path: str | os.PathLike[str]) -> Path:
-    if path == PRETRAINED:
-        return pretrained_folder()
-    return download(str(path)) if is_on_hub(path) else Path(path)
-
-
 def check_device(device: str | torch.device) -> torch.device:
     """Return a device that exists.
 
@@ -115,10 +111,9 @@ def check_device(device: str | torch.device) -> torch.device:
         target = torch.device(device)
     except RuntimeError as error:
         raise InputError(f"device {device!r} is not known; use cpu or cuda") from error
-    if target.type not in ("cpu", "cuda"):  # Apple's mps has no float64, in which words are drawn
-        raise InputError(f"device {device}: is not one that captions; use cpu or cuda")
-    if target.type == "cuda" and (target.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu")
+    # Apple's mps has no float64, in which words are drawn.
+    if target.type != "cpu" and (target.type != "cuda" or (target.index or 0) >= torch.cuda.device_count()):
+        raise InputError(f"device {device}: torch finds {torch.cuda.device_count()} CUDA devices; use cpu or cuda")
     return target
 
 

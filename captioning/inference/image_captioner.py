@@ -17,7 +17,7 @@ from PIL import Image
 
 from captioning import decoding
 from captioning.checkpoint.export import StoredType, write_export
-from captioning.checkpoint.load import SavedModel, read_model
+from captioning.checkpoint.load import read_model
 from captioning.checkpoint.pretrained import PRETRAINED
 from captioning.data.loading import read_ahead
 from captioning.decoding import Hypothesis
@@ -34,19 +34,7 @@ Model = TypeVar("Model", bound=CaptionModel, covariant=True)
 _Place = str | os.PathLike[str]
 
 
-@overload
-def load(path: _Place = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Captioner]: ...
-
-
-@overload
-def load(
-    path: Sequence[_Place], device: str | torch.device = "cpu"
-) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]: ...
-
-
-def load(
-    path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu"
-) -> ImageCaptioner[Captioner] | ImageCaptioner[Ensemble]:
+def load(path: _Place | Sequence[_Place] = PRETRAINED, device: str | torch.device = "cpu") -> ImageCaptioner[Any]:
     """Return the pretrained captioner, or one that a training run saved. A saved one runs no code when it is opened.
 
     Args:
@@ -58,28 +46,20 @@ def load(
     Raises:
         InputError: A model cannot be loaded (see ``read_model``), or the vocabularies of several differ.
     """
-    if isinstance(path, (str, os.PathLike)):
-        return _captioner(read_model(path, device))
-    if not path:
+    paths = [path] if isinstance(path, (str, os.PathLike)) else path
+    if not paths:
         raise InputError("an ensemble needs at least one checkpoint")
-    first, *others = (read_model(name, device) for name in path)
+    first, *others = (read_model(name, device) for name in paths)
     for other in others:
         if other.vocabulary != first.vocabulary:
-            sizes = f"{len(other.vocabulary)} words, {first.path} {len(first.vocabulary)}"
-            if len(other.vocabulary) == len(first.vocabulary):
-                sizes = "other words, another order or another tokenizer"
-            raise InputError(f"{other.path}: its vocabulary is another one ({sizes}); an ensemble needs one vocabulary")
-    if not others:
-        return _captioner(first)
-    members = [model.captioner for model in (first, *others)]
-    return ImageCaptioner(Ensemble(members), first.vocabulary, first.settings)
-
-
-def _captioner(saved: SavedModel) -> ImageCaptioner[Captioner]:
+            raise InputError(
+                f"{other.path}: its vocabulary is not that of {first.path}; an ensemble needs one vocabulary"
+            )
+    model = Ensemble([first.captioner, *(other.captioner for other in others)]) if others else first.captioner
     try:
-        return ImageCaptioner(saved.captioner, saved.vocabulary, saved.settings)
+        return ImageCaptioner(model, first.vocabulary, first.settings)
     except (InputError, TypeError) as error:  # in its decoding options
-        raise InputError(f"{saved.path}: {error}") from error
+        raise InputError(f"{first.path}: {error}") from error
 
 
 class ImageCaptioner(Generic[Model]):
@@ -92,12 +72,7 @@ class ImageCaptioner(Generic[Model]):
         options: The default decoding options, those of the search in the training configuration.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        vocabulary: Vocabulary,
-        settings: dict[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, model: Model, vocabulary: Vocabulary, settings: dict[str, Any] | None = None) -> None:
         self.model: Model = model.eval().requires_grad_(False)
         self.vocabulary = vocabulary
         self.settings = settings or {}
@@ -232,7 +207,7 @@ class ImageCaptioner(Generic[Model]):
             raise InputError(f"captions: there are {len(captions)} for {len(images)} images")
         if text := next((caption for caption in captions if isinstance(caption, str)), None):
             raise InputError(f"captions: a caption is a list of words, got {text[:80]!r}")
-        results = []
+        results: list[Caption] = []
         for number, start in enumerate(range(0, len(images), batch_size)):
             batch = slice(start, start + batch_size)
             ids = [self.vocabulary.encode(words) for words in captions[batch]]

@@ -108,9 +108,7 @@ def test_a_caption_knows_the_whole_photo_at_its_own_size_upright(captioner, tmp_
         assert image.size == size
         assert region == captioner.encoder.preprocessing.region(size)
     again = pickle.loads(pickle.dumps(captioner.caption(tmp_path / "turned.png")))
-    np.testing.assert_array_equal(
-        np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270))
-    )
+    np.testing.assert_array_equal(np.asarray(again.photo()[0]), np.asarray(photo.transpose(Image.Transpose.ROTATE_270)))
 
 
 def test_a_photo_that_is_gone_when_it_is_drawn_is_named(captioner, tmp_path):

@@ -1,4 +1,4 @@
-"""Files of captions for the COCO server, and scoring captions of any origin from files."""
+"""Files of captions for the COCO server, and files of references to compare them with."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from captioning.cli import evaluate as evaluate_command
 from captioning.errors import InputError
-from captioning.evaluation import metrics
 from captioning.evaluation.files import pair, read_references, read_results, write_results
-from captioning.evaluation.metrics import caption_metrics
-from captioning.tokenizers import PennTreebank
 
 ANNOTATIONS = [
     {"id": 1, "image_id": 7, "caption": "A dog runs, fast."},
@@ -49,11 +45,7 @@ def test_results_are_written_as_the_server_takes_them_and_read_back(tmp_path):
 def test_the_toolkit_reads_what_is_written(folder):
     COCO = pytest.importorskip("pycocotools.coco").COCO
     coco = COCO()
-    coco.dataset = {
-        "images": [{"id": i} for i in (7, 8, 9)],
-        "annotations": ANNOTATIONS,
-        "info": {},
-    }
+    coco.dataset = {"images": [{"id": i} for i in (7, 8, 9)], "annotations": ANNOTATIONS, "info": {}}
     coco.createIndex()
     assert coco.loadRes("results.json").imgToAnns[9][0]["caption"] == "Two cats sit on a mat."
 
@@ -127,45 +119,3 @@ def test_captions_are_paired_with_the_references_of_their_image():
     assert pair({2: "A b."}, references, where=Path("r.json")) == ([["a", "b"]], [[["b"], ["c"]]])
     with pytest.raises(InputError, match=r"r.json: 2 of 3 images have no references, among them image_id 5"):
         pair({1: "a", 5: "b", 6: "c"}, references, where=Path("r.json"))
-
-
-def evaluate(*arguments: str) -> None:
-    evaluate_command.main(list(arguments))
-
-
-def test_evaluate_prints_the_scores_of_a_file_of_captions(folder, capsys, monkeypatch):
-    monkeypatch.setattr(metrics, "FAMILIES", metrics.FAMILIES[:3])  # METEOR takes seconds; test_meteor.py has it
-    evaluate("--captions", "results.json", "--references", "refs.json")
-    printed = capsys.readouterr().out
-    expected = caption_metrics(
-        *pair(read_results(Path("results.json")), read_references(Path("refs.json")).words, where=folder), java=False
-    )
-    assert "2 captions of 3 images with references" in printed
-    for name in metrics.NAMES[:6]:
-        (line,) = (line for line in printed.splitlines() if line.startswith(metrics.TITLES[name]))
-        assert f"{expected[name]:8.2f}" in line and " to " in line
-    assert PennTreebank.description in printed and metrics.UNIT in printed
-    assert 0 < expected["bleu4"] < 100 and expected["cider_d"] > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--captions", "results.json"], "--captions needs --references"),
-        (["--model", "x.ckpt", "--references", "refs.json"], "--references goes with --captions"),
-        (["--model", "x.ckpt", "--tokenizer", "Characters"], "--tokenizer goes with --captions; a checkpoint has"),
-        (
-            ["--captions", "results.json", "--references", "refs.json", "--beam_size", "3"],
-            "--beam_size goes with --model",
-        ),
-        (["--captions", "results.json", "--references", "none.json"], "none.json: cannot be read"),
-        (["--captions", "results.json", "--references", "refs.json", "--foo", "1"], "unrecognized arguments: --foo 1"),
-        (["--captions", "results.json", "--model", "x"], "not allowed with argument"),
-        (["--references", "refs.json"], "one of the arguments --model --captions is required"),
-    ],
-)
-def test_evaluate_refuses_options_that_do_not_go_together(folder, capsys, arguments, message):
-    with pytest.raises(SystemExit) as ended:
-        evaluate(*arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

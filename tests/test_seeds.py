@@ -121,17 +121,6 @@ def test_an_interval_is_no_narrower_than_over_images_alone():
     assert difference.interval.high == pytest.approx(-stdtrit(99, 0.025) * gain.std(ddof=1) / 10)
 
 
-def test_runs_that_differ_by_variant_alone_are_compared_over_images():
-    """All seeds of a variant say the same, so only images vary: the paired t test."""
-    draw = np.random.default_rng(5)
-    hardness, gain = draw.normal(50, 10, 400), draw.normal(0.3, 2, 400)
-    first, second = (np.repeat(values[None], 3, axis=0) for values in (hardness, hardness + gain))
-    (difference,) = seed_differences(counts_of(first), counts_of(second), percentage)
-    half = -stdtrit(399, 0.025) * gain.std(ddof=1) / math.sqrt(400)
-    assert difference.interval.value == pytest.approx(gain.mean())
-    assert difference.interval.high - difference.interval.value == pytest.approx(half)
-
-
 def test_bleu_of_one_pair_of_seeds_is_the_mean_of_their_corpus_scores():
     draw = np.random.default_rng(1)
     references = [[list(draw.choice(list("abcdef"), 8)) for _ in range(2)] for _ in range(40)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 
 import pytest
 import torch
-from helpers_training import make_shapes
 
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
 from captioning.data.batch import CaptionBatch
@@ -17,6 +17,7 @@ from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
 from captioning.evaluation import evaluate
+from captioning.evaluation import evaluator as evaluator_module
 from captioning.evaluation.bleu import bleu_counts, bleu_metrics
 from captioning.evaluation.cider import cider_d
 from captioning.evaluation.evaluator import Evaluated, Evaluator
@@ -37,6 +38,7 @@ class Split:
     """Five images of shapes with their objects, and a captioner with random weights."""
 
     def __init__(self, source: ShapesSource, attention: Attention, output: Output | None = None) -> None:
+        source.prepare()
         torch.manual_seed(3)
         encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
         self.index = source.index("val")
@@ -62,7 +64,7 @@ class Split:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> ShapesSource:
-    return make_shapes(tmp_path_factory.mktemp("data"), train=2, val=IMAGES, test=2)
+    return ShapesSource(str(tmp_path_factory.mktemp("data")), image_size=48, train=2, val=IMAGES, test=2)
 
 
 @pytest.fixture
@@ -98,6 +100,11 @@ def test_a_model_is_evaluated_on_a_data_set_in_one_call(split, source):
     assert (metrics, images) == by_hand and set(metrics) <= set(METRICS)
     first = evaluate(split.captioner, split.vocabulary, source, search, split="val", limit_images=2)[1]
     assert first == images[:2]
+
+
+def test_the_example_of_evaluate_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert doctest.testmod(evaluator_module) == doctest.TestResults(failed=0, attempted=6)
 
 
 def test_the_posterior_is_judged_beside_the_prior(source, tmp_path):

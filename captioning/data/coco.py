@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import msgspec
 
 from captioning.data.coco_nouns import synonyms
 from captioning.data.objects import GroundedObject, run_lengths
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, read_annotations
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -30,9 +30,6 @@ class CocoSource(CaptionSource):
         test_images: The folder of its images, relative to ``root``; by default ``test{year}``.
     """
 
-    synonyms_of: Callable[[str], Set[str]] = staticmethod(synonyms)
-    """Returns the other names of an object, and of an adjective if objects have ``attributes``."""
-
     def __init__(
         self,
         root: str = "data/coco",
@@ -47,9 +44,20 @@ class CocoSource(CaptionSource):
         self.test_images = test_images or f"test{year}"
         self._objects: dict[Path, CocoObjects] = {}
 
-    @property
-    def description(self) -> str:
-        return f"the photographs of {self.root.name}"
+    def files(self, split: str) -> tuple[Path, str]:
+        """Return the captions file of a split, and its image folder relative to the root."""
+        if split == "test" and self.test_captions is not None:
+            return self.root / self.test_captions, self.test_images
+        name = f"{'val' if split == 'test' else split}{self.year}"
+        return self.root / "annotations" / f"captions_{name}.json", name
+
+    def remedy(self) -> str:
+        """Return what to do if a file is missing."""
+        return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
+
+    def synonyms(self, word: str) -> frozenset[str]:
+        """Return the other names of an object, and of an adjective if objects have ``attributes``."""
+        return synonyms(word)
 
     def prepare(self) -> None:
         """Check that the captions of every split exist.
@@ -60,22 +68,14 @@ class CocoSource(CaptionSource):
         for split in ("train", "val", "test"):
             path, _ = self.files(split)
             if not path.is_file():
-                raise InputError(f"{path}: missing; {self._remedy()}")
-
-    def files(self, split: str) -> tuple[Path, str]:
-        """Return the captions file of a split, and its image folder relative to the root."""
-        if split == "test" and self.test_captions is not None:
-            return self.root / self.test_captions, self.test_images
-        name = f"{'val' if split == 'test' else split}{self.year}"
-        return self.root / "annotations" / f"captions_{name}.json", name
+                raise InputError(f"{path}: missing; {self.remedy()}")
 
     def index(self, split: str) -> CaptionIndex:
         """Return a split; captions are tokenised."""
-        check_split(split)
         path, folder = self.files(split)
         if split == "test" and path == self.files("val")[0]:
             logger.warning("%s: COCO has no test captions, the validation split stands in for them", self.root)
-        content = read_annotations(path, _Captions, "COCO annotation file", self._remedy())
+        content = read_annotations(path, _File, "COCO annotation file", self.remedy())
         texts = self.tokenizer.tokenize_all([annotation.caption for annotation in content.annotations])
         captions: dict[int, list[str]] = {image.id: [] for image in content.images}
         for annotation, text in zip(content.annotations, texts, strict=True):
@@ -84,26 +84,18 @@ class CocoSource(CaptionSource):
                     f"{path}: caption {annotation.id} is of image {annotation.image_id}, which is not in the file"
                 )
             captions[annotation.image_id].append(text)
-        entries = []
-        for image in content.images:
-            if not image.file_name:
-                raise InputError(f"{path}: image {image.id} has no file")
-            entries.append(ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]))
+        entries = [ImageEntry(image.id, f"{folder}/{image.file_name}", captions[image.id]) for image in content.images]
         return CaptionIndex.build(self.root, entries, origin=path)
 
     def objects(self, split: str) -> CocoObjects | None:
         """Return the object masks of ``annotations/instances_*.json``; None if that file is missing."""
-        check_split(split)
         captions, _ = self.files(split)
         path = captions.with_name(captions.name.replace("captions", "instances", 1))
         if path == captions or not path.is_file():
             return None
         if path not in self._objects:
-            self._objects[path] = CocoObjects(path, self.synonyms_of)
+            self._objects[path] = CocoObjects(path, self.synonyms)
         return self._objects[path]
-
-    def _remedy(self) -> str:
-        return f"run captioning prepare coco --year {self.year} --root {self.root}, or see data/README.md"
 
 
 class CocoObjects:
@@ -115,28 +107,27 @@ class CocoObjects:
 
     Args:
         path: The file.
-        synonyms_of: Function that returns the other names of a noun or adjective.
+        synonyms: Function that returns the other names of a noun or adjective.
 
     Raises:
         InputError: The file cannot be read, or an object is of an unknown category or image.
     """
 
-    def __init__(self, path: Path, synonyms_of: Callable[[str], Set[str]]) -> None:
-        content = read_annotations(path, _Instances, "COCO annotation file", "see data/README.md")
-        self._synonyms_of = synonyms_of
+    def __init__(self, path: Path, synonyms: Callable[[str], frozenset[str]]) -> None:
+        content = read_annotations(path, _File, "COCO annotation file", "see data/README.md")
+        self._synonyms = synonyms
         self._sizes = {image.id: (image.height, image.width) for image in content.images}
         nouns = {category.id: category.name.lower() for category in content.categories}
         self._outlines: dict[int, dict[tuple[str, ...], list[Any]]] = {}  # by image, then by noun and adjectives
-        for instance in content.annotations:
-            if not instance.segmentation:
-                continue
-            if instance.category_id not in nouns or instance.image_id not in self._sizes:
+        for thing in content.annotations:
+            if thing.category_id not in nouns or thing.image_id not in self._sizes:
                 raise InputError(
-                    f"{path}: object {instance.id} is of category {instance.category_id} and image "
-                    f"{instance.image_id}, one of which is not in the file"
+                    f"{path}: object {thing.id} is of category {thing.category_id} and image {thing.image_id}, one of "
+                    "which is not in the file"
                 )
-            outlines = self._outlines.setdefault(instance.image_id, {})
-            outlines.setdefault((nouns[instance.category_id], *instance.attributes), []).append(instance.segmentation)
+            if thing.segmentation:
+                outlines = self._outlines.setdefault(thing.image_id, {})
+                outlines.setdefault((nouns[thing.category_id], *thing.attributes), []).append(thing.segmentation)
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known."""
@@ -151,36 +142,30 @@ class CocoObjects:
                         runs.append(coco.frPyObjects(outline, *self._sizes[image_id]))
                     else:
                         runs += coco.frPyObjects(outline, *self._sizes[image_id])
-                attributes = frozenset(adjectives).union(*map(self._synonyms_of, adjectives))
+                attributes = frozenset(adjectives).union(*map(self._synonyms, adjectives))
                 mask = coco.decode(coco.merge(runs)).astype(bool)
-                objects.append(GroundedObject(noun, frozenset(self._synonyms_of(noun)), attributes, mask))
+                objects.append(GroundedObject(noun, self._synonyms(noun), attributes, mask))
         return objects
 
 
-# The members of the files that count; the others are skipped. ``gc=False``: a split has 592,000 captions, which the
-# garbage collector would search again and again.
+# The members of captions and instances files that count; others are skipped. ``gc=False``: a split has 592,000
+# captions, which the garbage collector would search again and again.
 
 
 class _Image(msgspec.Struct, gc=False):
     id: int
-    file_name: str = ""
+    file_name: str
+    height: int = 0
+    width: int = 0
 
 
 class _Annotation(msgspec.Struct, gc=False):
     image_id: int
-    caption: str
     id: Any = None
-
-
-class _Captions(msgspec.Struct):
-    images: list[_Image]
-    annotations: list[_Annotation]
-
-
-class _ImageSize(msgspec.Struct, gc=False):
-    id: int
-    height: int = 0
-    width: int = 0
+    caption: str = ""
+    category_id: int = 0
+    segmentation: Any = None
+    attributes: list[str] = []
 
 
 class _Category(msgspec.Struct):
@@ -188,15 +173,7 @@ class _Category(msgspec.Struct):
     name: str
 
 
-class _Instance(msgspec.Struct):
-    image_id: int
-    category_id: int
-    segmentation: Any = None
-    id: Any = None
-    attributes: list[str] = []
-
-
-class _Instances(msgspec.Struct):
-    images: list[_ImageSize]
-    annotations: list[_Instance]
-    categories: list[_Category]
+class _File(msgspec.Struct):
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category] = []

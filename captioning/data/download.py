@@ -11,9 +11,8 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from captioning.errors import InputError
 from captioning.progress import Progress
@@ -27,10 +26,7 @@ TIMEOUT = 60.0  # seconds without an answer
 def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
     """Download ``url`` to ``path`` unless that file exists, resuming an earlier download, and compare its checksum.
 
-    Args:
-        url: The address.
-        path: Where the file goes; until it is complete, its name ends in ``.part``.
-        md5: Published checksum; None if unpublished.
+    Until it is complete, the file's name ends in ``.part``. ``md5`` is the published checksum, None if unpublished.
 
     Raises:
         InputError: It cannot be downloaded, or is not the published file.
@@ -107,20 +103,16 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
     """
     try:
         with zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path) as archive:
-            members: Iterable[tuple[str, int, Any]]
             if isinstance(archive, zipfile.ZipFile):
-                read: Callable[[Any], Any] = archive.open
-                members = [(info.filename, info.file_size, info) for info in archive.infolist() if not info.is_dir()]
+                files = [(info.filename, info.file_size, archive.open, info) for info in archive.infolist()]
             else:
-                read = archive.extractfile
-                members = [(info.name, info.size, info) for info in archive if info.isfile()]
-            members = [member for member in members if wanted(member[0])]
-            with Progress(f"{path.name}: unpacking", len(members), unit="files") as progress:
-                for number, (name, size, info) in enumerate(members, 1):
-                    place = PurePosixPath(name)
-                    if place.is_absolute() or ".." in place.parts:
+                files = [(info.name, info.size, archive.extractfile, info) for info in archive if info.isfile()]
+            files = [file for file in files if wanted(file[0]) and not file[0].endswith("/")]
+            with Progress(f"{path.name}: unpacking", len(files), unit="files") as progress:
+                for number, (name, size, read, info) in enumerate(files, 1):
+                    target = root / (PurePosixPath(name).name if flat else name)
+                    if not target.resolve().is_relative_to(root.resolve()):
                         raise InputError(f"{path}: {name} leads out of {root}; this is not the published file")
-                    target = root / (place.name if flat else place)
                     if not (target.is_file() and target.stat().st_size == size):
                         target.parent.mkdir(parents=True, exist_ok=True)
                         with read(info) as source, target.open("wb") as file:

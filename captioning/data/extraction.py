@@ -98,18 +98,14 @@ def extract_features(
 
 
 def _announce(output: Path, name: str, rows: np.ndarray, done: int) -> None:
-    """Print the size of what is to be written.
-
-    Raises:
-        InputError: The disk is too small.
-    """
+    """Print the size of what is to be written, and raise an InputError if the disk is too small."""
     size = " x ".join(map(str, rows.shape[1:]))
     print(f"{name}: {len(rows):,} images x {size} x 2 bytes = {rows.nbytes / 1e9:.2f} GB, {done:,} done already")
     missing, free = rows.nbytes * (1 - done / max(1, len(rows))), shutil.disk_usage(output).free
     if missing > free:
         raise InputError(
             f"--output {output}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
-            "free some, give another folder, or choose an encoder with fewer or smaller annotations"
+            "free some, or give another folder"
         )
 
 

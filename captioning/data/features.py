@@ -33,10 +33,7 @@ def flipped_split(split: str) -> str:
 def view_fingerprint(fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False) -> dict[str, Any]:
     """Return the fingerprint of an encoder together with how it was shown the images.
 
-    Args:
-        fingerprint: The encoder's own fingerprint.
-        upright: Whether photographs were turned as their cameras marked them (``CaptionIndex.upright``).
-        flipped: Whether the images were mirrored.
+    It may have turned photographs ``upright``, as their cameras marked them, or seen mirror images.
     """
     return fingerprint | ({"upright": True} if upright else {}) | ({"flipped": True} if flipped else {})
 
@@ -46,12 +43,7 @@ def create(
 ) -> tuple[np.memmap[Any, Any], int]:
     """Return (rows, done): the file to write rows into, (N, L, D) float16, and how many an earlier call has written.
 
-    Args:
-        folder: The folder of the features, created if missing.
-        split: The split's name, such as ``train``.
-        fingerprint: The encoder's fingerprint (``view_fingerprint``).
-        paths: The N images' paths in row order.
-        shape: (L, D) of one image.
+    The N images are named by ``paths``; ``shape`` is (L, D) of one of them.
 
     Raises:
         InputError: The folder holds the features of another encoder or of other images.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, check_split
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry
 from captioning.errors import InputError
 
 
@@ -33,13 +33,12 @@ class FolderSource(CaptionSource):
 
     def __init__(self, root: str, *, captions: str | None = None) -> None:
         self.root = Path(root)
-        self.captions = self.root / captions if captions is not None else _captions_file(self.root)
+        usual = [name for name in ("captions.jsonl", "captions.csv") if (self.root / name).is_file()]
+        if captions is None and len(usual) > 1:
+            raise InputError(f"{root}: has captions.jsonl and captions.csv; give captions, one of them")
+        self.captions = self.root / (captions or [*usual, "captions.jsonl"][0])
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
-
-    @property
-    def description(self) -> str:
-        return f"the images of {self.root.name}"
 
     def prepare(self) -> None:
         """Check that the captions file exists.
@@ -54,7 +53,6 @@ class FolderSource(CaptionSource):
             )
 
     def index(self, split: str) -> CaptionIndex:
-        check_split(split)
         self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
@@ -65,45 +63,28 @@ class FolderSource(CaptionSource):
                 where = f"{self.captions}: line {line}"
                 image, caption, column = _fields(row, where)
                 has_splits = has_splits or column is not None
-                if split_of.setdefault(image, column or hashed_split(image)) != (column or split_of[image]):
-                    raise InputError(f"{where}: {image} is in the {column} split here, in {split_of[image]} above")
+                here = column or split_of.get(image) or hashed_split(image)
+                if split_of.setdefault(image, here) != here:
+                    raise InputError(f"{where}: {image} is in the {here} split here, in {split_of[image]} above")
                 entry = entries.setdefault(image, ImageEntry(len(entries), image, []))
-                if split_of[image] == split:
+                if here == split:
                     entry.captions.append(" ".join(self.tokenizer.tokenize(caption)))
         except UnicodeDecodeError as error:
             raise InputError(f"{self.captions}: not UTF-8 text ({error})") from error
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
-            raise InputError(_empty(self.captions, split, len(entries), has_splits))
+            advice = (
+                f"write {split} in the split column of some"
+                if has_splits
+                else "which takes images by their names; give more images, or a column split (train, val or test)"
+            )
+            raise InputError(f"{self.captions}: none of {len(entries)} images is in the {split} split; {advice}")
         return CaptionIndex.build(self.root, chosen, origin=self.captions, upright=True)
-
-
-def _captions_file(root: Path) -> Path:
-    """Return the file of captions in a folder, by its usual names.
-
-    Raises:
-        InputError: Both exist.
-    """
-    files = [root / name for name in ("captions.jsonl", "captions.csv") if (root / name).is_file()]
-    if len(files) > 1:
-        raise InputError(f"{root}: has captions.jsonl and captions.csv; give captions, one of them")
-    return files[0] if files else root / "captions.jsonl"
-
-
-def _empty(captions: Path, split: str, images: int, has_splits: bool) -> str:
-    """Return what to do about a split without an image."""
-    if has_splits:
-        return f"{captions}: none of {images} images is in the {split} split; write {split} in the split column of some"
-    return (
-        f"{captions}: none of {images} images is in the {split} split, which takes one in ten by its name; "
-        f"give more images, or a column split (train, val or test) with {split} for some"
-    )
 
 
 def hashed_split(image: str) -> str:
     """Return the split of an image that no column assigns, a function of its name alone."""
-    bucket = zlib.crc32(Path(image).as_posix().encode()) % 10
-    return {0: "val", 1: "test"}.get(bucket, "train")
+    return {0: "val", 1: "test"}.get(zlib.crc32(Path(image).as_posix().encode()) % 10, "train")
 
 
 def _fields(row: dict[str, Any], where: str) -> tuple[str, str, str | None]:
@@ -118,10 +99,8 @@ def _fields(row: dict[str, Any], where: str) -> tuple[str, str, str | None]:
 
 
 def _read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").split("\n"), start=1):
+        if line.strip():
             try:
                 row = json.loads(line)
             except ValueError as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -34,12 +32,14 @@ def load_image(path: str | Path, *, minimum_side: int | None = None) -> Image.Im
         InputError: The file is missing, damaged, not an image, or larger than Pillow opens.
     """
     try:
-        with _quiet(), Image.open(path, formats=FORMATS) as image:
-            if minimum_side is not None and image.format == "JPEG":
-                scale = minimum_side / min(image.size)
-                image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
-            image.load()
-            return rgb(image)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # of damaged EXIF and large images
+            with Image.open(path, formats=FORMATS) as image:
+                if minimum_side is not None and image.format == "JPEG":
+                    scale = minimum_side / min(image.size)
+                    image.draft(None, (math.ceil(image.width * scale), math.ceil(image.height * scale)))
+                image.load()
+                return rgb(image)
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such image file") from error
     except Exception as error:  # Pillow's exceptions depend on the format
@@ -54,7 +54,17 @@ def rgb(image: Image.Image) -> Image.Image:
     Raises:
         ValueError: It has floating-point pixels.
     """
-    converted = _converted(image)
+    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
+        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
+        converted = Image.fromarray(grey.astype(np.uint8)).convert("RGB")
+    elif image.mode == "F":
+        raise ValueError("floating point pixels have no defined white; save it with 8 bits")
+    elif image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        converted = Image.new("RGB", image.size, "white")
+        converted.paste(rgba, mask=rgba.getchannel("A"))
+    else:
+        converted = image.convert("RGB")
     if (orientation := _orientation(image)) != 1:
         converted.getexif()[ExifTags.Base.Orientation] = orientation
     return converted
@@ -65,31 +75,8 @@ def upright(image: Image.Image) -> Image.Image:
     return image if _orientation(image) == 1 else ImageOps.exif_transpose(image)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence Pillow's warnings about damaged EXIF and about large images."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")
-        yield
-
-
 def _orientation(image: Image.Image) -> int:
     try:
-        with _quiet():
-            return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # a damaged header costs the orientation, not the image
         return 1
-
-
-def _converted(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16-bit greyscale; Pillow's own conversion clips everything above 255 to white
-        grey = np.clip(np.asarray(image, dtype=np.int64), 0, 65535) // 257
-        return Image.fromarray(grey.astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ValueError("floating point pixels have no defined white; save it with 8 bits")
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
-        canvas = Image.new("RGB", image.size, "white")
-        canvas.paste(rgba, mask=rgba.getchannel("A"))
-        return canvas
-    return image.convert("RGB")

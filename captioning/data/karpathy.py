@@ -6,9 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, check_split, read_annotations
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
 from captioning.errors import InputError
-from captioning.tokenizers import PennTreebank, Tokenizer
+from captioning.tokenizers import PennTreebank
 
 
 class KarpathySource(CaptionSource):
@@ -34,10 +34,6 @@ class KarpathySource(CaptionSource):
             return "the split file's own, lower case, without punctuation"
         return super().tokens
 
-    @property
-    def description(self) -> str:
-        return f"the photographs of {self.json_path.stem.removeprefix('dataset_')}"
-
     def prepare(self) -> None:
         """Check that the split file exists.
 
@@ -48,7 +44,6 @@ class KarpathySource(CaptionSource):
             raise InputError(f"{self.json_path}: missing; {self._remedy()}")
 
     def index(self, split: str) -> CaptionIndex:
-        check_split(split)
         images = read_annotations(self.json_path, _SplitFile, "split file", self._remedy()).images
         splits = ("train", "restval") if split == "train" else (split,)
         entries = [self._entry(image) for image in images if image.split in splits]
@@ -60,18 +55,20 @@ class KarpathySource(CaptionSource):
     def _entry(self, image: _Image) -> ImageEntry:
         image_id = image.imgid if image.cocoid is None else image.cocoid
         if image_id is None:
-            raise InputError(f"{self.json_path}: {image.filename or 'an image'} has neither cocoid nor imgid")
-        where = f"{self.json_path}: image {image_id}"
-        if not image.filename:
-            raise InputError(f"{where} has no file")
-        captions = [_words(sentence, self.tokenizer, where) for sentence in image.sentences]
+            raise InputError(f"{self.json_path}: {image.filename} has neither cocoid nor imgid")
+        own = isinstance(self.tokenizer, PennTreebank)
+        captions = []
+        for sentence in image.sentences:
+            if (sentence.tokens if own else sentence.raw) is None:
+                lacks = "tokens" if own else "its raw text"
+                raise InputError(f"{self.json_path}: image {image_id} has a sentence without {lacks}")
+            captions.append(" ".join(sentence.tokens if own else self.tokenizer.tokenize(sentence.raw)))
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
     def _remedy(self) -> str:
         name = self.json_path.stem.removeprefix("dataset_")
-        if self.json_path.name in ("dataset_coco.json", "dataset_flickr8k.json", "dataset_flickr30k.json"):
-            option = " --karpathy" if name == "coco" else ""
-            return f"run captioning prepare {name}{option} --root {self.json_path.parent}"
+        if name in ("coco", "flickr8k", "flickr30k"):
+            return f"run captioning prepare {name}{' --karpathy' * (name == 'coco')} --root {self.json_path.parent}"
         return "see data/README.md"
 
 
@@ -82,7 +79,7 @@ class _Sentence(msgspec.Struct):
 
 class _Image(msgspec.Struct):
     split: str
-    filename: str = ""
+    filename: str
     filepath: str = ""
     cocoid: int | None = None
     imgid: int | None = None
@@ -91,13 +88,3 @@ class _Image(msgspec.Struct):
 
 class _SplitFile(msgspec.Struct):
     images: list[_Image]
-
-
-def _words(sentence: _Sentence, tokenizer: Tokenizer, where: str) -> str:
-    if isinstance(tokenizer, PennTreebank):
-        if sentence.tokens is None:
-            raise InputError(f"{where} has a sentence without tokens")
-        return " ".join(sentence.tokens)
-    if sentence.raw is None:
-        raise InputError(f"{where} has a sentence without its raw text")
-    return " ".join(tokenizer.tokenize(sentence.raw))

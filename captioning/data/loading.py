@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,27 +49,22 @@ class BatchLoader(DataLoader[Result]):
     Args:
         dataset: The data set.
         batches: The lists of numbers, one for each batch.
-        num_workers: Processes that make batches; 0 makes them in this process.
         options: Further options of ``DataLoader``.
     """
 
-    def __init__(
-        self, dataset: BatchDataset[Result], batches: Iterable[list[int]], *, num_workers: int = 0, **options: Any
-    ) -> None:
-        super().__init__(
-            dataset,
-            batch_size=None,  # the sampler's items are whole batches
-            sampler=batches,
-            num_workers=num_workers,
-            worker_init_fn=obey_the_main_process,
-            **options,
-        )
+    def __init__(self, dataset: BatchDataset[Result], batches: Iterable[list[int]], **options: Any) -> None:
+        super().__init__(dataset, batch_size=None, sampler=batches, worker_init_fn=_ignore_ctrl_c, **options)
 
     def __iter__(self) -> Iterator[Result]:  # type: ignore[override]
         for batch in super().__iter__():
             if isinstance(batch, InputError):
                 raise batch
             yield batch
+
+
+def _ignore_ctrl_c(worker: int) -> None:
+    """A terminal sends Ctrl-C to all processes; the main one finishes its step, and ends its workers itself."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class CaptionDataset(BatchDataset[CaptionBatch]):
@@ -104,43 +98,40 @@ class CaptionDataset(BatchDataset[CaptionBatch]):
         flip: float = 0.0,
         by_image: bool = False,
     ) -> None:
-        self.index = index
+        self.index, self.by_image = index, by_image
         self.preprocessing, self.transform, self.seed = preprocessing, transform, seed
         self.features, self.flipped, self.flip = features, flipped, flip
-        self.by_image = by_image
         self._rows = None if features is None else features.find(index.paths)
         self._flipped_rows = None if flipped is None else flipped.find(index.paths)
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
-        self._words = np.concatenate(ids)
-        self._first_word = np.r_[0, np.cumsum(index.caption_lengths)]  # caption i: words first[i] up to first[i + 1]
+        self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
 
     def batch(self, numbers: list[int]) -> CaptionBatch:
         """Return the batch of these captions or images."""
-        index = self.index
+        index, place = self.index, numbers.place if isinstance(numbers, Numbers) else (0, 0)
         if self.by_image:
             rows = np.array(numbers, dtype=np.int64)
-            first, last = index.first_caption[rows], index.first_caption[rows + 1]
-            captions = [n for a, b in zip(first.tolist(), last.tolist(), strict=True) for n in range(a, b)]
-            image_index = np.repeat(np.arange(len(rows)), last - first)
+            captions = np.concatenate([np.arange(*index.first_caption[row : row + 2]) for row in numbers])
+            image_index = np.repeat(np.arange(len(rows)), np.diff(index.first_caption)[rows])
         else:
             # Captions of one image become neighbours; image_index is 0, 1, 2, .. unless an image has several.
-            captions = sorted(numbers, key=index.caption_image.__getitem__)
+            captions = np.array(numbers)[np.argsort(index.caption_image[numbers], kind="stable")]
             rows, image_index = np.unique(index.caption_image[captions], return_inverse=True)
-        words = [self._words[self._first_word[n] : self._first_word[n + 1]].tolist() for n in captions]
-        ids, lengths = pad_captions(words)
-        place = numbers.place if isinstance(numbers, Numbers) else (0, 0)
+        ids, lengths = pad_captions(
+            [self._words[self._first_word[n] : self._first_word[n + 1]].tolist() for n in captions]
+        )
         images = annotations = None
         if self.features is None:
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
         else:
-            annotations = self._annotations(rows, epoch=place[0])
+            annotations = self._annotations(self.features, rows, epoch=place[0])
         image_ids, image_index, rows = map(torch.from_numpy, (index.image_ids[rows], image_index, rows))
         return CaptionBatch(ids, lengths, image_index, image_ids, rows, images, annotations)
 
-    def _annotations(self, rows: np.ndarray, epoch: int) -> Tensor:
+    def _annotations(self, features: Features, rows: np.ndarray, epoch: int) -> Tensor:
         """Return the cached annotations (B, L, D) of images (B,), mirrored as the epoch has it."""
-        assert self.features is not None and self._rows is not None
-        annotations = self.features.gather(self._rows[rows])
+        assert self._rows is not None
+        annotations = features.gather(self._rows[rows])
         if self.flipped is not None and self._flipped_rows is not None:
             # The sampler seeds its order with (seed, epoch); the 1 keeps the two streams apart.
             drawn = np.random.default_rng((self.seed, epoch, 1)).random(len(self.index))
@@ -157,25 +148,6 @@ class CaptionDataset(BatchDataset[CaptionBatch]):
         return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
 
 
-def obey_the_main_process(worker: int) -> None:
-    """Make a data-loading process ignore the signals that every process of a run gets.
-
-    A terminal sends Ctrl-C to all of them; a scheduler or ``timeout`` sends SIGTERM. The main process finishes its
-    step, for which it may need another batch, and saves; then it ends its workers itself.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # not on macOS
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_with_the_main_process, daemon=True).start()
-
-
-def _end_with_the_main_process() -> None:
-    main = os.getppid()
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
-        pass
-    os._exit(0)
-
-
 def read_ahead(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, depth: int
 ) -> Iterator[Result]:
@@ -184,7 +156,7 @@ def read_ahead(
     An error is raised when its item is due. Closing the iterator waits for calls in progress.
     """
     pending: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="read_ahead")
+    pool = ThreadPoolExecutor(threads)
     try:
         for item in items:
             pending.append(pool.submit(function, item))

@@ -6,13 +6,12 @@ import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from captioning.errors import InputError, one_line
 from captioning.tokenizers import PennTreebank, Tokenizer
@@ -32,8 +31,7 @@ MAX_WORDS = 500
 Content = TypeVar("Content")
 
 
-@dataclass
-class ImageEntry:
+class ImageEntry(NamedTuple):
     """One image, as a reader yields it.
 
     Attributes:
@@ -56,74 +54,65 @@ class CaptionIndex:
         image_ids: (N,) int64, the data set's own numbers.
         paths: N image files relative to ``root``.
         captions: M tokenised captions, their words joined by one space; the captions of an image are neighbours.
-        caption_lengths: (M,) int32, words per caption, <start> and <end> not counted; at least 1.
         first_caption: (N+1,) int64; image ``i`` owns captions ``first_caption[i]:first_caption[i + 1]``.
-        caption_image: (M,) int64, the row of the image that a caption describes.
         origin: The file that the captions were read from, for messages.
         upright: Whether photographs are turned as their cameras marked them. False if masks lie on the stored pixels.
+        caption_lengths: (M,) int64, words per caption, <start> and <end> not counted; at least 1.
+        caption_image: (M,) int64, the row of the image that a caption describes.
     """
 
     root: Path
-    image_ids: NDArray[np.int64]
+    image_ids: np.ndarray
     paths: list[str]
     captions: list[str]
-    caption_lengths: NDArray[np.int32]
-    first_caption: NDArray[np.int64]
-    caption_image: NDArray[np.int64]
+    first_caption: np.ndarray
     origin: str = ""
     upright: bool = False
+    caption_lengths: np.ndarray = field(init=False)
+    caption_image: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.caption_lengths = np.array([caption.count(" ") + 1 for caption in self.captions])
+        self.caption_image = np.repeat(np.arange(len(self.paths)), np.diff(self.first_caption))
 
     @classmethod
     def build(
         cls, root: str | Path, entries: Iterable[ImageEntry], *, origin: str | Path = "", upright: bool = False
     ) -> CaptionIndex:
-        """Collect the entries of a reader.
+        """Collect the images of a reader, in the order of their rows.
 
         A caption without a word is left out, and so is an image without captions, which can neither be trained on nor
         scored; one line in the log counts both. Equal captions of one image are kept: they are two references.
 
-        Args:
-            root: The folder that image files are relative to.
-            entries: The images of the split, in the order of their rows.
-            origin: The file that the entries come from, for messages.
-            upright: Whether photographs are turned as their cameras marked them.
-
         Raises:
             InputError: An image id appears twice, a caption is too long, or no caption is left.
         """
-        name, entries = str(origin) or str(root), list(entries)
-        texts = [list(filter(None, (" ".join(caption.split()) for caption in entry.captions))) for entry in entries]
-        kept = [(entry, captions) for entry, captions in zip(entries, texts, strict=True) if captions]
-        captions = [caption for _, of_image in kept for caption in of_image]
+        name, entries, kept = str(origin) or str(root), list(entries), []
+        for entry in entries:
+            captions = [" ".join(words) for caption in entry.captions if (words := caption.split())]
+            if captions:
+                kept.append(entry._replace(captions=captions))
+        captions = [caption for entry in kept for caption in entry.captions]
+        bare, empty = len(entries) - len(kept), sum(len(entry.captions) for entry in entries) - len(captions)
         if not captions:
             raise InputError(f"{name}: holds no image with a caption")
-        bare, empty = len(entries) - len(kept), sum(len(entry.captions) for entry in entries) - len(captions)
         if bare or empty:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
-        image_ids = [entry.image_id for entry, _ in kept]
+        image_ids = [entry.image_id for entry in kept]
         if len(set(image_ids)) < len(image_ids):
             twice = Counter(image_ids).most_common(1)[0][0]
             raise InputError(f"{name}: image {twice} appears twice; ids must be unique")
-        lengths = np.array([caption.count(" ") + 1 for caption in captions], dtype=np.int32)
-        counts = [len(of_image) for _, of_image in kept]
-        owners = np.repeat(np.arange(len(kept)), counts)
-        if (longest := int(lengths.max())) > MAX_WORDS:
+        first = np.cumsum([0, *(len(entry.captions) for entry in kept)])
+        paths = [entry.path for entry in kept]
+        index = cls(Path(root), np.array(image_ids, dtype=np.int64), paths, captions, first, name, upright)
+        longest = int(index.caption_lengths.argmax())
+        if (words := index.caption_lengths[longest]) > MAX_WORDS:
+            image = image_ids[index.caption_image[longest]]
             raise InputError(
-                f"{name}: image {image_ids[owners[lengths.argmax()]]} has a caption of {longest:,} words, more than "
-                f"{MAX_WORDS}; cut it or leave it out"
+                f"{name}: image {image} has a caption of {words:,} words, more than {MAX_WORDS}; cut it or leave it out"
             )
-        return cls(
-            root=Path(root),
-            image_ids=np.array(image_ids, dtype=np.int64),
-            paths=[entry.path for entry, _ in kept],
-            captions=captions,
-            caption_lengths=lengths,
-            first_caption=np.r_[0, np.cumsum(counts)],
-            caption_image=owners,
-            origin=name,
-            upright=upright,
-        )
+        return index
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -133,11 +122,7 @@ class CaptionIndex:
         return self.root / self.paths[i]
 
     def image(self, i: int, preprocessing: Preprocessing) -> Image:
-        """Read the file of image row ``i``, for this preprocessing.
-
-        Raises:
-            InputError: It cannot be read.
-        """
+        """Read the file of image row ``i``, for this preprocessing. Raises an InputError if it cannot be read."""
         return preprocessing.load(self.image_path(i), turn_upright=self.upright)
 
     def references(self, i: int) -> list[str]:
@@ -146,24 +131,17 @@ class CaptionIndex:
 
     def take(self, limit: int) -> CaptionIndex:
         """Return the first ``limit`` images with their captions; all of them if there are fewer."""
-        images = min(limit, len(self))
-        captions = int(self.first_caption[images])
+        first = self.first_caption[: limit + 1]
+        images, captions = self.image_ids[:limit], self.captions[: first[-1]]
         return dataclasses.replace(
-            self,
-            image_ids=self.image_ids[:images],
-            paths=self.paths[:images],
-            captions=self.captions[:captions],
-            caption_lengths=self.caption_lengths[:captions],
-            first_caption=self.first_caption[: images + 1],
-            caption_image=self.caption_image[:captions],
+            self, image_ids=images, paths=self.paths[:limit], captions=captions, first_caption=first
         )
 
     def check_images(self, sample: int = 64) -> None:
         """Check that the files of ``sample`` images exist, spread evenly over the split.
 
-        Checking all 120,000 images of COCO takes long on a network disk. A sample shows a forgotten download or a wrong
-        folder; ``captioning prepare --check`` checks every file. The code that opens images calls this, readers
-        do not, because training from cached features needs no images.
+        A sample shows a forgotten download or a wrong folder, and all 120,000 images of COCO take long on a network
+        disk; ``captioning prepare`` checks every file. Training from cached features needs no images.
 
         Raises:
             InputError: A file is missing.
@@ -190,11 +168,6 @@ class CaptionSource:
     def tokens(self) -> str:
         """A description of how captions are split into words."""
         return self.tokenizer.description
-
-    @property
-    def description(self) -> str:
-        """What its images are, such as "the generated shapes", for a sentence that names the training data."""
-        return f"the images of {type(self).__name__}"
 
     def prepare(self) -> None:
         """Generate the data or check that its files exist. Runs once per machine, before ``index``.
@@ -235,9 +208,3 @@ def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) ->
         raise InputError(f"{path}: missing; {remedy}") from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: not a {name} ({one_line(error)})") from error
-
-
-def check_split(split: str) -> None:
-    """Raise an ``InputError`` unless ``split`` is one of ``SPLITS``."""
-    if split not in SPLITS:
-        raise InputError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")

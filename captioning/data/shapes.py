@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 from captioning.data.coco import CocoSource
 from captioning.data.records import SPLITS
 from captioning.data.shape_world.drawing import paint
-from captioning.data.shape_world.grammar import STYLES, describe, synonyms
+from captioning.data.shape_world.grammar import STYLES, SYNONYMS, describe
 from captioning.data.shape_world.scene import NOUNS, sample_scene
 from captioning.errors import InputError, check_range
 from captioning.files import read_json
@@ -44,8 +43,6 @@ class ShapesSource(CocoSource):
         image_size: Side of the square images in pixels.
     """
 
-    synonyms_of = staticmethod(synonyms)
-
     def __init__(
         self,
         root: str = "data/shapes",
@@ -64,51 +61,41 @@ class ShapesSource(CocoSource):
         self.seed = seed
         self.image_size = image_size
 
-    @property
-    def description(self) -> str:
-        return "the generated shapes"
-
     def files(self, split: str) -> tuple[Path, str]:
         """Return the captions file of a split, and its image folder relative to the root."""
         return self.root / "annotations" / f"captions_{split}.json", split
 
-    def _remedy(self) -> str:
+    def remedy(self) -> str:
+        """Return what to do if a file is missing."""
         return f"run captioning prepare shapes --root {self.root}"
+
+    def synonyms(self, word: str) -> frozenset[str]:
+        """Return the other words that captions use for a noun, a size or a texture."""
+        return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
 
     def prepare(self) -> None:
         """Generate the data set unless it exists.
 
-        It is written to a temporary folder beside ``root`` and renamed when complete, so an interrupted run leaves
-        nothing half done. If two runs start together, one of them generates the data set that both use.
+        It is written to a folder beside ``root`` and renamed when complete.
 
         Raises:
             InputError: ``root`` holds something else, or shapes made with other arguments.
         """
-        if self.is_complete():
+        if self._is_complete():
             return
         root = Path(os.path.realpath(self.root))  # it may be a link to another disk
-        root.parent.mkdir(parents=True, exist_ok=True)
-        part = Path(tempfile.mkdtemp(prefix=f"{root.name}.", suffix=".part", dir=root.parent))
-        try:
-            part.chmod(0o755)  # mkdtemp keeps others out
-            self._generate(part)
-            _write_json(part / "shapes.json", self._header())
-            if not self.is_complete():  # otherwise another run was faster
-                os.rename(part, root)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+        part = root.with_name(f"{root.name}.part")
+        shutil.rmtree(part, ignore_errors=True)  # of an interrupted run
+        self._generate(part)
+        os.replace(part, root)
 
-    def is_complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether ``root`` holds these shapes; raise if it holds anything else."""
         if not self.root.exists() or not any(self.root.iterdir()):
             return False
         path = self.root / "shapes.json"
-        header = read_json(path, "choose another root or delete the folder")
-        differ = [
-            f"{key} {header.get(key)} instead of {value}"
-            for key, value in self._header().items()
-            if header.get(key) != value
-        ]
+        there, wanted = read_json(path, "choose another root or delete the folder"), self._header()
+        differ = [f"{key} {there.get(key)} instead of {wanted[key]}" for key in wanted if there.get(key) != wanted[key]]
         if differ:
             raise InputError(
                 f"{path}: these shapes were made with {', '.join(differ)}; "
@@ -120,8 +107,7 @@ class ShapesSource(CocoSource):
         return {"format": FORMAT, "seed": self.seed, "image_size": self.image_size, "images": self.images}
 
     def _generate(self, folder: Path) -> None:
-        (folder / "annotations").mkdir()
-        # No threads: drawing holds the interpreter lock, and threads that pass it on take twice as long.
+        (folder / "annotations").mkdir(parents=True)
         with Progress("drawing shapes", sum(self.images.values())) as progress:
             for split, count in self.images.items():
                 (folder / split).mkdir()
@@ -135,10 +121,9 @@ class ShapesSource(CocoSource):
                 common = {"info": {"description": f"shapes, {split}, made from seed {self.seed}"}, "images": images}
                 categories = [{"id": i, "name": noun, "supercategory": "shape"} for i, noun in enumerate(NOUNS, 1)]
                 _write_json(folder / f"annotations/captions_{split}.json", common | {"annotations": captions})
-                _write_json(
-                    folder / f"annotations/instances_{split}.json",
-                    common | {"annotations": instances, "categories": categories},
-                )
+                instances_file = common | {"annotations": instances, "categories": categories}
+                _write_json(folder / f"annotations/instances_{split}.json", instances_file)
+        _write_json(folder / "shapes.json", self._header())
 
     def _draw(self, folder: Path, split: str, number: int) -> tuple[dict[str, Any], list[Any], list[Any]]:
         """Write image ``number`` of a split; return its COCO records (image, captions, instances)."""

@@ -13,21 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from captioning.data.images import load_image, rgb, upright
 from captioning.errors import InputError, check_range, check_whole
 
-Bool = NDArray[np.bool_]
-
-_FILTERS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+_FILTERS = {name: Image.Resampling[name.upper()] for name in ("nearest", "bilinear", "bicubic", "lanczos")}
 
 
 @dataclass(frozen=True)
@@ -71,17 +63,11 @@ class Preprocessing:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data that ``from_dict`` takes back; tuples are lists, as in JSON."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in dataclasses.asdict(self).items()
-        }
+        return dataclasses.asdict(self) | {"mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Rebuild what ``to_dict`` described.
-
-        Raises:
-            InputError: A value is missing, unknown or out of range.
-        """
+        """Rebuild what ``to_dict`` described. Raises an InputError if a value is missing, unknown or out of range."""
         try:
             return cls(**values)
         except TypeError as error:
@@ -102,7 +88,12 @@ class Preprocessing:
 
     def view(self, image: Image.Image) -> Image.Image:
         """Return the pixels that the model sees, RGB uint8 before normalisation. Overlays are drawn on them."""
-        return self._cut(self._resized(image))
+        return self._cut(self.resized(image))
+
+    def resized(self, image: Image.Image) -> Image.Image:
+        """Return an image in RGB before its square is cut out."""
+        image = image if image.mode == "RGB" else rgb(image)
+        return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def region(self, size: tuple[int, int]) -> tuple[float, float, float, float]:
         """Return the part of an image of ``size`` (width, height) that its view shows.
@@ -112,23 +103,23 @@ class Preprocessing:
         if self.crop is None:
             return 0.0, 0.0, 1.0, 1.0
         width, height = self._scaled(size)
-        left, top = self._corner((width, height))
+        left, top = _corner((width, height), self.crop)
         return left / width, top / height, (left + self.crop) / width, (top + self.crop) / height
+
+    def mask(self, mask: np.ndarray) -> np.ndarray:
+        """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
+        image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
+        return np.asarray(self._cut(image.resize(self._scaled(image.size), Image.Resampling.NEAREST))) > 127
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Return the evaluation input, (3, height, width) float32."""
         return self.normalise(self.view(image))
 
-    def mask(self, mask: Bool) -> Bool:
-        """Return a mask of the image's pixels in the model's view: (height, width) bool, nearest neighbour."""
-        image = Image.fromarray(np.asarray(mask, dtype=np.uint8) * 255)
-        return np.asarray(self._cut(image.resize(self._scaled(image.size), Image.Resampling.NEAREST))) > 127
-
     def normalise(self, view: Image.Image) -> Tensor:
         """Return (3, height, width) float32 of an RGB image that already has its size."""
         return self.normalise_all([view])[0].contiguous()
 
-    def normalise_all(self, views: Sequence[Image.Image], device: torch.device | None = None) -> Tensor:
+    def normalise_all(self, views: Sequence[Image.Image] | Tensor, device: torch.device | None = None) -> Tensor:
         """Return (B, 3, height, width) float32 of RGB images that already have their size.
 
         The channels of a pixel lie side by side in memory, as they do in the views and as encoders compute with them.
@@ -141,22 +132,8 @@ class Preprocessing:
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
 
     def training(self, *, random_crop: bool = True, flip: float = 0.0) -> TrainingTransform:
-        """Return the transform for training.
-
-        Args:
-            random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
-            flip: Probability of mirroring. Off by default: captions say "left" and "right", which mirroring makes
-                wrong.
-
-        Raises:
-            InputError: ``flip`` is no probability.
-        """
-        check_range(0, 1, flip=flip)
+        """Return the transform for training; see ``TrainingTransform``."""
         return TrainingTransform(self, random_crop=random_crop, flip=flip)
-
-    def _resized(self, image: Image.Image) -> Image.Image:
-        image = image if image.mode == "RGB" else rgb(image)
-        return image.resize(self._scaled(image.size), _FILTERS[self.interpolation])
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect."""
@@ -169,22 +146,34 @@ class Preprocessing:
     def _cut(self, image: Image.Image) -> Image.Image:
         if self.crop is None:
             return image
-        left, top = self._corner(image.size)
+        left, top = _corner(image.size, self.crop)
         return image.crop((left, top, left + self.crop, top + self.crop))
 
-    def _corner(self, size: tuple[int, int]) -> tuple[int, int]:
-        """Return (left, top) of the centre square of a resized image (width, height)."""
-        assert self.crop is not None
-        return round((size[0] - self.crop) / 2), round((size[1] - self.crop) / 2)
+
+def _corner(size: tuple[int, int], crop: int) -> tuple[int, int]:
+    """Return (left, top) of the centre square of a resized image (width, height)."""
+    return round((size[0] - crop) / 2), round((size[1] - crop) / 2)
 
 
 @dataclass(frozen=True)
 class TrainingTransform:
-    """``Preprocessing`` with random crops and mirroring."""
+    """``Preprocessing`` with random crops and mirroring.
+
+    Attributes:
+        preprocessing: What is done to images in evaluation.
+        random_crop: Whether to cut the square from anywhere in the resized image instead of its centre.
+        flip: Probability of mirroring. Off by default: captions say "left" and "right", which mirroring makes wrong.
+
+    Raises:
+        InputError: ``flip`` is no probability.
+    """
 
     preprocessing: Preprocessing
     random_crop: bool = True
     flip: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range(0, 1, flip=self.flip)
 
     def __call__(self, image: Image.Image, random: torch.Generator | None = None) -> Tensor:
         """Return the training input, (3, height, width) float32.
@@ -197,7 +186,7 @@ class TrainingTransform:
         if crop is None or not self.random_crop:
             view = self.preprocessing.view(image)
         else:
-            resized = self.preprocessing._resized(image)
+            resized = self.preprocessing.resized(image)
             left = int(torch.randint(resized.width - crop + 1, (), generator=random))
             top = int(torch.randint(resized.height - crop + 1, (), generator=random))
             view = resized.crop((left, top, left + crop, top + crop))

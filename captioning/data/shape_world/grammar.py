@@ -93,11 +93,6 @@ def describe(shapes: Sequence[Shape], style: int) -> list[str]:
     return [SYNONYMS.get(word, word) for word in words] if style in SYNONYM_STYLES else words
 
 
-def synonyms(word: str) -> frozenset[str]:
-    """Return the other words that captions use for a noun, a size or a texture."""
-    return frozenset({SYNONYMS[word]} if word in SYNONYMS else ())
-
-
 def _noun_phrase(shape: Shape, *, sized: bool) -> list[str]:
     size = [shape.size] if sized else []
     texture = [shape.texture] if shape.texture != "plain" else []

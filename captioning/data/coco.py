@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import msgspec
 
 from captioning.data.coco_nouns import synonyms
-from captioning.data.objects import GroundedObject, run_lengths
-from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
+from captioning.data.objects import GroundedObject
+from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, read_annotations
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -65,8 +66,7 @@ class CocoSource(CaptionSource):
         Raises:
             InputError: A file is missing.
         """
-        for split in ("train", "val", "test"):
-            path, _ = self.files(split)
+        for path, _ in map(self.files, SPLITS):
             if not path.is_file():
                 raise InputError(f"{path}: missing; {self.remedy()}")
 
@@ -131,8 +131,11 @@ class CocoObjects:
 
     def __call__(self, image_id: int) -> list[GroundedObject]:
         """Return the objects of an image with masks (height, width) in its own pixels; [] if none are known."""
+        from pycocotools import mask as coco
+
         objects = []
-        with run_lengths() as coco:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of NumPy 2 about pycocotools' C code
             for (noun, *adjectives), outlines in self._outlines.get(image_id, {}).items():
                 runs = []
                 for outline in outlines:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,25 +22,8 @@ from captioning.progress import Progress
 _BATCHES_BETWEEN_NOTES = 32
 
 
-class ImageEncoder(Protocol):
-    """What extraction needs of an encoder; see ``captioning.encoders.Encoder``."""
-
-    @property
-    def preprocessing(self) -> Preprocessing: ...
-
-    @property
-    def grid_size(self) -> tuple[int, int]: ...
-
-    @property
-    def annotation_dim(self) -> int: ...
-
-    def fingerprint(self) -> dict[str, Any]: ...
-
-    def __call__(self, images: Tensor) -> Tensor: ...
-
-
 def extract_features(
-    encoder: ImageEncoder,
+    encoder: Any,
     indices: Mapping[str, CaptionIndex],
     output: Path,
     *,
@@ -52,7 +35,7 @@ def extract_features(
     """Write the features of every image; resumes where an earlier call stopped, and prints its progress.
 
     Args:
-        encoder: A frozen encoder in evaluation mode, on the device.
+        encoder: A frozen ``captioning.encoders.Encoder`` in evaluation mode, on the device.
         indices: Records by the name of their split.
         output: Folder of the features.
         device: Device of the encoder.
@@ -70,43 +53,35 @@ def extract_features(
         fingerprint = view_fingerprint(encoder.fingerprint(), upright=index.upright, flipped=mirrored)
         shape = encoder.grid_size[0] * encoder.grid_size[1], encoder.annotation_dim
         rows, done = create(output, name, fingerprint, index.paths, shape)
-        _announce(output, name, rows, done)
-        loader = BatchLoader(
-            _Views(index, encoder.preprocessing, mirrored),
-            [list(range(first, min(first + batch_size, len(rows)))) for first in range(done, len(rows), batch_size)],
-            num_workers=num_workers,
+        total, size = len(rows), " x ".join(map(str, rows.shape))
+        print(
+            f"{name}: {size} numbers of 2 bytes, {rows.nbytes / 1e9:.2f} GB; {done:,} images done already", flush=True
         )
-        with Progress(name, len(rows), done) as progress, torch.inference_mode():
+        missing, free = rows.nbytes * (total - done) / total, shutil.disk_usage(output).free
+        if missing > free:
+            raise InputError(f"--output {output}: needs {missing / 1e9:.2f} GB, {free / 1e9:.2f} GB are free")
+        batches = [list(range(first, min(first + batch_size, total))) for first in range(done, total, batch_size)]
+        loader = BatchLoader(_Views(index, encoder.preprocessing, mirrored), batches, num_workers=num_workers)
+        with Progress(name, total, done) as progress, torch.inference_mode():
             try:
-                for number, views_of_batch in enumerate(loader, 1):
-                    annotations = encoder(encoder.preprocessing.normalise_all(views_of_batch, device)).half().cpu()
+                for number, pixels in enumerate(loader, 1):
+                    annotations = encoder(encoder.preprocessing.normalise_all(pixels, device)).half().cpu()
+                    end = done + len(annotations)
                     if not annotations.isfinite().all():
                         raise InputError(
-                            f"the encoder gives values beyond fp16's 65504 in images {done} to "
-                            f"{done + len(annotations) - 1} of {name}; train from the images instead"
+                            f"the encoder gives values beyond fp16's 65504 in images {done} to {end - 1} of {name}; "
+                            "train from the images instead"
                         )
-                    rows[done : done + len(annotations)] = annotations.numpy()
-                    done += len(annotations)
+                    rows[done:end] = annotations.numpy()
+                    done = end
                     progress.update(done)
                     if number % _BATCHES_BETWEEN_NOTES == 0:
                         note(output, name, done)
             finally:
                 rows.flush()
                 note(output, name, done)
-                if done < len(rows):
-                    progress.say(f"{name}: stopped at {done:,} of {len(rows):,}; the same command resumes here")
-
-
-def _announce(output: Path, name: str, rows: np.ndarray, done: int) -> None:
-    """Print the size of what is to be written, and raise an InputError if the disk is too small."""
-    size = " x ".join(map(str, rows.shape[1:]))
-    print(f"{name}: {len(rows):,} images x {size} x 2 bytes = {rows.nbytes / 1e9:.2f} GB, {done:,} done already")
-    missing, free = rows.nbytes * (1 - done / max(1, len(rows))), shutil.disk_usage(output).free
-    if missing > free:
-        raise InputError(
-            f"--output {output}: {missing / 1e9:.2f} GB are needed and {free / 1e9:.2f} GB are free; "
-            "free some, or give another folder"
-        )
+                if done < total:
+                    progress.say(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
 
 class _Views(BatchDataset[Tensor]):

@@ -33,7 +33,7 @@ def flipped_split(split: str) -> str:
 def view_fingerprint(fingerprint: dict[str, Any], *, upright: bool = False, flipped: bool = False) -> dict[str, Any]:
     """Return the fingerprint of an encoder together with how it was shown the images.
 
-    It may have turned photographs ``upright``, as their cameras marked them, or seen mirror images.
+    It may have seen photographs turned ``upright``, as their cameras marked them, or mirrored.
     """
     return fingerprint | ({"upright": True} if upright else {}) | ({"flipped": True} if flipped else {})
 
@@ -50,8 +50,7 @@ def create(
     """
     file, about = folder / f"{split}.npy", folder / f"{split}.json"
     if about.exists() and file.exists():
-        content = _read(about)
-        _refuse_other_encoder(about, content["fingerprint"], fingerprint)
+        content = _read(about, fingerprint)
         if content["paths"] != list(paths):
             raise InputError(f"{about}: made from other images; give another --output or delete the folder")
         return np.lib.format.open_memmap(file, "r+"), content["done"]
@@ -64,7 +63,7 @@ def create(
 def note(folder: Path, split: str, done: int) -> None:
     """Write down that the first ``done`` rows are written, for a later ``create``."""
     about = folder / f"{split}.json"
-    write_json(about, _read(about) | {"done": done}, indent=None)
+    write_json(about, read_json(about) | {"done": done}, indent=None)
 
 
 class Features:
@@ -91,14 +90,10 @@ class Features:
                 f"{self._about}: no features; run captioning extract with --split {split.removesuffix('_flipped')}, or "
                 "give --data.features null to compute them from the images"
             )
-        content = _read(self._about)
-        _refuse_other_encoder(self._about, content["fingerprint"], fingerprint)
-        done, self._paths = content["done"], content["paths"]
-        if done < len(self._paths):
-            raise InputError(
-                f"{self._about}: only {done:,} of {len(self._paths):,} images are done; finish them with captioning "
-                "extract"
-            )
+        content = _read(self._about, fingerprint)
+        self._row_of = {path: row for row, path in enumerate(content["paths"])}
+        if (done := content["done"]) < (images := len(content["paths"])):
+            raise InputError(f"{self._about}: only {done:,} of {images:,} images are done; finish captioning extract")
         try:
             self.rows = np.asarray(np.load(file, mmap_mode="r"))
         except (OSError, ValueError) as error:
@@ -107,18 +102,14 @@ class Features:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), self._arguments  # a spawned worker maps the file itself
 
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def find(self, paths: Iterable[str]) -> np.ndarray:
         """Return the rows (n,) int64 of the images at ``paths``, named as in ``CaptionIndex.paths``.
 
         Raises:
             InputError: An image is not in the cache.
         """
-        row_of = {path: row for row, path in enumerate(self._paths)}
         try:
-            return np.array([row_of[path] for path in paths], dtype=np.int64)
+            return np.array([self._row_of[path] for path in paths], dtype=np.int64)
         except KeyError as error:
             raise InputError(
                 f"{self._about}: has no features of image {error.args[0]}; it was made from other data, extract again"
@@ -129,22 +120,19 @@ class Features:
         return torch.from_numpy(self.rows[np.asarray(rows, dtype=np.int64)])
 
 
-def _read(about: Path) -> dict[str, Any]:
+def _read(about: Path, fingerprint: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON beside the features, after a look at the encoder that they come from."""
     content: dict[str, Any] = read_json(about, "delete the folder and extract again")
     if "done" not in content:
         raise InputError(f"{about}: features of an earlier version; delete the folder and extract again")
-    return content
-
-
-def _refuse_other_encoder(file: Path, made_with: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise an InputError that names each entry in which the two fingerprints differ."""
-    expected = json.loads(json.dumps(expected))  # tuples become lists
+    there, here = content["fingerprint"], json.loads(json.dumps(fingerprint))  # tuples become lists
     differences = [
-        f"{name} {made_with.get(name)!r} there, {expected.get(name)!r} here"
-        for name in sorted({*made_with, *expected})
-        if made_with.get(name) != expected.get(name)
+        f"{name} {there.get(name)!r} there, {here.get(name)!r} here"
+        for name in sorted({*there, *here})
+        if there.get(name) != here.get(name)
     ]
     if differences:
         raise InputError(
-            f"{file}: features of another encoder ({'; '.join(differences)}); extract them again into another folder"
+            f"{about}: features of another encoder ({'; '.join(differences)}); extract them again into another folder"
         )
+    return content

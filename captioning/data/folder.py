@@ -74,11 +74,11 @@ class FolderSource(CaptionSource):
         chosen = [entry for image, entry in entries.items() if split_of[image] == split]
         if not chosen:
             advice = (
-                f"write {split} in the split column of some"
+                f"; write {split} in the split column of some"
                 if has_splits
-                else "which takes images by their names; give more images, or a column split (train, val or test)"
+                else ", which takes one in ten by its name; give more images, or a column split (train, val or test)"
             )
-            raise InputError(f"{self.captions}: none of {len(entries)} images is in the {split} split; {advice}")
+            raise InputError(f"{self.captions}: none of {len(entries)} images is in the {split} split{advice}")
         return CaptionIndex.build(self.root, chosen, origin=self.captions, upright=True)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections import deque
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -34,7 +34,6 @@ class BatchDataset(Dataset[Result]):
         raise NotImplementedError
 
     def __getitem__(self, numbers: list[int]) -> Result:
-        """Return the batch; in a worker process an InputError is returned, too, for ``BatchLoader`` to raise."""
         try:
             return self.batch(numbers)
         except InputError as error:
@@ -44,16 +43,10 @@ class BatchDataset(Dataset[Result]):
 
 
 class BatchLoader(DataLoader[Result]):
-    """A loader of the whole batches of a ``BatchDataset``.
-
-    Args:
-        dataset: The data set.
-        batches: The lists of numbers, one for each batch.
-        options: Further options of ``DataLoader``.
-    """
+    """A ``DataLoader`` of whole batches, whose numbers ``batches`` gives; an InputError of a worker is raised."""
 
     def __init__(self, dataset: BatchDataset[Result], batches: Iterable[list[int]], **options: Any) -> None:
-        super().__init__(dataset, batch_size=None, sampler=batches, worker_init_fn=_ignore_ctrl_c, **options)
+        super().__init__(dataset, batch_size=None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
 
     def __iter__(self) -> Iterator[Result]:  # type: ignore[override]
         for batch in super().__iter__():
@@ -62,9 +55,24 @@ class BatchLoader(DataLoader[Result]):
             yield batch
 
 
-def _ignore_ctrl_c(worker: int) -> None:
-    """A terminal sends Ctrl-C to all processes; the main one finishes its step, and ends its workers itself."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _obey_the_main_process(worker: int) -> None:
+    """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
+
+    The main process finishes its step, for which it may need another batch, and saves; then it ends its workers itself.
+    """
+    for name in ("SIGINT", "SIGHUP"):
+        if hasattr(signal, name):  # Windows has no SIGHUP
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # not on macOS
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_with_the_main_process, daemon=True).start()
+
+
+def _end_with_the_main_process() -> None:
+    main = os.getppid()
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(0)
 
 
 class CaptionDataset(BatchDataset[CaptionBatch]):
@@ -148,24 +156,16 @@ class CaptionDataset(BatchDataset[CaptionBatch]):
         return self.transform(image, torch.Generator().manual_seed(int(stream[0])))
 
 
-def read_ahead(
-    function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, depth: int
-) -> Iterator[Result]:
-    """Yield ``function(item)`` of every item in order; up to ``depth`` of them are in progress or ready.
-
-    An error is raised when its item is due. Closing the iterator waits for calls in progress.
-    """
-    pending: deque[Future[Result]] = deque()
-    pool = ThreadPoolExecutor(threads)
-    try:
+def read_ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Yield ``function(item)`` of every item in order; a thread makes the next one while the caller uses one."""
+    with ThreadPoolExecutor(1) as pool:
+        pending: Future[Result] | None = None
         for item in items:
-            pending.append(pool.submit(function, item))
-            if len(pending) > depth:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+            ready, pending = pending, pool.submit(function, item)
+            if ready is not None:
+                yield ready.result()
+        if pending is not None:
+            yield pending.result()
 
 
 def processors() -> int:

@@ -191,16 +191,10 @@ class CaptionSource:
 
 
 def read_annotations(path: Path, kind: type[Content], name: str, remedy: str) -> Content:
-    """Return a JSON file as a msgspec struct; members that the struct lacks are skipped.
-
-    Args:
-        path: The file.
-        kind: The struct.
-        name: What the file should be, for messages ("COCO annotation file").
-        remedy: What to do if the file is missing.
+    """Return a JSON file as a msgspec struct of this ``kind``; members that the struct lacks are skipped.
 
     Raises:
-        InputError: It is missing, cannot be read or has another layout.
+        InputError: It is missing (the message gives the ``remedy``), or is not what its ``name`` says.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

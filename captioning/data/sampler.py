@@ -16,11 +16,7 @@ from captioning.errors import InputError, check_range
 
 
 class Numbers(list[int]):
-    """The numbers of a batch's captions.
-
-    Attributes:
-        place: (epoch, step) of the batch, the same on all ranks.
-    """
+    """The numbers of a batch's captions; ``place`` is its (epoch, step), the same on all ranks."""
 
     def __init__(self, numbers: Iterable[int] = (), place: tuple[int, int] = (0, 0)) -> None:
         super().__init__(numbers)
@@ -33,12 +29,10 @@ class CaptionBatches(Sampler[list[int]]):
     The order is a function of the seed and the epoch, so there is nothing to save: a resumed run begins at ``start``.
 
     An epoch is cut into **steps** of ``batch_size * world_size`` captions of one length; where a length runs out, its
-    neighbours fill the step. A step is dealt out to the ranks caption by caption, so that all ranks work on similar
-    lengths at the same time and none waits for another. Then the steps are shuffled. Every caption appears exactly once
-    in an epoch, counted over all ranks, unless ``captions_per_image`` is set. One step of the epoch, at a random
-    length, is short, and is dealt out in the same way, so every rank has the same number of batches. If the short step
-    has fewer captions than there are ranks, some are repeated: at most ``world_size - 1`` captions (or images with
-    theirs) per epoch.
+    neighbours fill the step. A step is dealt out to the ranks caption by caption, so that none waits for another. Then
+    the steps are shuffled. Every caption appears exactly once in an epoch, counted over all ranks, unless
+    ``captions_per_image`` is set. One step, at a random length, is short; if it has fewer captions than there are
+    ranks, at most ``world_size - 1`` captions (or images with theirs) are repeated.
 
     Differs from the paper: it draws a random length for each update; walking through all batches in random order
     draws lengths in proportion to their captions, without repeating or missing any.
@@ -47,16 +41,14 @@ class CaptionBatches(Sampler[list[int]]):
         lengths: (M,) words per caption, ``CaptionIndex.caption_lengths``.
         image_of_caption: (M,) image row of each caption, ``CaptionIndex.caption_image``.
         batch_size: Captions per batch on each rank. With ``group="image"`` this is an average.
-        seed: The order is a function of ``seed``, the epoch and ``batch_size * world_size`` alone: a step has the same
-            captions whatever the number of ranks.
+        seed: With it, the epoch and ``batch_size * world_size`` decide on the captions of each step.
         group: ``"length"`` as above. ``"image"`` keeps all captions of an image in one batch, so that an encoder that
             is being trained runs once per image and epoch instead of five times. Images are drawn regardless of
             caption length: batches sorted by length would hold similar pictures, from which the encoder learns badly.
         captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
             stopped. None for all. Needs ``group="image"``.
         start: (epoch, batch) that the first pass begins with; a data loader's workers fetch it before ``set_epoch``.
-        rank: This process, 0 .. world_size - 1.
-        world_size: Number of processes.
+        rank, world_size: This process, and how many there are.
 
     Raises:
         InputError: An option is out of its range, or there is no caption.
@@ -135,9 +127,8 @@ class CaptionBatches(Sampler[list[int]]):
 class ImageBatches(Sampler[list[int]]):
     """Evaluation order: the batches of one process, dealt out whole, so that every number is that of one process.
 
-    A rank gets neighbouring batches, which a feature cache reads in file order. Ranks wait for each other, so every
-    rank has the same number of batches: when they run out, a rank repeats the last batch of all. Whoever gathers the
-    results counts each image once, by its row.
+    Ranks wait for each other, so every rank has the same number of batches: when they run out, a rank repeats the last
+    batch of all. Whoever gathers the results counts each image once, by its row.
 
     Args:
         images: Rows of the split's ``CaptionIndex``.

@@ -76,12 +76,7 @@ class Preprocessing:
     def load(self, path: str | Path, *, turn_upright: bool = False) -> Image.Image:
         """Read an image file for this preprocessing; decodes a large JPEG at a reduced size (see ``load_image``).
 
-        Args:
-            path: The image file.
-            turn_upright: Whether to turn a photograph as its camera marked it.
-
-        Raises:
-            InputError: It cannot be read.
+        ``turn_upright`` turns a photograph as its camera marked it. An image that cannot be read is an InputError.
         """
         image = load_image(path, minimum_side=self.resize)
         return upright(image) if turn_upright else image
@@ -130,10 +125,6 @@ class Preprocessing:
         mean, std = (torch.tensor(values, device=device).mul_(255).repeat(width) for values in (self.mean, self.std))
         rows = pixels.view(B, height, width * channels).to(device).float().sub_(mean).div_(std)
         return rows.view(B, height, width, channels).permute(0, 3, 1, 2)
-
-    def training(self, *, random_crop: bool = True, flip: float = 0.0) -> TrainingTransform:
-        """Return the transform for training; see ``TrainingTransform``."""
-        return TrainingTransform(self, random_crop=random_crop, flip=flip)
 
     def _scaled(self, size: tuple[int, int]) -> tuple[int, int]:
         """Return (width, height) after resizing, rounded like torchvision's Resize, as published weights expect."""

@@ -159,7 +159,7 @@ class ImageCaptioner(Generic[Model]):
             def read(batch: list[ImageSource]) -> list[tuple[ImageSource, list[Image.Image] | InputError]]:
                 return list(zip(batch, pool.map(self._try_views, batch), strict=True))
 
-            for number, batch in enumerate(read_ahead(read, batches, threads=1, depth=0 if waits else 1)):
+            for number, batch in enumerate(map(read, batches) if waits else read_ahead(read, batches)):
                 readable = []
                 for source, views in batch:
                     if not isinstance(views, InputError):

@@ -98,8 +98,8 @@ class CaptionDataModule(pl.LightningDataModule):
         captions_per_image: How many captions of each image an epoch takes; every epoch continues where the last one
             stopped. None for all. Needs ``group: image``.
         eval_batch_size: Images in an evaluation batch, per process.
-        num_workers: Processes that load images. By default one per processor, at most 8, and none for cached
-            features, which threads of this process read ahead.
+        num_workers: Processes that load images. By default one per processor, at most 8; for cached features none
+            on a CPU and two on a GPU.
         vocabulary: Which words the captions are made of.
         features: Folder written by ``captioning extract``; training reads annotations from it.
         augmentation: Random changes of training images.
@@ -225,7 +225,9 @@ class CaptionDataModule(pl.LightningDataModule):
         """Processes that load images."""
         if self.num_workers is not None:
             return self.num_workers
-        return 0 if self.features is not None else min(8, processors())
+        if self.features is not None:
+            return 2 if torch.cuda.is_available() else 0
+        return min(8, processors())
 
     def _loader(self, dataset: CaptionDataset, batches: CaptionBatches | ImageBatches) -> DataLoader[CaptionBatch]:
         return BatchLoader(
@@ -248,7 +250,7 @@ class CaptionDataModule(pl.LightningDataModule):
             return None
         if random_crop and self.encoder.preprocessing.crop is None:
             raise InputError("data.augmentation.random_crop: this encoder sees the whole image; set its crop: true")
-        return self.encoder.preprocessing.training(random_crop=random_crop, flip=flip)
+        return TrainingTransform(self.encoder.preprocessing, random_crop=random_crop, flip=flip)
 
     def _flipped_features(self) -> Features:
         """Return the features of the mirrored training images.

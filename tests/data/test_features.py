@@ -41,7 +41,7 @@ def cache(tmp_path: Path) -> Path:
 def test_what_is_written_is_read_to_fp16_rounding(cache):
     features = Features(cache, "train", FINGERPRINT)
     read = features.gather(range(7))
-    assert len(features) == 7 and read.dtype == torch.float16 and torch.equal(read, annotations().half())
+    assert read.dtype == torch.float16 and torch.equal(read, annotations().half())
     assert torch.allclose(read.float(), annotations(), rtol=2**-11, atol=1e-7)
     assert torch.equal(features.gather(torch.tensor([4, 0, 4])), annotations()[[4, 0, 4]].half())
     assert features.gather([]).shape == (0, *SHAPE)
@@ -94,7 +94,7 @@ def test_missing_incomplete_and_damaged_features_say_what_to_do(cache):
     with pytest.raises(InputError, match=r"val\.json: no features; run captioning extract"):
         Features(cache, "val", FINGERPRINT)
     note(cache, "train", 5)
-    with pytest.raises(InputError, match=r"train\.json: only 5 of 7 images are done; finish them"):
+    with pytest.raises(InputError, match=r"train\.json: only 5 of 7 images are done; finish captioning extract"):
         Features(cache, "train", FINGERPRINT)
     note(cache, "train", 7)
     (cache / "train.npy").write_bytes((cache / "train.npy").read_bytes()[:200])
@@ -156,7 +156,7 @@ def test_features_hold_what_the_encoder_computes_of_images_and_of_their_mirror_i
         features = Features(tmp_path, split, view_fingerprint(encoder.fingerprint(), flipped=mirrored))
         expected = encoder(images.flip(3) if mirrored else images)
         torch.testing.assert_close(features.gather(range(5)).float(), expected, rtol=2**-10, atol=1e-4)
-    assert "train: 5 images x 6 x 3 x 2 bytes = 0.00 GB" in capsys.readouterr().out
+    assert "train: 5 x 6 x 3 numbers of 2 bytes, 0.00 GB" in capsys.readouterr().out
 
 
 def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(index, tmp_path, capsys):
@@ -164,7 +164,7 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_call_goes_on(index, tmp_path, ca
         extract(index, tmp_path / "stopped", Shrink(stop_after=4))
     assert "train: stopped at 4 of 5; the same command resumes here" in capsys.readouterr().out
     extract(index, tmp_path / "stopped", Shrink(stop_after=1))  # computes the fifth image alone
-    assert "4 done already" in capsys.readouterr().out
+    assert "4 images done already" in capsys.readouterr().out
     extract(index, tmp_path / "whole")
     assert contents(tmp_path / "stopped") == contents(tmp_path / "whole")
     extract(index, tmp_path / "whole", Shrink(stop_after=0))  # nothing is left to compute
@@ -188,5 +188,5 @@ def test_an_image_that_cannot_be_read_is_one_line_and_what_is_done_is_kept(index
 def test_a_disk_that_is_too_small_is_reported_first(index, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10))
-    with pytest.raises(InputError, match=r"GB are needed and 0\.00 GB are free"):
+    with pytest.raises(InputError, match=r"needs 0\.00 GB, 0\.00 GB are free"):
         extract(index, tmp_path / "out")

@@ -56,7 +56,7 @@ def test_restval_counts_as_train_and_coco_images_keep_their_number_and_folder(tm
     [
         ([image(1, "train", "a dog")], "has no val split, only train"),
         ([image(None, "val", "a dog") | {"filename": "1.jpg"}], "1.jpg has neither cocoid nor imgid"),
-        ([image(1, "val", "a dog") | {"filename": ""}], "image 1 has no file"),
+        ([{"split": "val", "imgid": 1}], "missing required field `filename`"),
         ([image(1, "val") | {"sentences": [{"raw": "a dog"}]}], "image 1 has a sentence without tokens"),
         ([image(1, ["val"], "a dog")], "not a split file (Expected `str`, got `array`"),
         ({"a": 1}, "not a split file"),

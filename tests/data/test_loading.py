@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
-from helpers_training import make_shapes
 
 from captioning.data.batch import CaptionBatch
 from captioning.data.features import Features, create, note
 from captioning.data.loading import BatchLoader, CaptionDataset, read_ahead
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import CaptionBatches, ImageBatches
-from captioning.data.transforms import Preprocessing
+from captioning.data.shapes import ShapesSource
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
@@ -25,7 +24,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threade
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory) -> CaptionIndex:
-    return make_shapes(tmp_path_factory.mktemp("data"), train=6, val=3, test=2).index("train")
+    source = ShapesSource(str(tmp_path_factory.mktemp("data") / "shapes"), train=6, val=1, test=1, image_size=48)
+    source.prepare()
+    return source.index("train")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_words_outside_the_vocabulary_become_unk(index):
 
 def test_what_varies_depends_on_the_seed_and_the_place_in_training_not_on_who_loads_it(index, vocabulary):
     def images(seed: int = 5, **options) -> list[torch.Tensor]:
-        transform = PREPROCESSING.training(random_crop=True, flip=0.5)
+        transform = TrainingTransform(PREPROCESSING, flip=0.5)
         dataset = CaptionDataset(index, vocabulary, PREPROCESSING, transform=transform, seed=seed)
         return [batch.images for batch in batches(index, dataset, **options)]
 
@@ -124,22 +125,11 @@ def test_an_image_that_cannot_be_read_is_one_line_from_any_process(index, vocabu
         list(BatchLoader(gone, ImageBatches(2, 1), num_workers=workers))
 
 
-# Reading ahead
-
-
-def test_results_come_in_order_however_long_each_takes():
-    def slow_at_first(item: int) -> int:
-        time.sleep(0.02 / (1 + item))
-        return item * item
-
-    assert list(read_ahead(slow_at_first, range(9), threads=3, depth=4)) == [i * i for i in range(9)]
-
-
-def test_an_error_is_raised_at_its_turn_and_closing_leaves_no_thread_behind():
+def test_reading_ahead_keeps_the_order_and_raises_an_error_at_its_turn():
     before = threading.active_count()
-    results = read_ahead(lambda item: 1 // item, [2, 1, 0, 1], threads=2, depth=3)
+    assert list(read_ahead(lambda item: item * item, range(9))) == [i * i for i in range(9)]
+    results = read_ahead(lambda item: 1 // item, [2, 1, 0, 1])
     assert [next(results), next(results)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(results)
-    results.close()
     assert threading.active_count() == before

@@ -219,7 +219,7 @@ def test_prepare_leaves_a_finished_data_set_alone(source):
     assert (source.root / "shapes.json").stat().st_mtime_ns == before
 
 
-def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
+def test_an_interrupted_run_leaves_nothing_half_done(tmp_path, monkeypatch):
     source = make(tmp_path / "shapes")
 
     def interrupt(*args):
@@ -229,8 +229,9 @@ def test_an_interrupted_run_leaves_nothing_behind(tmp_path, monkeypatch):
         patch.setattr("captioning.data.shapes.paint", interrupt)
         with pytest.raises(KeyboardInterrupt):
             source.prepare()
-    assert list(tmp_path.iterdir()) == []
+    assert not source.root.exists()
     source.prepare()
+    assert list(tmp_path.iterdir()) == [source.root]
     assert len(source.index("train")) == COUNTS["train"]
 
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 
 from captioning.data.images import load_image, upright
-from captioning.data.transforms import Preprocessing
+from captioning.data.transforms import Preprocessing, TrainingTransform
 from captioning.errors import InputError
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -85,7 +85,7 @@ def test_random_crops_are_windows_of_the_resized_image():
     image = picture(30, 20)
     resized = Preprocessing(20, None, (0, 0, 0), (1, 1, 1)).normalise(image)  # (3, 20, 30)
     windows = resized.unfold(1, 14, 1).unfold(2, 14, 1)  # (3, 7, 17, 14, 14)
-    transform = preprocessing.training()
+    transform = TrainingTransform(preprocessing)
     places = set()
     for _ in range(20):
         matches = (windows == transform(image)[:, None, None]).all(dim=(0, 3, 4)).nonzero()
@@ -98,15 +98,16 @@ def test_random_crops_are_windows_of_the_resized_image():
 def test_training_does_not_mirror_by_default():
     preprocessing = Preprocessing(12, None, MEAN, STD)
     image = picture(12, 12)
-    assert all(torch.equal(preprocessing.training()(image), preprocessing(image)) for _ in range(8))
-    assert torch.equal(preprocessing.training(flip=1.0)(image), preprocessing(image).flip(2))
+    assert all(torch.equal(TrainingTransform(preprocessing)(image), preprocessing(image)) for _ in range(8))
+    assert torch.equal(TrainingTransform(preprocessing, flip=1.0)(image), preprocessing(image).flip(2))
     assert torch.equal(
-        Preprocessing(12, 8, MEAN, STD).training(random_crop=False)(image), Preprocessing(12, 8, MEAN, STD)(image)
+        TrainingTransform(Preprocessing(12, 8, MEAN, STD), random_crop=False)(image),
+        Preprocessing(12, 8, MEAN, STD)(image),
     )
 
 
 def test_training_follows_the_global_seed():
-    transform = Preprocessing(20, 14, MEAN, STD).training(flip=0.5)
+    transform = TrainingTransform(Preprocessing(20, 14, MEAN, STD), flip=0.5)
     image = picture(40, 30)
     torch.manual_seed(3)
     first = [transform(image) for _ in range(3)]
@@ -117,7 +118,7 @@ def test_training_follows_the_global_seed():
 def test_a_preprocessing_survives_json_and_pickle():
     preprocessing = Preprocessing(20, 14, MEAN, STD, "bicubic")
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
-    assert pickle.loads(pickle.dumps(preprocessing.training())).preprocessing == preprocessing
+    assert pickle.loads(pickle.dumps(TrainingTransform(preprocessing))).preprocessing == preprocessing
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ subjects:
   kernels   every kernel beside its plain formula, forward and backward
   encode    MobileNetV1 alone, and whole extraction from JPEGs
   load      the loader of cached features, and the fraction of a training step that waits for it
-  epoch     a simulated epoch of COCO's size; without --only, it is measured on a GPU alone
 
 examples:
   python -m benchmarks --json benchmark.json
@@ -30,7 +29,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks import agreement, decoding, encoding, epoch, kernels, loading, training
+from benchmarks import agreement, decoding, encoding, kernels, loading, training
 from benchmarks.report import Report
 from benchmarks.timing import Setup
 from captioning.errors import InputError, exits_on_input_error
@@ -44,7 +43,6 @@ SUBJECTS = {
     "kernels": kernels.measure,
     "encode": encoding.measure,
     "load": loading.measure,
-    "epoch": epoch.measure,
 }
 
 
@@ -65,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch finds no CUDA device; use cpu")
     rounds = args.rounds or (2 if args.quick else 7)
-    names = args.only or [name for name in SUBJECTS if name != "epoch" or args.device == "cuda"]
+    names = args.only or list(SUBJECTS)
     agreement.check(torch.device(args.device))
     report = Report()
     with tempfile.TemporaryDirectory(prefix="captioning-benchmark-") as folder:

@@ -4,10 +4,10 @@ A run's score of an image is the sum of what the image is worth to all runs, wha
 the seed does to all images, and what this run does to this image. The grid crosses the numbers of seeds, the ratio of
 the variants' deviations over seeds, the images' share of the variance, the number of images and the score: a mean of
 normal values, a mean of values with heavy tails (Student's t with three degrees of freedom), or BLEU-4 of captions
-whose words are right or wrong. Beside it stands the rule that was used before, with Satterthwaite's degrees of freedom.
+whose words are right or wrong.
 
 examples:
-  python -m benchmarks.coverage --json docs/measurements/coverage.json --report docs/statistics.md
+  python -m benchmarks.coverage --json docs/measurements/coverage.json
 """
 
 from __future__ import annotations
@@ -17,22 +17,18 @@ import dataclasses
 import itertools
 import math
 import shlex
-import statistics
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.random import Generator
-from scipy.special import stdtrit
 
-from captioning.errors import InputError, exits_on_input_error
 from captioning.evaluation.bleu import bleu_from_counts
 from captioning.evaluation.resampling import Floats, Statistic
 from captioning.evaluation.seeds import Gains, JackknifedRuns
-from captioning.files import write_json, write_text
+from captioning.files import write_json
 from captioning.provenance import provenance
 
 SCORES = ("mean", "heavy tails", "BLEU-4")
@@ -71,21 +67,6 @@ class Cell:
     image_share: float
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Fractions of the replications, of the rule and of the one before.
-
-    Attributes:
-        coverage, coverage_before: Intervals that hold the true difference.
-        power, power_before: Intervals that exclude zero if variants differ by ``POWER_AT`` standard deviations.
-    """
-
-    coverage: float
-    coverage_before: float
-    power: float
-    power_before: float
-
-
 def grid() -> Iterator[Cell]:
     """Yield the cells."""
     designs = [(seeds, False, ratio) for seeds in SEEDS for ratio in RATIOS]
@@ -95,29 +76,28 @@ def grid() -> Iterator[Cell]:
         yield Cell(score, images, *design, share)
 
 
-def simulate(cell: Cell, replications: int, random: Generator) -> Outcome:
-    """Return what the rules say of pairs of variants that do not differ, of as many replications."""
+def simulate(cell: Cell, replications: int, random: Generator) -> dict[str, float]:
+    """Return fractions of the replications, each a pair of variants.
+
+    Returns:
+        "coverage": of intervals that hold the true difference; "power": of intervals that exclude zero if the variants
+        differ by ``POWER_AT`` standard deviations.
+    """
     width = sum(cell.seeds) * cell.images * (_WORDS if cell.score == "BLEU-4" else 1)
     size = max(1, min(replications, _ELEMENTS // width))
     deviations = _seed_deviations(cell, random, min(size, 100))
-    gains, halves, halves_before = [], [], []
+    values, halves = [], []
     for start in range(0, replications, size):
         batch = min(size, replications - start)
         score = _score(cell.score, batch)
         before, after = (JackknifedRuns.of(counts, score) for counts in _counts(cell, deviations, batch, random))
         gain = Gains.of(before, after, paired=cell.paired)
-        gains.append(gain.values)
+        values.append(gain.values)
         halves.append(gain.half_width(0.05))
-        halves_before.append(_half_width_before(gain, before, after, cell.paired))
-    error = np.concatenate(gains) - _true_difference(cell, deviations)
-    half, half_before = np.concatenate(halves), np.concatenate(halves_before)
+    error = np.concatenate(values) - _true_difference(cell, deviations)
+    half = np.concatenate(halves)
     larger = error + POWER_AT * error.std()
-    return Outcome(
-        coverage=float((np.abs(error) <= half).mean()),
-        coverage_before=float((np.abs(error) <= half_before).mean()),
-        power=float((np.abs(larger) > half).mean()),
-        power_before=float((np.abs(larger) > half_before).mean()),
-    )
+    return {"coverage": float((np.abs(error) <= half).mean()), "power": float((np.abs(larger) > half).mean())}
 
 
 # The runs
@@ -219,105 +199,31 @@ def _bleu(quality: Floats) -> Floats:
     return np.asarray(100 * np.exp(np.mean(np.log(precisions), axis=0)))
 
 
-# The rule before
-
-
-def _half_width_before(gain: Gains, before: JackknifedRuns, after: JackknifedRuns, paired: bool) -> Floats:
-    """Return half the width (S,) of the interval with Satterthwaite's degrees of freedom.
-
-    A variance over seeds that is smaller than the images alone explain was replaced by that, as if it were known.
-    """
-    groups = [after.minus(before)] if paired else [before, after]
-    *over_seeds, variance = gain.variances
-    uncertain = np.zeros_like(variance)
-    for group, of_seeds in zip(groups, over_seeds, strict=True):
-        least = group.own_image_variance()
-        variance = variance + np.maximum(of_seeds, least)
-        uncertain += np.where(of_seeds > least, of_seeds**2 / (len(group.values) - 1), 0)
-    freedom = np.divide(variance**2, uncertain, out=np.full_like(variance, 1e9), where=uncertain > 0)
-    return np.asarray(stdtrit(freedom, 0.975) * np.sqrt(variance))
-
-
-# The report
-
-
-def tables(content: Mapping[str, Any]) -> str:
-    """Return the coverage of every cell, and both rules by the number of seeds, as Markdown."""
-    cells = content["cells"]
-    heads = [f"{score}, {images:,} images" for score in SCORES for images in IMAGES]
-    lines = [f"| seeds | ratio of deviations | {' | '.join(heads)} |", "|---|---|" + "---|" * len(heads)]
-    for design, ratio in dict.fromkeys((_design(cell), cell["ratio"]) for cell in cells):
-        columns = []
-        for score, images in itertools.product(SCORES, IMAGES):
-            place = design, ratio, score, images
-            row = [c for c in cells if (_design(c), c["ratio"], c["score"], c["images"]) == place]
-            columns.append(" / ".join(f"{100 * cell['coverage']:.1f}" for cell in row))
-        lines.append(f"| {_seeds_text(*design)} | {_ratio_text(design[1], ratio)} | {' | '.join(columns)} |")
-    lines += ["", "| seeds | coverage | coverage before | power | power before |", "|---|---|---|---|---|"]
-    for design in dict.fromkeys(map(_design, cells)):
-        chosen = [cell for cell in cells if _design(cell) == design]
-        texts = [f"{_range(chosen, key)}" for key in ("coverage", "coverage_before")]
-        texts += [f"{100 * statistics.fmean(cell[key] for cell in chosen):.0f}" for key in ("power", "power_before")]
-        lines.append(f"| {_seeds_text(*design)} | {' | '.join(texts)} |")
-    return "\n".join(lines)
-
-
-def _design(cell: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
-    return tuple(cell["seeds"]), cell["paired"]
-
-
-def _seeds_text(seeds: Sequence[int], paired: bool) -> str:
-    return f"{seeds[0]} pairs" if paired else f"{seeds[0]} + {seeds[1]}"
-
-
-def _ratio_text(paired: bool, ratio: float) -> str:
-    return "" if paired else f"1 : {ratio:.0f}" if ratio >= 1 else f"{1 / ratio:.0f} : 1"
-
-
-def _range(cells: Sequence[Mapping[str, Any]], key: str) -> str:
-    values = [100 * cell[key] for cell in cells]
-    return f"{min(values):.1f} to {max(values):.1f}"
-
-
-def _insert(page: Path, text: str) -> None:
-    begin, end = "<!-- coverage -->", "<!-- end -->"
-    before, begun, rest = page.read_text(encoding="utf-8").partition(begin)
-    _, ended, after = rest.partition(end)
-    if not begun or not ended:
-        raise InputError(f"--report {page}: add two lines, {begin} and {end}")
-    write_text(page, f"{before}{begin}\n\n{text}\n\n{end}{after}", "--report")
-
-
-@exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(argv)
-    cells = []
-    for number, cell in enumerate(grid()):
-        outcome = simulate(cell, args.replications, np.random.default_rng([args.seed, number]))
-        cells.append(dataclasses.asdict(cell) | dataclasses.asdict(outcome))
-        print(*(f"{value:.4g}" if isinstance(value, float) else value for value in cells[-1].values()), flush=True)
-    content = {
-        "cells": cells,
-        "unit": "fractions of the replications; ratio: the second variant's deviation over seeds by the first's; "
-        f"power: at a true difference of {POWER_AT:.0f} standard deviations",
-        "replications": args.replications,
-        "standard_error": round(math.sqrt(0.95 * 0.05 / args.replications), 4),
-        **provenance(command=f"python -m benchmarks.coverage {shlex.join(argv)}", seed=args.seed),
-    }
-    if args.json:
-        write_json(args.json, content)
-    if args.report:
-        _insert(args.report, tables(content))
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replications", type=int, default=1000, help="of every cell (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the coverages and their provenance")
-    parser.add_argument("--report", type=Path, metavar="PAGE", help="a Markdown page with a place for the tables")
-    return parser
+    args = parser.parse_args(argv)
+    cells = []
+    for number, cell in enumerate(grid()):
+        outcome = simulate(cell, args.replications, np.random.default_rng([args.seed, number]))
+        cells.append(dataclasses.asdict(cell) | outcome)
+        print(*(f"{value:.4g}" if isinstance(value, float) else value for value in cells[-1].values()), flush=True)
+    if args.json:
+        unit = (
+            "fractions of the replications; ratio: the second variant's deviation over seeds by the first's; "
+            f"power: at a true difference of {POWER_AT:.0f} standard deviations"
+        )
+        content = {
+            "cells": cells,
+            "unit": unit,
+            "replications": args.replications,
+            "standard_error": round(math.sqrt(0.95 * 0.05 / args.replications), 4),
+            **provenance(command=f"python -m benchmarks.coverage {shlex.join(argv)}", seed=args.seed),
+        }
+        write_json(args.json, content)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""Images to annotations: reading JPEGs, the network as it is and as encoders run it, and whole extraction."""
+"""Images to annotations: reading JPEGs, the network, and whole extraction."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -52,47 +50,30 @@ def measure(setup: Setup) -> Report:
 
 
 def _measure_threads(encoder: Encoder, index: CaptionIndex, setup: Setup, threads: int) -> Report:
-    count, size = len(index), encoder.preprocessing.size
-    images = torch.randn(min(_BATCH, count), 3, *size, device=setup.device)
-    batches = range(0, count, len(images))
-    plain = MobileNetV1(12, weights=None, image_size=size[0]).to(setup.device).eval().network
-    plain.to(memory_format=torch.contiguous_format)
-    output = setup.folder / "extracted"
+    count, output = len(index), setup.folder / "extracted"
+    images = torch.randn(min(_BATCH, count), 3, *encoder.preprocessing.size, device=setup.device)
+    options = {"device": setup.device, "batch_size": len(images), "num_workers": min(8, threads)}
 
     @torch.inference_mode()
-    def alone(call: Callable[[Any], Any]) -> None:
-        for _ in batches:
-            call(images)
+    def network() -> None:
+        for _ in range(0, count, len(images)):
+            encoder(images)
 
     def extract() -> None:
         shutil.rmtree(output, ignore_errors=True)
         with redirect_stdout(StringIO()):
-            extract_features(
-                encoder,
-                {"train": index},
-                output,
-                device=setup.device,
-                batch_size=len(images),
-                num_workers=min(8, threads),
-            )
+            extract_features(encoder, {"train": index}, output, **options)
 
     def read_jpegs() -> None:
         for row in range(count):
             encoder.preprocessing.view(index.image(row, encoder.preprocessing))
 
-    subjects = {
-        "read_jpegs": read_jpegs,
-        "network_plain": lambda: alone(plain),
-        "network": lambda: alone(encoder),
-        "extraction": extract,
-    }
-    timings = interleave(subjects, setup)
     described = {
         "read_jpegs": "JPEGs of 500 x 375 pixels to the network's input, one after the other, without the network",
-        "network_plain": "MobileNetV1, channels first, with batch norms",
-        "network": "the same as an encoder: channels last, batch norms folded",
+        "network": "MobileNetV1 as an encoder",
         "extraction": "JPEGs of 500 x 375 pixels to features on the disk",
     }
+    timings = interleave({"read_jpegs": read_jpegs, "network": network, "extraction": extract}, setup)
     name = f"{threads}_thread" + "s" * (threads > 1)
     rows = [
         Row(f"{subject}_{name}", f"{described[subject]}; {name.replace('_', ' ')}", timing.per_item(count), items=1)

@@ -57,7 +57,15 @@ TEMPERATURES = (1.0, 0.5, 0.1)
 @exits_on_input_error
 def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, metavar="FILE", help="trained on shapes, soft or hard")
+    parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
+    parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
+    parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")
+    parser.add_argument("--warm_up", type=int, default=30, help="batches that moving averages see first")
+    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their provenance")
+    args = parser.parse_args(argv)
     torch.manual_seed(args.seed)
     captioner = load(args.model)
     batches = read_batches(captioner, args.data, args.captions, args.warm_up + 1)
@@ -66,32 +74,13 @@ def main(argv: list[str] | None = None) -> None:
     for name, value in values.items():
         print(f"{name:36}{value['ratio']:10.4f}{value['score_ratio']:10.4f}{value['ratio_per_row']:10.4f}")
     if args.json:
-        content = {
-            "values": values,
-            "unit": "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: "
-            "of all of the decoder's parameters, of the score's, and of the decoder's times the rows decoded",
-            "checkpoint": args.model,
-            "captions": args.captions,
-            "draws": args.draws,
-            "warm_up_batches": args.warm_up,
-            **provenance(command=f"python -m benchmarks.gradient_variance {shlex.join(argv)}", seed=args.seed),
-        }
-        write_json(args.json, content)
-        print(f"written to {args.json}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, metavar="FILE", help="trained on shapes, soft or hard")
-    parser.add_argument("--data", default="data/shapes", metavar="DIR", help="the shapes (default: %(default)s)")
-    parser.add_argument("--captions", type=int, default=32, help="of one batch (default: %(default)s)")
-    parser.add_argument("--draws", type=int, default=200, help="gradients per estimator (default: %(default)s)")
-    parser.add_argument(
-        "--warm_up", type=int, default=30, help="batches that moving averages see first (default: %(default)s)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="(default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the ratios and their provenance")
-    return parser
+        unit = (
+            "variance: summed over the entries of the gradient per word, squared nats; ratios to no baseline: of all "
+            "of the decoder's parameters, of the score's, and of the decoder's times the rows decoded"
+        )
+        settings = {"captions": args.captions, "draws": args.draws, "warm_up_batches": args.warm_up}
+        origin = provenance(command=f"python -m benchmarks.gradient_variance {shlex.join(argv)}", seed=args.seed)
+        write_json(args.json, {"values": values, "unit": unit, "checkpoint": args.model, **settings, **origin})
 
 
 def read_batches(captioner: ImageCaptioner, folder: str, captions: int, count: int) -> list[CaptionBatch]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -40,7 +41,7 @@ class Beams(NamedTuple):
 class Search:
     """A search over a batch of images, and the hypotheses of those that have left the batch.
 
-    A step stores its choices. Hypotheses are assembled when images leave.
+    A step stores its choices. Hypotheses are assembled when their images leave.
 
     Attributes:
         step: The step function over the images that are still searched.
@@ -60,7 +61,7 @@ class Search:
         self._masks = Masks(constraints, device)
         self.history: list[Beams] = []
         self._images = torch.arange(images, device=device)
-        self._assembled: list[tuple[Tensor, Hypotheses]] = []
+        self._assembled: list[tuple[Tensor, list[list[Hypothesis]]]] = []
         self._length_normalization = length_normalization
 
     def advance(self, tokens: Tensor, state: State) -> Step:
@@ -105,58 +106,21 @@ class Search:
             self.keep(self._images[:0])
         by_image = {
             image: hypotheses
-            for images, table in self._assembled
-            for image, hypotheses in zip(images.tolist(), table.by_image(), strict=True)
+            for images, of_images in self._assembled
+            for image, hypotheses in zip(images.tolist(), of_images, strict=True)
         }
         return [by_image[image] for image in range(len(by_image))]
 
 
-class Hypotheses(NamedTuple):
-    """Up to K hypotheses of each of B images, as padded tensors.
-
-    Attributes:
-        exists: (B, K) bool.
-        log_prob: (B, K), the sum of ``log_probs``, normalised.
-        slot: (B, K), the slot of the beam, 0 .. K - 1.
-        step: (B, K), the last step.
-        finished: (B, K) bool, whether the hypothesis ended with <end>.
-        ids, log_probs: (B, K, T), valid up to the last step.
-        trace: Of (B, K, T) steps.
-    """
-
-    exists: Tensor
-    log_prob: Tensor
-    slot: Tensor
-    step: Tensor
-    finished: Tensor
-    ids: Tensor
-    log_probs: Tensor
-    trace: AttentionTrace
-
-    def by_image(self) -> list[list[Hypothesis]]:
-        flat_trace = self.trace.map(
-            lambda field: (field.float() if field.is_floating_point() else field).flatten(0, 1).cpu()
-        )
-        images: list[list[Hypothesis]] = [[] for _ in self.ids]
-        columns = [column.flatten(0, 1).tolist() for column in self[:-1]]
-        for number, (exists, log_prob, slot, step, finished, ids, log_probs) in enumerate(zip(*columns, strict=True)):
-            if exists:
-                words = step + (not finished)
-                trace = AttentionTrace(*(None if field is None else field[number, :words] for field in flat_trace))
-                hypothesis = Hypothesis(ids[:words], log_probs[: step + 1], log_prob, finished, trace, slot)
-                images[number // self.ids.shape[1]].append(hypothesis)
-        return images
-
-
-def assembled(history: list[Beams], length_normalization: float) -> Hypotheses:
-    """Return the hypotheses of B images after T steps, ordered by slot and then by step."""
+def assembled(history: list[Beams], length_normalization: float) -> list[list[Hypothesis]]:
+    """Return up to K hypotheses of each of B images after T steps, ordered by slot and then by step."""
     word, log_prob, parent, leaves = (
         torch.stack(fields, 2) for fields in zip(*(beams[:4] for beams in history), strict=True)
     )  # (B, K, T)
     K, T = leaves.shape[1:]
     leaves = leaves.flatten(1)
     place = leaves.byte().sort(dim=1, descending=True, stable=True).indices[:, :K]  # those that leave come first
-    exists, ended, step = leaves.gather(1, place), place // T, place % T
+    exists, ended, step = leaves.gather(1, place), place // T, place % T  # (B, K), and the slot and step of the end
     slot, slots, rows = ended, [], []
     for t in range(T - 1, -1, -1):  # follow the parents of all hypotheses at once, from the last step to the first
         row = parent[:, :, t].gather(1, slot)
@@ -167,7 +131,21 @@ def assembled(history: list[Beams], length_normalization: float) -> Hypotheses:
     ids, log_probs, last = word.gather(1, slots_of), log_prob.gather(1, slots_of), step.unsqueeze(2)
     total = log_probs.cumsum(dim=2).gather(2, last).squeeze(2) / (step + 1.0) ** length_normalization
     finished = ids.gather(2, last).squeeze(2) == END
-    return Hypotheses(exists, total, ended, step, finished, ids, log_probs, _traces(history, rows_of))
+    trace = _traces(history, rows_of).map(_on_cpu)
+    columns = (field.flatten(0, 1).tolist() for field in (exists, total, ended, step, finished, ids, log_probs))
+    images: list[list[Hypothesis]] = [[] for _ in ids]
+    for n, (is_one, log_prob_of_all, slot, end, is_finished, words, of_words) in enumerate(zip(*columns, strict=True)):
+        if is_one:
+            count = end + (not is_finished)
+            of_steps = trace.map(itemgetter((n, slice(count))))
+            hypothesis = Hypothesis(words[:count], of_words[: end + 1], log_prob_of_all, is_finished, of_steps, slot)
+            images[n // K].append(hypothesis)
+    return images
+
+
+def _on_cpu(field: Tensor) -> Tensor:
+    """Return a trace's field of (B, K, T) steps as (B * K, T, ..) in float32 on the CPU."""
+    return (field.float() if field.is_floating_point() else field).flatten(0, 1).cpu()
 
 
 def _traces(history: list[Beams], rows: Tensor) -> AttentionTrace:

@@ -105,12 +105,9 @@ class Likelihood(Objective):
         super().__init__()
         check_range(1, samples=samples)
         self.reward_weight = reward_weight
-        self.entropy_weight = entropy_weight
         self.samples = samples
         self.reduction = reduction or Reduction()
         likelihood = [NLL(label_smoothing), DoublyStochasticPenalty(attention_penalty), Entropy(entropy_weight)]
-        if any(isinstance(term, Reinforce) for term in terms) and (estimator is not None or reward_weight != 1.0):
-            raise InputError("terms: Reinforce has its own estimator and weight; leave out estimator and reward_weight")
         reinforce = [] if estimator is None else [Reinforce(estimator, reward_weight)]
         self.terms = nn.ModuleList([*likelihood, *terms, *reinforce])
 
@@ -120,14 +117,9 @@ class Likelihood(Objective):
         return next((term.estimator for term in self.terms if isinstance(term, Reinforce)), None)
 
     def connect(self, attention: Attention) -> Self:
-        name = type(attention).__name__
         if self.estimator is not None and not attention.needs_estimator:
-            estimator = type(self.estimator).__name__
+            name, estimator = type(attention).__name__, type(self.estimator).__name__
             raise InputError(f"estimator: {name} is differentiable and needs no estimator; leave {estimator} out")
-        if self.reward_weight != 1.0 and not attention.needs_estimator:
-            raise InputError(f"reward_weight: has no effect with {name}; leave it out")
-        if self.entropy_weight != 0.002 and "sample" not in attention.inference_modes:
-            raise InputError(f"entropy_weight: has no effect with {name}; leave it out")
         if attention.needs_estimator:
             if self.samples > 1:
                 raise InputError("samples: with hard attention the estimator sets them; leave it out")

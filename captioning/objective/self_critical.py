@@ -1,4 +1,4 @@
-"""Self-critical sequence training (Rennie et al. 2017): a second stage that raises a score of the model's own captions.
+"""Self-critical sequence training (Rennie et al. 2017): a second stage that raises a metric of its own captions.
 
 The objective is E_w[r(w)], the expected reward of a caption w ~ p(w | a). Captions are drawn from the model as it is
 evaluated: without dropout, with fixed statistics, contexts formed as ``Attention.inference`` says, and the words that a
@@ -6,8 +6,7 @@ search may take. The gradient (REINFORCE) is the mean over drawn captions of
 
     (r(w) - b) * d log p(w | a)
 
-with any b that does not depend on w. Words are drawn here; ``estimators`` are about drawn locations. The likelihood of
-the references may be added, as Wu et al. (2016, Eq. 9) do for translation.
+with any b that does not depend on w. Words are drawn here; ``estimators`` are about drawn locations.
 """
 
 from __future__ import annotations
@@ -42,13 +41,11 @@ class SelfCriticalTraining(Objective):
         samples: Captions drawn of every image.
         baseline: b of a caption: "leave_one_out", the mean reward of the image's other captions (Luo 2020), or
             "greedy", that of the image's greedy caption (Rennie et al. 2017), which costs another search.
-        cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; scores in logs are 100 times that scale.
+        cider_d: Weight of CIDEr-D on the toolkit's scale, 0 to 10; logged metrics are 100 times that scale.
         bleu4: Weight of smoothed sentence BLEU-4, 0 to 1.
         dropout: Whether to differentiate log p(w | a) with the decoder's dropout. Captions are still drawn without, so
             that the gradient is only approximately that of the expected reward. On a few thousand images dropout keeps
             the model from overfitting the rewards of the training images.
-        likelihood: Weight of -log p(y | a) of the batch's own captions y in nats, a mean over captions, with dropout if
-            ``dropout`` is set. At 0 they are not read.
 
     Raises:
         InputError: An option is out of its range.
@@ -64,7 +61,6 @@ class SelfCriticalTraining(Objective):
         cider_d: float = 1.0,
         bleu4: float = 0.0,
         dropout: bool = False,
-        likelihood: float = 0.0,
     ) -> None:
         super().__init__()
         if baseline not in ("leave_one_out", "greedy"):
@@ -75,14 +71,11 @@ class SelfCriticalTraining(Objective):
         if not (min(cider_d, bleu4) >= 0 and 0 < cider_d + bleu4 < float("inf")):
             weights = f"cider_d {cider_d}, bleu4 {bleu4}"
             raise InputError(f"objective: the weights of a reward are at least 0 and not all 0, got {weights}")
-        if not 0 <= likelihood < float("inf"):
-            raise InputError(f"objective.likelihood must be at least 0, got {likelihood}")
         self.samples = samples
         self.baseline = baseline
         self.cider_d = cider_d
         self.bleu4 = bleu4
         self.dropout = dropout
-        self.likelihood = likelihood
         self._reward: Reward | None = None
         self._search = BeamOptions()
 
@@ -97,12 +90,11 @@ class SelfCriticalTraining(Objective):
         self._reward, self._search = reward_of(self), search
 
     def forward(self, captioner: Captioner, batch: CaptionBatch) -> Loss:
-        """Return the objective of the batch's images, and of its captions if ``likelihood`` is not 0.
+        """Return the objective of the batch's images; its captions are not read.
 
         Logged values are means over the captions of all processes: reward, baseline, the standard deviation of their
-        difference, words per caption, with ``likelihood`` -log p(y | a) as "reference_nll", and as "loss" its
-        weighted value minus the reward. Of the loss, the gradient alone has a meaning; its mean over processes is that
-        of all their captions.
+        difference, words per caption, and as "loss" minus the reward. Of the loss, the gradient alone has a meaning;
+        its mean over processes is that of all their captions.
         """
         training = captioner.training
         captioner.eval()
@@ -111,16 +103,13 @@ class SelfCriticalTraining(Objective):
             captions, rewards, baseline = self.draw(captioner, memory, batch.rows.tolist())
             with _dropout(captioner.decoder) if self.dropout else nullcontext():
                 surrogate, output = self.surrogate(captioner, batch, memory, captions, rewards - baseline)
-                nll = self.reference_nll(captioner, batch, memory) if self.likelihood else surrogate.new_zeros(0)
         finally:
             captioner.train(training)
         words = torch.tensor([float(len(caption.ids)) for caption in captions], device=rewards.device)
         advantages = rewards - baseline
-        sums = torch.stack([values.sum() for values in (rewards, baseline, advantages, advantages**2, words)])
-        counts = sums.new_tensor([len(captions), max(len(nll), 1)])
-        totals = sum_over_processes(torch.cat([sums, nll.detach().sum()[None], counts]))
-        drawn, references = totals[-2:]
-        mean_reward, mean_baseline, advantage, square, length = totals[:-3] / drawn
+        sums = [values.sum() for values in (rewards, baseline, advantages, advantages**2, words)]
+        *totals, drawn = sum_over_processes(torch.stack([*sums, sums[0].new_tensor(len(captions))]))
+        mean_reward, mean_baseline, advantage, square, length = (total / drawn for total in totals)
         logged = {
             "loss": -mean_reward,
             "reward": mean_reward,
@@ -128,11 +117,7 @@ class SelfCriticalTraining(Objective):
             "advantage_std": (square - advantage**2).clamp(min=0).sqrt(),
             "caption_length": length,
         }
-        if self.likelihood:
-            logged["reference_nll"] = totals[-3] / references
-            logged["loss"] = self.likelihood * logged["reference_nll"] - mean_reward
-        loss = self.likelihood * nll.sum() / references - surrogate.sum() / drawn
-        return Loss(loss * process_count(), logged, output)
+        return Loss(-surrogate.sum() / drawn * process_count(), logged, output)
 
     @torch.no_grad()
     def draw(
@@ -181,11 +166,6 @@ class SelfCriticalTraining(Objective):
         logits = _of_allowed_words(output, self._search.min_length)
         log_probs = step_log_probs(logits, output.targets, output.mask).sum(dim=1)
         return advantages * log_probs, output
-
-    def reference_nll(self, captioner: Captioner, batch: CaptionBatch, memory: Memory) -> Tensor:
-        """Return -log p(y | a) in nats of the batch's own captions (N,), a sum over words."""
-        output = captioner.teacher_force(batch, memory)
-        return -step_log_probs(output.logits, output.targets, output.mask).sum(dim=1)
 
 
 @contextmanager

@@ -123,18 +123,6 @@ def test_synonyms_and_names_of_several_words_count_at_their_last_word():
     assert (hit.step, hit.hit) == (1, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "alphas", "message"),
-    [
-        (["circle"], np.zeros((1, 5)), r"alphas must be \(T, 6\) for a grid of 2 x 3, got \(1, 5\)"),
-        (["a", "circle"], np.zeros((1, 6)), "alphas has 1 steps for 2 words"),
-    ],
-)
-def test_contradicting_shapes_are_refused(words, alphas, message):
-    with pytest.raises(ValueError, match=message):
-        noun_hits(words, alphas, [thing("circle", box(0, 10, 0, 10))])
-
-
 def test_scores_are_means_over_nouns_in_percent():
     hits = [
         NounHit(1, "circle", True, 0.25, 0.5, 0.6, 0.1, 0.2),

@@ -44,12 +44,7 @@ def object_cells(objects: Sequence[GroundedObject], cells: CellGrid) -> list[Obj
     """Lay the encoder's cells over an image's objects, once for all captions of the image.
 
     Objects that share noun and attributes cannot be told apart by a caption, so the union of their masks is one object.
-
-    Raises:
-        ValueError: A mask does not have the view's size.
     """
-    if (sizes := {item.mask.shape for item in objects}) - {cells.size}:
-        raise ValueError(f"masks must be of one size, the model's view {cells.size}, got {sorted(sizes)}")
     alike: dict[tuple[str, frozenset[str]], list[GroundedObject]] = {}
     for item in objects:
         alike.setdefault((item.noun, item.attributes), []).append(item)
@@ -111,19 +106,11 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
         alphas: (T, L) attention weights; step t belongs to ``words[t]``, further steps (<end>) are ignored. The first
             of equally strong locations counts.
         objects: The objects from ``object_cells``, on the grid of L locations.
-
-    Raises:
-        ValueError: The shapes contradict each other.
     """
     if not objects:
         return []
     cells = objects[0].cells
-    height, width = cells.grid_size
-    alphas = np.asarray(alphas)
-    if alphas.ndim != 2 or alphas.shape[1] != height * width:
-        raise ValueError(f"alphas must be (T, {height * width}) for a grid of {height} x {width}, got {alphas.shape}")
-    if len(alphas) < len(words):
-        raise ValueError(f"alphas has {len(alphas)} steps for {len(words)} words")
+    alphas = np.asarray(alphas).reshape(-1, *cells.grid_size)
     centre = centre_attention(cells)
     hits = []
     for start, end, adjectives, candidates in _mentions(words, objects):
@@ -134,7 +121,7 @@ def noun_hits(words: Sequence[str], alphas: ArrayLike, objects: Sequence[ObjectC
         # A visible pixel belongs to one object, so fractions add up.
         covered = np.minimum(sum(item.covered for item in named), 1.0)
         touched = covered > 0
-        alpha = alphas[end - 1].reshape(height, width)
+        alpha = alphas[end - 1]
         location = int(alpha.argmax())
         hits.append(
             NounHit(

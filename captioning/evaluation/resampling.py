@@ -21,7 +21,7 @@ LEVEL = 0.05  # of significance
 
 @dataclass(frozen=True)
 class Interval:
-    """A metric of all images, and the middle ``confidence`` of what resampled images give."""
+    """A metric of all images, and the middle 95 % of what resampled images give."""
 
     value: float
     low: float
@@ -101,26 +101,18 @@ def randomization(
     return statistic(before.sum(axis=0) + after.sum(axis=0) - new_first) - statistic(new_first)
 
 
-def intervals(
-    counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0, confidence: float = 0.95
-) -> Floats:
-    """Return (3, ...): the metrics of all images, and the lower and upper percentile of their bootstrap.
+def intervals(counts: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0) -> Floats:
+    """Return (3, ...): the metrics of all images, and the two ends of the middle 95 % of their bootstrap.
 
     The rest is of ``statistic``'s shape: (S,), or (systems, S) for counts of several systems.
     """
     value = statistic(np.asarray(counts, dtype=np.float64).sum(axis=-2))
-    low, high = _percentiles(bootstrap(counts, statistic, resamples=resamples, seed=seed), confidence)
+    low, high = _middle(bootstrap(counts, statistic, resamples=resamples, seed=seed))
     return np.stack([value, low, high])
 
 
 def differences(
-    first: ArrayLike,
-    second: ArrayLike,
-    statistic: Statistic,
-    *,
-    resamples: int = 1000,
-    seed: int = 0,
-    confidence: float = 0.95,
+    first: ArrayLike, second: ArrayLike, statistic: Statistic, *, resamples: int = 1000, seed: int = 0
 ) -> list[Difference]:
     """Return how much higher ``second`` is than ``first``, for each of the S metrics of ``statistic``.
 
@@ -130,13 +122,12 @@ def differences(
     Args:
         first, second: (images, C) of the same images.
         statistic, resamples, seed: As of ``bootstrap``.
-        confidence: Fraction of resampled differences inside the interval.
     """
     counts = np.stack([np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)])
     both = statistic(counts.sum(axis=1))
     observed = np.atleast_1d(both[1] - both[0])
     drawn = bootstrap(counts, statistic, resamples=resamples, seed=seed)
-    low, high = _percentiles((drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1), confidence)
+    low, high = _middle((drawn[:, 1] - drawn[:, 0]).reshape(resamples, -1))
     chance = randomization(first, second, statistic, resamples=resamples, seed=seed).reshape(resamples, -1)
     exchanges = np.isfinite(chance).sum(axis=0)  # in the others one of the two has nothing to be measured
     as_large = (np.abs(chance) >= np.abs(observed) - 1e-9).sum(axis=0)  # the same sums in another order may differ
@@ -164,8 +155,8 @@ def percentage(counts: Floats) -> Floats:
         return np.asarray(100 * counts[..., 0] / counts[..., 1])
 
 
-def _percentiles(drawn: Floats, confidence: float) -> Floats:
-    tail = (1 - confidence) / 2
+def _middle(drawn: Floats) -> Floats:
+    """Return the two ends of the middle 95 %."""
     # A resample may lack what a metric divides by (no noun that names an object); it says nothing of the metric.
     with np.errstate(all="ignore"):
-        return np.asarray(np.nanquantile(drawn, [tail, 1 - tail], axis=0))
+        return np.asarray(np.nanquantile(drawn, [0.025, 0.975], axis=0))

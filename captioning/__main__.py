@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning.cli import COMMANDS, HELP, IMPORTED, TRAINING, announce, near, training_help
-from captioning.cli.parser import call
+from captioning.cli.parser import Parser, call
 from captioning.errors import InputError, did_you_mean, exits_on_input_error
 
 _FILES = ("--config", "-c", "--ckpt_path", "--model", "--init_from", "--captions", "--references")
@@ -41,7 +40,7 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 def _run(name: str, words: list[str]) -> None:
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser = Parser(f"captioning {name}", add_help=False, allow_abbrev=False)
     parser.add_argument("--import", dest="imports", metavar="MODULE", action="append", default=[])
     options, words = parser.parse_known_args(words)
     given = [*itertools.pairwise(words), *(word.partition("=")[::2] for word in words if "=" in word)]

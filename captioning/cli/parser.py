@@ -60,8 +60,8 @@ def _class_names() -> set[str]:
     return {name for module in modules for name, value in vars(module).items() if isinstance(value, type)}
 
 
-class _Parser(OneLineErrors, argparse.ArgumentParser):
-    pass
+class Parser(OneLineErrors, argparse.ArgumentParser):
+    """The parser of the commands."""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -91,7 +91,7 @@ def parser_of(command: Command, prog: str) -> argparse.ArgumentParser:
     examples = (
         f"examples:\n{textwrap.indent(textwrap.dedent(texts['Examples']), '  ')}" if "Examples" in texts else None
     )
-    parser = _Parser(prog, description=texts[""], epilog=examples, formatter_class=_Help, allow_abbrev=False)
+    parser = Parser(prog, description=texts[""], epilog=examples, formatter_class=_Help, allow_abbrev=False)
     types = get_type_hints(command)
     for name, parameter in inspect.signature(command).parameters.items():
         if name != OVERRIDES:

@@ -1,0 +1,122 @@
+"""Mistakes of ordinary users: one line that says what is wrong and what was probably meant, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from helpers import save_image
+from helpers_faults import command, refused
+from helpers_runs import make_run, save_checkpoint, tiny_config
+
+from captioning.data.shapes import ShapesSource
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory) -> Iterator[Path]:
+    """A user's folder: a configuration, data, a run, and files of other kinds."""
+    folder = tmp_path_factory.mktemp("mistakes")
+    ShapesSource(str(folder / "shapes"), train=4, val=2, test=2, image_size=48).prepare()
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny_config(folder / "shapes")))
+    (folder / "bad.yaml").write_text("model: 1\n  data: [\n")
+    (folder / "list.yaml").write_text("- a\n")
+    (folder / "section.yaml").write_text("modle: {bound_samples: 3}\n")
+    (folder / "argument.yaml").write_text("model: {encoder: {class_path: ConvEncoder, init_args: {chanels: [4]}}}\n")
+    (folder / "notes.txt").write_text("not a model\n")
+    save_image(folder / "photo.png")
+    save_checkpoint(make_run(folder / "runs/soft", captions=[], settings={"model": {}}) / "checkpoints/best.ckpt")
+    torch.save({"state_dict": {}}, folder / "foreign.ckpt")
+    content = (folder / "runs/soft/checkpoints/best.ckpt").read_bytes()
+    (folder / "half.ckpt").write_bytes(content[: len(content) // 2])
+    (folder / "pointer.ckpt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("WANDB_MODE", "disabled")
+        yield folder
+
+
+FIT = "fit --config tiny.yaml "
+MISTAKES = {
+    # commands and files; test_startup has those that are found before torch is imported
+    "fti": "captioning fti: no such command; did you mean fit?",
+    "fit": "the following arguments are required: model.encoder, model.decoder, data.source",
+    "fit --config bad.yaml": "mapping values are not allowed here",
+    "fit --config list.yaml": "list.yaml",
+    "fit --config tiny.yml": "--config tiny.yml: no such file; did you mean tiny.yaml?",
+    FIT + "--config section.yaml": "Option 'modle.bound_samples' is not accepted; did you mean model.bound_samples?",
+    FIT + "--config argument.yaml": "Option 'chanels' is not accepted; did you mean channels?",
+    # options, classes and their arguments
+    FIT + "--data.batch_sise 3": "--data.batch_sise: no such option; did you mean --data.batch_size?",
+    FIT + "--data.batch_size": "argument --data.batch_size: expected one argument",
+    FIT + "stray": "stray: no such option",
+    FIT + "--trainer.max_epochs abc": 'option "trainer.max_epochs": - Expected a int',
+    FIT + "--trainer.precision 17": "bf16-mixed",
+    FIT + "--data.group imag": "Expected a one of ['length', 'image']. Got value: imag",
+    FIT + "--model.decoder.attention SoftAtention": "SoftAtention; did you mean SoftAttention?",
+    FIT + "--model.encoder captioning.encoders.ConvEncodr": "no attribute 'ConvEncodr'; did you mean ConvEncoder?",
+    FIT + "--model.decoder.attention.dropuot 0.1": "Option 'dropuot' is not accepted; did you mean dropout?",
+    FIT + "--model.encoder nowhere.Mine": "nowhere.Mine is not imported; name its module with --import",
+    FIT + "--data.source FolderSource": "required: root",
+    FIT + "--seed_everything -1": "-1",
+    FIT + "--data.batch_size 0": "batch_size must be at least 1, got 0",
+    FIT + "--model.search.beam_size 0": "beam_size must be in 1 .. 1000, got 0",
+    FIT + "--model.decoder.dropout 1.5": "dropout must be in 0 .. 0.99, got 1.5",
+    FIT + "--trainer.accelerator toaster": "invalid accelerator name",
+    FIT + "--early_stopping.monitor val/bleu5": "val/bleu5: no validation logs that; did you mean val/bleu4?",
+    FIT + "--data.source.root nowhere --data.source KarpathySource --data.source.json_path no.json "
+    "--data.source.image_dir .": "no.json: cannot be read",
+    # models
+    "test": "captioning test: name a model with --ckpt_path",
+    "test --ckpt_path runs/soft": "is a folder",
+    "test --ckpt_path notes.txt --config tiny.yaml": "notes.txt: ",
+    "test --ckpt_path foreign.ckpt --config tiny.yaml": "foreign.ckpt: not a checkpoint of this project",
+    "caption photo.png --model half.ckpt": "half.ckpt: the checkpoint cannot be read",
+    "caption photo.png --model pointer.ckpt": "pointer.ckpt: ",
+    "caption photo.png --model runs/soft": "is a folder; give runs/soft/checkpoints/best.ckpt",
+    "export --model foreign.ckpt --output out": "foreign.ckpt: not a checkpoint of this project",
+    # the other commands
+    "caption notes.txt": "notes.txt: cannot be read as an image",
+    "caption photo.png --overlya x.png": "--overlya: no such option; did you mean --overlay?",
+    "caption photo.png --style papre": "argument --style: invalid choice: 'papre'",
+    "caption photo.png --beam_size abc": "argument --beam_size: invalid int value: 'abc'",
+    "caption photo.png --beam_size 0": "beam_size must be in 1 .. 1000, got 0",
+    "caption photo.png --overlay photo.png": "--overlay photo.png: would replace photo.png, which is an input",
+    "compare runs/soft": "give two or more runs to compare, got runs/soft",
+    "compare runs/soft runs/sofd": "runs/sofd: no such folder of a run; did you mean runs/soft?",
+    "evaluate --captions notes.txt --references notes.txt": "notes.txt: cannot be read as JSON",
+    "extract --output out": "the following arguments are required: --config",
+    "extract --config tiny.yaml --output out --data.source.rot x": "Option 'rot' is not accepted; did you mean root?",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(workdir, capsys, words):
+    before = {path for path in workdir.rglob("*") if path.is_file()}
+    line = refused(capsys, *words.split())
+    assert MISTAKES[words] in line and len(line) < 600
+    assert {path for path in workdir.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_on_a_full_disk_is_one_line(workdir, capsys):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs a device that is always full")
+    shutil.copy("photo.png", "other.png")
+    line = refused(capsys, "caption", "photo.png", "--model", "runs/soft/checkpoints/best.ckpt", "--json", "/proc/x")
+    assert line.startswith("error: --json /proc/x: cannot be written (")
+
+
+def test_a_class_of_the_users_is_found_by_import(workdir, capsys):
+    Path("mine.py").write_text("from captioning.encoders import ConvEncoder\n\n\nclass Mine(ConvEncoder):\n    pass\n")
+    Path("mine.yaml").write_text("model: {encoder: {class_path: mine.Mine, init_args: {}}}\n")
+    options = ["--config", "mine.yaml", "--trainer.accelerator", "toaster"]
+    assert "mine.Mine is not imported" in refused(capsys, *FIT.split(), *options)
+    assert "toaster" in refused(capsys, *FIT.split(), *options, "--import", "mine")
+
+
+def test_the_version_is_printed(capsys):
+    command("--version")
+    assert capsys.readouterr().out.startswith("captioning ")

@@ -48,6 +48,8 @@ def _run(name: str, words: list[str]) -> None:
         is_path = option in _FILES and value not in _NO_FILES and not value.startswith(("{", "hf:"))
         if is_path and not Path(value).exists():
             raise InputError(f"{option} {value}: no such file{near(value)}")
+        if is_path and option in ("--config", "-c"):
+            importlib.import_module("captioning.settings").read_config(Path(value), option)  # names the file
     _import_modules(options.imports, [Path(), *(Path(value).parent for option, value in given if option == "--config")])
     if name in TRAINING:
         announce(name, "PyTorch and Lightning")

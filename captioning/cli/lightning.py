@@ -345,9 +345,9 @@ class Score(CommandLine):
         if path in ("best", "last") and self.run is not None:
             path = str(self.run.checkpoint(path))
         configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run is not None else [])
+        self.saved = saved = read_model(path)
         if not configs and not any(arg.startswith("--data.source") for arg in args):
             raise InputError(f"{path}: is in no run's folder; name a configuration with its data by --config")
-        self.saved = saved = read_model(path)
         numbers = {field.name for field in dataclasses.fields(BeamOptions)}
         search = (saved.settings.get("model") or {}).get("search") or {}
         search = {name: value for name, value in search.items() if name in numbers and isinstance(value, (int, float))}

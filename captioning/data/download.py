@@ -53,7 +53,11 @@ def fetch(url: str, path: Path, *, md5: str | None = None) -> None:
             reason = str(getattr(error, "reason", error))
     else:
         raise InputError(f"{url}: {reason}; run the same command again to resume, or download the file to {path}")
-    if md5 is not None and _md5_of(part) != md5:
+    digest = hashlib.md5(usedforsecurity=False)
+    with part.open("rb") as file:
+        while md5 is not None and (chunk := file.read(CHUNK)):
+            digest.update(chunk)
+    if md5 not in (None, digest.hexdigest()):
         part.unlink()  # nobody knows which bytes are wrong, so it cannot be resumed
         raise InputError(f"{url}: its MD5 is not the published {md5}; download it again")
     part.rename(path)
@@ -81,22 +85,10 @@ def _receive(url: str, part: Path) -> bool:
     return total is None or have == total
 
 
-def _md5_of(path: Path) -> str:
-    digest = hashlib.md5(usedforsecurity=False)
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool = False) -> None:
     """Write the wanted files of a zip or tar archive below ``root``; files that are complete are skipped.
 
-    Args:
-        path: The archive.
-        root: The folder to write to.
-        wanted: Whether a file, by its name in the archive, is wanted.
-        flat: Whether to drop the folders of these names.
+    ``wanted`` takes a file's name in the archive; ``flat`` drops the folders of these names.
 
     Raises:
         InputError: The archive is damaged, or a name in it leads out of ``root``.

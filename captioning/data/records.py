@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
-MAX_WORDS = 500
-"""Words of a caption. A longer one is a mistake, such as a quotation mark that a CSV file does not close."""
 
 Content = TypeVar("Content")
 
@@ -85,7 +81,7 @@ class CaptionIndex:
         scored; one line in the log counts both. Equal captions of one image are kept: they are two references.
 
         Raises:
-            InputError: An image id appears twice, a caption is too long, or no caption is left.
+            InputError: No caption is left.
         """
         name, entries, kept = str(origin) or str(root), list(entries), []
         for entry in entries:
@@ -99,20 +95,9 @@ class CaptionIndex:
         if bare or empty:
             message = "%s: left out %d captions without a word and %d images without captions"
             logger.warning(message, name, empty, bare)
-        image_ids = [entry.image_id for entry in kept]
-        if len(set(image_ids)) < len(image_ids):
-            twice = Counter(image_ids).most_common(1)[0][0]
-            raise InputError(f"{name}: image {twice} appears twice; ids must be unique")
+        image_ids = np.array([entry.image_id for entry in kept], dtype=np.int64)
         first = np.cumsum([0, *(len(entry.captions) for entry in kept)])
-        paths = [entry.path for entry in kept]
-        index = cls(Path(root), np.array(image_ids, dtype=np.int64), paths, captions, first, name, upright)
-        longest = int(index.caption_lengths.argmax())
-        if (words := index.caption_lengths[longest]) > MAX_WORDS:
-            image = image_ids[index.caption_image[longest]]
-            raise InputError(
-                f"{name}: image {image} has a caption of {words:,} words, more than {MAX_WORDS}; cut it or leave it out"
-            )
-        return index
+        return cls(Path(root), image_ids, [entry.path for entry in kept], captions, first, name, upright)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -131,20 +116,14 @@ class CaptionIndex:
 
     def take(self, limit: int) -> CaptionIndex:
         """Return the first ``limit`` images with their captions; all of them if there are fewer."""
-        first = self.first_caption[: limit + 1]
-        images, captions = self.image_ids[:limit], self.captions[: first[-1]]
-        return dataclasses.replace(
-            self, image_ids=images, paths=self.paths[:limit], captions=captions, first_caption=first
-        )
+        ids, paths, first = self.image_ids[:limit], self.paths[:limit], self.first_caption[: limit + 1]
+        return CaptionIndex(self.root, ids, paths, self.captions[: first[-1]], first, self.origin, self.upright)
 
     def check_images(self, sample: int = 64) -> None:
-        """Check that the files of ``sample`` images exist, spread evenly over the split.
+        """Check that the files of ``sample`` images exist, spread evenly over the split, or raise an InputError.
 
         A sample shows a forgotten download or a wrong folder, and all 120,000 images of COCO take long on a network
         disk; ``captioning prepare`` checks every file. Training from cached features needs no images.
-
-        Raises:
-            InputError: A file is missing.
         """
         rows = np.linspace(0, len(self) - 1, min(sample, len(self))).astype(int).tolist()
         missing = [i for i in rows if not self.image_path(i).is_file()]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import colorsys
-import functools
 import math
 
 import numpy as np
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from captioning.data.shape_world.scene import COLOURS, REFERENCE_SIZE, Scene, Shape
+from captioning.data.shape_world.scene import REFERENCE_SIZE, Scene, Shape
 
 OVERSAMPLING = 4  # shapes are drawn this much larger and averaged down: smooth edges
 LEAST_VISIBLE = 0.75  # fraction of an object that must stay visible
@@ -25,7 +24,6 @@ _HSV = {
     "pink": ((334, 8), (0.42, 0.08), (0.98, 0.02)),
     "black": ((220, 60), (0.12, 0.08), (0.13, 0.06)),
 }
-assert set(_HSV) == set(COLOURS)
 
 
 def paint(scene: Scene, rng: np.random.Generator, image_size: int) -> tuple[Image.Image, np.ndarray] | None:
@@ -67,7 +65,7 @@ def _silhouette(shape: Shape, scale: float) -> tuple[Image.Image, tuple[int, int
     cx, cy = (shape.x * scale - left) * OVERSAMPLING, (shape.y * scale - top) * OVERSAMPLING
     radius = shape.radius * scale * OVERSAMPLING
     cos, sin = math.cos(shape.angle), math.sin(shape.angle)
-    for fill, outline in zip((255, 0), _outlines(shape.noun), strict=False):
+    for fill, outline in zip((255, 0), _OUTLINES[shape.noun], strict=False):
         draw.polygon([(cx + radius * (x * cos - y * sin), cy + radius * (x * sin + y * cos)) for x, y in outline], fill)
     return patch.reduce(OVERSAMPLING), (left, top)
 
@@ -151,34 +149,30 @@ def _mix(a: tuple[int, int, int], b: tuple[int, int, int], fraction: float) -> t
     return red, green, blue
 
 
-@functools.cache
-def _outlines(noun: str) -> list[list[tuple[float, float]]]:
-    """Return polygons in units of the radius: the shape and, for a ring, the hole in it. y points down."""
-    if noun in ("circle", "ring"):
-        circle = _regular(48)
-        return [_scaled(circle, 0.95), _scaled(circle, 0.52)] if noun == "ring" else [_scaled(circle, 0.95)]
-    if noun == "square":
-        return [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]]
-    if noun == "diamond":
-        return [[(0, -1.05), (0.72, 0), (0, 1.05), (-0.72, 0)]]
-    if noun == "triangle":
-        return [[(0, -1), (1, 0.8), (-1, 0.8)]]
-    if noun == "cross":
-        a, b = 0.34, 0.95
-        return [
-            [(-a, -b), (a, -b), (a, -a), (b, -a), (b, a), (a, a), (a, b), (-a, b), (-a, a), (-b, a), (-b, -a), (-a, -a)]
-        ]
-    if noun == "star":
-        corners = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
-        return [[(r * math.sin(t), -r * math.cos(t)) for r, t in corners]]
+def _circle(radius: float) -> list[tuple[float, float]]:
+    turns = [2 * math.pi * k / 48 for k in range(48)]
+    return [(math.cos(turn) * radius, math.sin(turn) * radius) for turn in turns]
+
+
+def _heart() -> list[tuple[float, float]]:
     turns = [2 * math.pi * k / 60 for k in range(60)]
     heights = [(13 * math.cos(t) - 5 * math.cos(2 * t) - 2 * math.cos(3 * t) - math.cos(4 * t)) / 16 for t in turns]
-    return [[(math.sin(t) ** 3, -height - 0.1) for t, height in zip(turns, heights, strict=True)]]
+    return [(math.sin(t) ** 3, -height - 0.1) for t, height in zip(turns, heights, strict=True)]
 
 
-def _regular(sides: int) -> list[tuple[float, float]]:
-    return [(math.cos(2 * math.pi * k / sides), math.sin(2 * math.pi * k / sides)) for k in range(sides)]
-
-
-def _scaled(outline: list[tuple[float, float]], factor: float) -> list[tuple[float, float]]:
-    return [(x * factor, y * factor) for x, y in outline]
+_A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
+_STAR = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
+_OUTLINES = {
+    "circle": [_circle(_B)],
+    "ring": [_circle(_B), _circle(0.52)],
+    "square": [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]],
+    "diamond": [[(0, -1.05), (0.72, 0), (0, 1.05), (-0.72, 0)]],
+    "triangle": [[(0, -1), (1, 0.8), (-1, 0.8)]],
+    "cross": [
+        [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
+        + [(_A, _B), (-_A, _B), (-_A, _A), (-_B, _A), (-_B, -_A), (-_A, -_A)]
+    ],
+    "star": [[(r * math.sin(t), -r * math.cos(t)) for r, t in _STAR]],
+    "heart": [_heart()],
+}
+"""Polygons in units of the radius: the shape and, for a ring, the hole in it. y points down."""

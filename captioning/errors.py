@@ -19,6 +19,10 @@ P = ParamSpec("P")
 class InputError(ValueError):
     """A file, option or value that cannot be used. The message is one line: what, where, and what to do."""
 
+    def __init__(self, message: object) -> None:
+        # PyTorch raises the error of a process that loads data again, with the traceback in its message.
+        super().__init__(str(message).rpartition("InputError: ")[2].strip())
+
 
 def check_whole(low: int, high: float = math.inf, **values: int | None) -> None:
     """Refuse values that are not whole numbers in low .. high. None is a value that is not set.

@@ -16,6 +16,9 @@ _SINGULAR = {
     for category, _, names in [line.partition(":")]
 }
 
+CATEGORIES = tuple(_SINGULAR)
+"""COCO's 80 categories, lower case, in the order of its files."""
+
 _PLURAL = {
     "person": "people",
     "human": "humans",

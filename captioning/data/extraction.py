@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from captioning.data.features import create, flipped_split, note, view_fingerprint
-from captioning.data.loading import BatchDataset, BatchLoader
+from captioning.data.loading import BatchLoader
 from captioning.data.records import CaptionIndex
 from captioning.data.transforms import Preprocessing
 from captioning.errors import InputError
@@ -84,13 +85,13 @@ def extract_features(
                     progress.say(f"{name}: stopped at {done:,} of {total:,}; the same command resumes here")
 
 
-class _Views(BatchDataset[Tensor]):
+class _Views(Dataset[Tensor]):
     """Images of an index as the encoder sees them, before normalisation."""
 
     def __init__(self, index: CaptionIndex, preprocessing: Preprocessing, mirrored: bool) -> None:
         self.index, self.preprocessing, self.mirrored = index, preprocessing, mirrored
 
-    def batch(self, numbers: list[int]) -> Tensor:
+    def __getitem__(self, numbers: list[int]) -> Tensor:
         """Return (B, height, width, 3) uint8."""
         views = [self.preprocessing.view(self.index.image(row, self.preprocessing)) for row in numbers]
         if self.mirrored:

@@ -12,47 +12,24 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset
 
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.data.features import Features
 from captioning.data.records import CaptionIndex
 from captioning.data.sampler import Numbers
 from captioning.data.transforms import Preprocessing, TrainingTransform
-from captioning.errors import InputError
 from captioning.vocabulary import Vocabulary
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class BatchDataset(Dataset[Result]):
-    """Makes a whole batch of a sampler's list of numbers. For a ``BatchLoader``."""
-
-    def batch(self, numbers: list[int]) -> Result:
-        """Return the batch of these numbers."""
-        raise NotImplementedError
-
-    def __getitem__(self, numbers: list[int]) -> Result:
-        try:
-            return self.batch(numbers)
-        except InputError as error:
-            if get_worker_info() is None:
-                raise
-            return error  # type: ignore[return-value] # raised here, it would arrive with a traceback in its text
-
-
 class BatchLoader(DataLoader[Result]):
-    """A ``DataLoader`` of whole batches, whose numbers ``batches`` gives; an InputError of a worker is raised."""
+    """A ``DataLoader`` of whole batches, whose numbers ``batches`` gives."""
 
-    def __init__(self, dataset: BatchDataset[Result], batches: Iterable[list[int]], **options: Any) -> None:
-        super().__init__(dataset, batch_size=None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
-
-    def __iter__(self) -> Iterator[Result]:  # type: ignore[override]
-        for batch in super().__iter__():
-            if isinstance(batch, InputError):
-                raise batch
-            yield batch
+    def __init__(self, dataset: Dataset[Result], batches: Iterable[list[int]], **options: Any) -> None:
+        super().__init__(dataset, None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
 
 
 def _obey_the_main_process(worker: int) -> None:
@@ -75,7 +52,7 @@ def _end_with_the_main_process() -> None:
     os._exit(0)
 
 
-class CaptionDataset(BatchDataset[CaptionBatch]):
+class CaptionDataset(Dataset[CaptionBatch]):
     """Turns a list of numbers from a sampler into one batch.
 
     The captions are kept as one array of word ids, which forked workers share.
@@ -114,7 +91,7 @@ class CaptionDataset(BatchDataset[CaptionBatch]):
         ids = [np.array(vocabulary.encode(caption.split()), dtype=np.int32) for caption in index.captions]
         self._words, self._first_word = np.concatenate(ids), np.cumsum([0, *map(len, ids)])
 
-    def batch(self, numbers: list[int]) -> CaptionBatch:
+    def __getitem__(self, numbers: list[int]) -> CaptionBatch:
         """Return the batch of these captions or images."""
         index, place = self.index, numbers.place if isinstance(numbers, Numbers) else (0, 0)
         if self.by_image:

@@ -71,13 +71,6 @@ def test_without_a_column_the_split_follows_from_the_name_alone(tmp_path):
     assert all(hashed_split(name) == split for split, members in images.items() for name in members)
 
 
-def test_new_images_move_no_old_ones(tmp_path):
-    rows = [{"image": f"{i}.jpg", "caption": "a"} for i in range(60)]
-    few = set(jsonl(tmp_path, rows[:30]).index("train").paths)
-    many = set(jsonl(tmp_path, rows).index("train").paths)
-    assert few == {path for path in many if int(path.removesuffix(".jpg")) < 30}
-
-
 def test_a_split_without_images_names_the_column_that_would_help(tmp_path):
     with pytest.raises(InputError, match=r"none of 2 images is in the val split, .*; give more images, or a column"):
         jsonl(tmp_path, ROWS).index("val")
@@ -87,11 +80,6 @@ def test_the_file_of_captions_is_found_by_its_usual_name(tmp_path):
     csv(tmp_path, "image,caption\na.jpg,a dog\nb.jpg,a cat\nc.jpg,a cow\n")
     source = FolderSource(str(tmp_path))
     assert source.captions.name == "captions.csv" and len(source.index("train"))
-
-
-def test_blank_lines_are_skipped(tmp_path):
-    (tmp_path / "captions.jsonl").write_text("\n" + json.dumps(SPLITS[0]) + "\n\n")
-    assert len(FolderSource(str(tmp_path)).index("train")) == 1
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,6 @@ def test_at_most_one_caption_per_other_rank_is_repeated_where_a_step_has_too_few
     assert {len(batches) for batches in ranks} == {2}
 
 
-def test_batches_are_full_but_one():
-    data = captions(101)
-    sizes = [len(batch) for batch in batches_of(data)]
-    assert sorted(sizes)[1:] == [16] * (len(sizes) - 1)
-    assert min(sizes) == len(data[0]) % 16
-
-
 def test_batches_hold_captions_of_like_length_in_random_order():
     data = captions(2000)
     batches = batches_of(data)
@@ -136,11 +129,6 @@ def test_an_epoch_takes_the_next_captions_of_every_image():
     for epoch in drawn:
         assert np.array_equal(np.bincount(caption_image[epoch]), np.full(200, 3)) and len(set(epoch)) == 600
     assert set(drawn[0]) | set(drawn[1]) == set(range(len(lengths)))
-
-
-def test_images_may_own_captions_that_do_not_lie_side_by_side():
-    data = np.array([5, 6, 7, 8]), np.array([1, 0, 1, 0])
-    assert sorted(map(sorted, batches_of(data, group="image", batch_size=2))) == [[0, 2], [1, 3]]
 
 
 @pytest.mark.parametrize(

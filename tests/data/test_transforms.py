@@ -37,14 +37,6 @@ def test_evaluation_equals_torchvisions_own_transform(size, interpolation):
     assert torch.allclose(ours(picture(*size)), theirs(picture(*size)), atol=1e-5)
 
 
-def test_the_input_is_the_normalised_view_of_the_named_size():
-    preprocessing, image = Preprocessing(20, 14, MEAN, STD), picture(40, 30)
-    inputs, view = preprocessing(image), preprocessing.view(image)
-    assert inputs.shape == (3, 14, 14) == (3, *preprocessing.size)
-    assert inputs.dtype == torch.float32 and inputs.is_contiguous()
-    assert view.mode == "RGB" and torch.equal(preprocessing.normalise(view), inputs)
-
-
 @pytest.mark.parametrize("size", [(400, 300), (300, 400), (300, 300), (641, 97)])
 def test_the_region_is_where_the_view_lies_in_the_image(size):
     preprocessing = Preprocessing(40, 32, MEAN, STD)
@@ -106,15 +98,6 @@ def test_training_does_not_mirror_by_default():
     )
 
 
-def test_training_follows_the_global_seed():
-    transform = TrainingTransform(Preprocessing(20, 14, MEAN, STD), flip=0.5)
-    image = picture(40, 30)
-    torch.manual_seed(3)
-    first = [transform(image) for _ in range(3)]
-    torch.manual_seed(3)
-    assert all(torch.equal(a, transform(image)) for a in first)
-
-
 def test_a_preprocessing_survives_json_and_pickle():
     preprocessing = Preprocessing(20, 14, MEAN, STD, "bicubic")
     assert Preprocessing.from_dict(json.loads(json.dumps(preprocessing.to_dict()))) == preprocessing
@@ -140,24 +123,11 @@ def test_impossible_values_are_refused_by_name(change, message):
 # Files
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "CMYK", "RGBA", "LA", "HSV", "LAB"])
+@pytest.mark.parametrize("mode", ["L", "1", "P", "CMYK", "LAB"])
 def test_every_mode_becomes_rgb(tmp_path, mode):
-    image = picture(9, 7).convert("RGBA" if mode == "LA" else "RGB").convert(mode)
-    path = tmp_path / ("image.tif" if mode in ("CMYK", "LAB") else "image.png")
-    if mode == "HSV":
-        image = image.convert("RGB")
-    image.save(path)
-    loaded = load_image(path)
-    assert loaded.mode == "RGB"
-    assert loaded.size == (9, 7)
-
-
-def test_cmyk_jpegs_keep_their_colours(tmp_path):
-    red = Image.new("RGB", (16, 16), (200, 30, 30))
-    red.convert("CMYK").save(tmp_path / "red.jpg")
-    r, g, b = load_image(tmp_path / "red.jpg").getpixel((8, 8))
-    assert r > 150
-    assert max(g, b) < 90
+    picture(9, 7).convert(mode).save(tmp_path / "image.tif")
+    loaded = load_image(tmp_path / "image.tif")
+    assert (loaded.mode, loaded.size) == ("RGB", (9, 7))
 
 
 def test_16_bit_greys_are_scaled_not_clipped(tmp_path):
@@ -216,11 +186,6 @@ def test_large_jpegs_are_decoded_at_a_reduced_size_that_still_suffices(tmp_path)
     assert np.abs(full - reduced).mean() < 2
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"gone\.jpg: no such image file"):
-        load_image(tmp_path / "gone.jpg")
-
-
 @pytest.mark.parametrize("suffix", ["jpg", "png", "gif", "bmp", "tif", "webp"])
 def test_damaged_files_are_named(tmp_path, suffix):
     path = tmp_path / f"cut.{suffix}"
@@ -232,9 +197,11 @@ def test_damaged_files_are_named(tmp_path, suffix):
             load_image(path)
 
 
-def test_a_folder_and_an_image_of_more_pixels_than_pillow_opens_are_one_line(tmp_path, monkeypatch):
+def test_a_folder_a_missing_file_and_an_image_of_more_pixels_than_pillow_opens_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="cannot be read as an image"):
         load_image(tmp_path)
+    with pytest.raises(InputError, match=r"gone\.jpg: no such image file"):
+        load_image(tmp_path / "gone.jpg")
     picture(64, 64).save(tmp_path / "vast.jpg")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(InputError, match=r"vast.jpg: cannot be read as an image \(Image size"):

@@ -161,6 +161,7 @@ def _heart() -> list[tuple[float, float]]:
 
 
 _A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
+_ARMS = [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
 _STAR = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
 _OUTLINES = {
     "circle": [_circle(_B)],
@@ -168,10 +169,7 @@ _OUTLINES = {
     "square": [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]],
     "diamond": [[(0, -1.05), (0.72, 0), (0, 1.05), (-0.72, 0)]],
     "triangle": [[(0, -1), (1, 0.8), (-1, 0.8)]],
-    "cross": [
-        [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
-        + [(_A, _B), (-_A, _B), (-_A, _A), (-_B, _A), (-_B, -_A), (-_A, -_A)]
-    ],
+    "cross": [[*_ARMS, *((-x, -y) for x, y in _ARMS)]],
     "star": [[(r * math.sin(t), -r * math.cos(t)) for r, t in _STAR]],
     "heart": [_heart()],
 }

@@ -11,7 +11,7 @@ import torch
 from torch.nn import Dropout
 
 from captioning.attention import AdditiveScore, AnnotationAttention, AnnotationDropout, AnnotationLSTM, SoftAttention
-from captioning.attention.layers import AnnotationLayer, grid_positions
+from captioning.attention.layers import AnnotationLayer
 from captioning.data.batch import pad_captions
 from captioning.errors import InputError
 from captioning.model import AttentionDecoder
@@ -90,19 +90,6 @@ def test_self_attention_equals_a_loop_over_the_locations_that_exist(grid_size, m
             assert (read[b, ~mask[b]] == 0).all()
 
 
-def test_every_cell_has_a_position_of_its_own():
-    positions = grid_positions((14, 14), 512)
-    distances = torch.cdist(positions, positions) + 10 * torch.eye(196)
-    assert positions.shape == (196, 512) and distances.min() > 1
-
-
-def test_a_stack_begins_with_different_weights_in_each_layer():
-    layer = AnnotationAttention(dim=DIM, heads=HEADS, layers=2)
-    layer.build(D, GRID)
-    first, second = layer.layers.layers
-    assert not torch.equal(first.linear1.weight, second.linear1.weight)
-
-
 def test_hidden_units_and_residual_branches_are_dropped_and_nothing_else():
     layer, annotations = make_layer().train(), torch.randn(B, L, D)
     dropped = layer(annotations)
@@ -177,19 +164,6 @@ def test_a_channel_is_dropped_at_all_locations_of_an_image_and_the_others_are_sc
     assert torch.equal(layer.eval()(annotations), annotations)
 
 
-def test_captions_and_samples_of_an_image_lose_the_same_channels():
-    decoder = make_decoder(lambda: AnnotationDropout(0.5), dropout=0.0).train()
-    captions, lengths = pad_captions([[4, 5]] * 2 * B)  # two captions of every image
-    output = decoder(captions, lengths, decoder.encode(torch.randn(B, L, D)), 2)
-    by_image = output.logits.unflatten(0, (B, 4, 3))  # captions and samples, steps
-    torch.testing.assert_close(by_image, by_image[:, :1].expand_as(by_image))
-
-
-def test_a_probability_of_one_is_refused():
-    with pytest.raises(InputError, match=r"p must be in 0 \.\. 0.99, got 1.0"):
-        AnnotationDropout(1.0)
-
-
 # In the decoder
 
 LAYERS = {
@@ -234,25 +208,6 @@ def test_the_decoder_attends_to_the_output_of_the_layer_and_trains_it(name, auto
         assert decoder.encode(annotations).annotations.shape == (B, L, {"attention": DIM, "LSTM": 2 * C}[name])
         logits_sum(decoder, annotations).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
-
-
-def test_annotations_have_the_precision_of_the_steps_for_every_output_of_the_layer():
-    """A GPU's autocast computes norms in float32."""
-    decoder = make_decoder(LAYERS["attention"]).train()
-    decoder.annotation_layer.register_forward_hook(lambda *of: of[-1].float())
-    with torch.autocast("cpu", torch.bfloat16):
-        annotations = torch.randn(B, L, D)
-        assert decoder.encode(annotations).annotations.dtype == torch.bfloat16
-        logits_sum(decoder, annotations).backward()
-    assert decoder.annotation_layer.projection.weight.grad.any()
-
-
-def test_the_lstm_follows_autocast_with_a_mask():
-    lstm, annotations, mask = AnnotationLSTM(C), torch.randn(B, L, D), make_mask()
-    lstm.build(D)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        read = lstm(annotations.bfloat16(), mask)
-    torch.testing.assert_close(read.float(), lstm(annotations, mask), atol=0.05, rtol=0)
 
 
 @every_layer

@@ -149,11 +149,3 @@ def test_reinforce_and_entropy_grow_with_the_batch_and_ours_do_not():
     authors, ours = reductions.ArcticReduction(), reductions.Reduction()
     torch.testing.assert_close(authors.over_steps(*twice), 2 * authors.over_steps(values, mask))
     torch.testing.assert_close(ours.over_steps(*twice), ours.over_steps(values, mask))
-
-
-def test_config_has_the_authors_coin_optimizer_and_batches():
-    assert (ATTENTION["sample_probability"], ATTENTION["per_batch"]) == (0.5, True)
-    optimizer = CONFIG["model"]["optimizer"]
-    assert optimizer["class_path"] == "torch.optim.Adam" and optimizer["init_args"]["lr"] == 2e-4
-    assert "scheduler" not in CONFIG["model"] and "gradient_clip_val" not in CONFIG["trainer"]
-    assert CONFIG["data"].get("group", "length") == "length" and CONFIG["data"]["batch_size"] == 64

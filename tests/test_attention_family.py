@@ -26,9 +26,7 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.data.batch import pad_captions
-from captioning.decoding import Step, beam_search
 from captioning.errors import InputError
-from captioning.kernels import linear
 from captioning.model import AttentionDecoder
 from captioning.trace import EXPECTATION
 
@@ -221,13 +219,6 @@ def select(attention: Attention) -> tuple[torch.Tensor, torch.Tensor, Attended]:
     return alphas, selected.context, selected
 
 
-def test_weights_that_stay_are_scaled_up():
-    alphas, weights, _ = select(dropping(SoftAttention))
-    kept = weights > 0
-    assert kept.any() and not kept.all()
-    torch.testing.assert_close(weights[kept], 2 * alphas[kept])
-
-
 @pytest.mark.parametrize("cls", STOCHASTIC)
 def test_dropout_leaves_a_drawn_location_alone(cls):
     alphas, weights, selected = select(dropping(cls, sample_probability=1.0))
@@ -278,28 +269,3 @@ def test_heads_that_cannot_share_the_size_are_refused():
         MultiHeadAttention(ScaledDotScore(), heads=0)
     with pytest.raises(InputError, match=r"dim must be in 1 .. 65536, got 0"):
         MultiHeadAttention(ScaledDotScore(), dim=0)
-
-
-@every_pair
-@torch.inference_mode()
-def test_a_search_is_the_same_with_and_without_the_kernel_for_few_rows(make, monkeypatch):
-    torch.manual_seed(5)
-    decoder = AttentionDecoder(make(), embedding_dim=E, hidden_dim=D)
-    decoder.build(V, D, GRID)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    memory = decoder.eval().encode(torch.randn(1, L, D))
-
-    def step(tokens, state):
-        logits, state, trace = decoder.step(tokens, state, memory)
-        return Step(logits.log_softmax(-1), state, trace)
-
-    searches = []
-    for few in (linear.FEW, 0):
-        monkeypatch.setattr(linear, "FEW", few)
-        torch.manual_seed(6)
-        searches += beam_search(step, decoder.init_state(memory), beam_size=3, max_length=6)
-    for fused, plain in zip(*searches, strict=True):
-        assert (fused.ids, fused.finished) == (plain.ids, plain.finished)
-        torch.testing.assert_close(torch.tensor(fused.log_probs), torch.tensor(plain.log_probs), atol=2e-5, rtol=1e-4)
-        torch.testing.assert_close(fused.trace.alphas, plain.trace.alphas, atol=2e-5, rtol=1e-4)

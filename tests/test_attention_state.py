@@ -18,7 +18,6 @@ from captioning.attention import (
     Score,
     SoftAttention,
 )
-from captioning.attention.memory import Memory
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, beam_search
 from captioning.encoders import ConvEncoder
@@ -120,20 +119,6 @@ def test_ntm_addressing_equals_a_loop_over_the_grid():
             np.testing.assert_allclose(steps[t, row], before, atol=1e-5)
 
 
-def test_the_mean_annotation_has_the_models_precision():
-    annotations, mask = torch.randn(B, L, D, dtype=torch.double), torch.arange(L).expand(B, L) < 7
-    mean = Memory(annotations, annotations, mask).mean_annotation()
-    torch.testing.assert_close(mean, annotations[:, :7].mean(dim=1), atol=1e-15, rtol=1e-14)
-
-
-def test_ntm_addressing_begins_in_the_models_precision():
-    score = NTMScore(A)
-    attention = built(SoftAttention(score)).double()
-    mask = torch.arange(L).expand(B, L) < 7
-    uniform, exists = attention.init_state(attention.prepare(torch.randn(B, L, D, dtype=torch.double), mask))
-    assert torch.equal(uniform, mask.double() / 7) and torch.equal(exists, mask)
-
-
 def test_concat_is_one_matrix_over_query_and_annotation():
     score = ConcatScore(A)
     attention = built(SoftAttention(score))
@@ -211,11 +196,3 @@ def test_images_that_leave_take_their_state_along(make):
 
 def options(beam_size: int) -> BeamOptions:
     return BeamOptions(beam_size=beam_size, max_length=7, min_length=0)
-
-
-def test_the_first_state_is_the_same_for_all_captions_of_an_image():
-    attention = built(SoftAttention(NTMScore(A)))
-    memory = attention.prepare(torch.randn(B, L, D))
-    query = torch.randn(B * R, H)
-    explicit = tuple(part.repeat_interleave(R, 0) for part in attention.init_state(memory))
-    torch.testing.assert_close(attention(query, memory)[0].alphas, attention(query, memory, explicit)[0].alphas)

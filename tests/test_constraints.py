@@ -189,23 +189,6 @@ def test_diverse_groups_equal_a_plain_loop_over_hypotheses(name, groups, size, d
         assert [(not h.finished, -h.log_prob) for h in firsts] == sorted((not h.finished, -h.log_prob) for h in firsts)
 
 
-def test_a_strong_penalty_gives_every_group_another_first_word():
-    step = Histories([1, 2])
-    for image in beam_search(step, step.start(), beam_size=3, groups=3, diversity=50.0, max_length=MAX_LENGTH):
-        assert len({ids_of(h)[0] for h in image}) == 3
-
-
-@pytest.mark.parametrize("constraints", [CONSTRAINTS["bigrams"], CONSTRAINTS["all"]])
-def test_constrained_captions_of_a_batch_are_those_of_its_images_alone(constraints):
-    seeds = list(range(9))
-    options = {"max_length": MAX_LENGTH, "constraints": constraints}
-    together = beam_search(Histories(seeds), Histories(seeds).start(), beam_size=4, groups=2, **options)
-    for seed, hypotheses in zip(seeds, together, strict=True):
-        step = Histories([seed])
-        (alone,) = beam_search(step, step.start(), beam_size=4, groups=2, **options)
-        assert [(h.ids, h.log_prob) for h in hypotheses] == [(h.ids, h.log_prob) for h in alone]
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

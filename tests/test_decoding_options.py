@@ -11,9 +11,8 @@ from helpers import save_image
 from helpers_runs import WORDS, save_checkpoint
 
 from captioning.attention import HardAttention
-from captioning.cli.caption import main
 from captioning.errors import InputError
-from captioning.inference import DecodingOptions, ImageCaptioner, load
+from captioning.inference import ImageCaptioner, load
 from captioning.inference.caption import Caption
 from captioning.model import SummedOutput
 
@@ -95,20 +94,6 @@ def test_samples_of_an_image_differ_and_repeat_with_their_seed(captioners, image
     assert single.alternatives == []
 
 
-def test_samples_of_an_image_belong_to_it(captioners, images):
-    """With the most probable word alone to draw, all samples are the greedy caption of their image."""
-    drawn = captioners["soft"].caption(images, method="sample", samples=3, top_k=1)
-    greedy = captioners["soft"].caption(images, method="greedy")
-    assert [[c.text for c in all_of(caption)] for caption in drawn] == [[caption.text] * 3 for caption in greedy]
-
-
-def test_a_beam_is_widened_to_a_multiple_of_its_groups_that_holds_the_samples():
-    assert DecodingOptions(beam_size=3).width == 3
-    assert DecodingOptions(beam_size=3, diverse=2).width == 4
-    assert DecodingOptions(beam_size=3, samples=5, diverse=5).width == 5
-    assert DecodingOptions(beam_size=3, samples=5, diverse=3).width == 6
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -127,30 +112,3 @@ def test_a_beam_is_widened_to_a_multiple_of_its_groups_that_holds_the_samples():
 def test_an_option_that_cannot_be_met_is_refused(captioners, images, options, message):
     with pytest.raises(InputError, match=message):
         captioners["soft"].caption(images[0], **options)
-
-
-def test_the_command_prints_every_sample_of_every_image(images, captioners, tmp_path, capsys):
-    checkpoint = save_checkpoint(tmp_path / "best.ckpt")
-    options = ["--samples", "4", "--diverse", "2", "--diversity", "1.5", "--no_repeat_ngram", "2", "--prefix", WORDS[1]]
-    main([*map(str, images[:2]), "--model", str(checkpoint), *options])
-    captions = captioners["soft"].caption(
-        images[:2], samples=4, diverse=2, diversity=1.5, no_repeat_ngram=2, prefix=WORDS[1]
-    )
-    expected = [f"{caption.path}\t{one.text}" for caption in captions for one in all_of(caption)]
-    assert capsys.readouterr().out.splitlines() == expected and len(expected) == 8
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--prefix", "a zebra"], "error: prefix 'a zebra': the model does not know 'zebra'; it knows 7 words\n"),
-        (["--diversity", "2"], "error: diversity=2.0 has an effect only between the groups of diverse, 2 or more\n"),
-        (["--sample", "--diverse", "2"], "--diverse has no effect with --sample"),
-    ],
-)
-def test_the_command_refuses_what_cannot_be_met_in_one_line(images, tmp_path, capsys, options, message):
-    checkpoint = save_checkpoint(tmp_path / "best.ckpt")
-    with pytest.raises(SystemExit) as ended:
-        main([str(images[0]), "--model", str(checkpoint), *options])
-    out, err = capsys.readouterr()
-    assert ended.value.code == 2 and message in err and not out and "Traceback" not in err

@@ -57,57 +57,6 @@ def test_statistics_of_alphas_that_are_exactly_zero_are_finite():
     assert float(statistics["attention_entropy"]) == 0.0 and float(statistics["step_kl"]) > 10
 
 
-def watch(
-    logits: Tensor, beta: float = 0.5, batches: int = PATIENCE, locations: int | Tensor = L, draws: bool = False
-) -> str | None:
-    """Return the cause for batches whose alphas are the softmax of ``logits``, broadcast to (N, T, L)."""
-    mask = make_mask()
-    alphas = torch.softmax(logits.expand(N, T, L), -1) * mask.unsqueeze(-1)
-    statistics = attention_statistics(AttentionTrace(alphas, torch.full((N, T), beta) * mask, None), mask)
-    watcher = CollapseWatch(draws=draws, estimated=draws)
-    for _ in range(batches):
-        watcher.update(statistics, locations)
-    return watcher.cause()
-
-
-SHARP = 20.0 * torch.nn.functional.one_hot(torch.tensor(3), L)
-
-
-@pytest.mark.parametrize(
-    ("logits", "beta", "cause"),
-    [
-        (torch.zeros(L), 0.5, "they are uniform (entropy 2.20 of 2.20 nats)"),
-        (SHARP, 0.5, "one location has all the weight (mean largest alpha 1.00)"),
-        (torch.randn(N, 1, L, generator=torch.Generator().manual_seed(0)), 0.5, "every word gets the same map"),
-        (3 * torch.randn(N, T, L), 0.01, "the gate is closed (mean beta 0.010)"),
-    ],
-)
-def test_every_cause_is_named_with_its_remedy(logits, beta, cause):
-    message = watch(logits, beta, draws=True)
-    assert message is not None and cause in message
-    assert any(option in message for option in ("`ramp`", "`reward_weight`"))
-    deterministic = watch(logits, beta)
-    assert deterministic is not None and cause in deterministic
-    assert not any(option in deterministic for option in ("`ramp`", "weight`", "`sample_probability`", "`--init_from`"))
-    if "uniform" in cause or "gate" in cause:
-        assert "or start from a run with soft attention (`--init_from`)" in message
-
-
-def test_attention_that_moves_from_word_to_word_gets_no_warning():
-    assert watch(3 * torch.randn(N, T, L)) is None
-
-
-def test_there_is_no_verdict_before_attention_had_time_to_learn():
-    assert watch(torch.zeros(L), batches=PATIENCE - 1) is None
-
-
-def test_uniform_is_judged_by_the_locations_that_exist():
-    two = torch.zeros(L)
-    two[2:] = float("-inf")
-    assert "uniform" in watch(two, locations=torch.full((N,), 2))
-    assert "the same map" in watch(two)
-
-
 def test_the_past_is_forgotten():
     mask = make_mask()
     watcher = CollapseWatch()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import save_image
-from helpers_runs import SIDE, WORDS, save_checkpoint
+from helpers_runs import SIDE, save_checkpoint
 from torch import Tensor, nn
 
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
@@ -26,7 +26,7 @@ from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective.reductions import token_log_probs
 from captioning.trace import EXPECTATION
-from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
+from captioning.vocabulary import END, PAD, START, UNK
 
 B, V, T = 3, 11, 6
 
@@ -125,14 +125,6 @@ def test_the_search_of_an_ensemble_equals_a_loop_over_models_and_hypotheses(K):
     assert len({tuple(hypotheses[0].ids) for hypotheses in hypotheses_of}) > 1
 
 
-def test_the_members_of_that_ensemble_do_not_agree():
-    members, views = make_members(), make_views()
-    texts = []
-    for member, view in zip(members, views_of(members, views), strict=True):
-        texts.append([h[0].ids for h in member.search(member.encode(view), BeamOptions(beam_size=3, max_length=T))])
-    assert all(one != other for number, one in enumerate(texts) for other in texts[:number])
-
-
 @torch.no_grad()
 def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at_the_same_cells():
     members, views = make_members(), make_views()
@@ -145,16 +137,6 @@ def test_a_step_sums_to_one_and_its_trace_is_the_mean_of_the_models_that_look_at
     assert out.trace.betas is None  # one of them has no gate
     assert (out.trace.locations == EXPECTATION).all()
     assert len(ensemble.preprocessings) == 2
-
-
-@torch.no_grad()
-def test_the_trace_is_the_first_members_if_no_other_shares_its_cells():
-    members, views = make_members(), make_views()
-    ensemble = Ensemble([members[3], *members[:3]]).eval()
-    memory = ensemble.encode_views(views[::-1])
-    out = ensemble.stepper(memory)(torch.full((B,), START), ensemble.init_state(memory))
-    alone = members[3].stepper(memory[0])(torch.full((B,), START), members[3].init_state(memory[0]))
-    assert torch.equal(out.trace.alphas, alone.trace.alphas) and torch.equal(out.trace.betas, alone.trace.betas)
 
 
 def make_batch(views: list[Tensor]) -> CaptionBatch:
@@ -224,30 +206,6 @@ def files(tmp_path_factory) -> dict[str, Path]:
         "summed": save_checkpoint(folder / "marginal.ckpt", output=SummedOutput()),
         "image": save_image(folder / "image.png", 3),
     }
-
-
-def test_several_checkpoints_load_as_one_captioner(files):
-    captioner = load([files["soft"], files["hard"], files["summed"]])
-    caption = captioner.caption(files["image"])
-    assert caption.words and set(caption.words) <= set(WORDS)
-    assert caption.alphas.shape == (len(caption.words), 9) and len(caption.alternatives) == 2
-    np.testing.assert_allclose(caption.alphas.sum(axis=1), 1, rtol=1e-5)
-    alone = [load(files[name]) for name in ("soft", "hard", "summed")]
-    pixels = captioner.encoder.preprocessing.normalise(caption.view)[None]
-    memories = [member.model.encode(pixels) for member in alone]
-    words = [START, *(WORDS.index(word) + len(Vocabulary(WORDS)) - len(WORDS) for word in caption.words), END]
-    states = [member.model.init_state(memory) for member, memory in zip(alone, memories, strict=True)]
-    for token, following, log_prob in zip(words, words[1:], caption.log_probs, strict=False):
-        steps = [
-            member.model.stepper(memory)(torch.tensor([token]), state)
-            for member, memory, state in zip(alone, memories, states, strict=True)
-        ]
-        states = [step.state for step in steps]
-        mean = np.mean([math.exp(step.log_probs[0, following]) for step in steps])
-        assert log_prob == pytest.approx(math.log(mean), abs=1e-4)
-    greedy = captioner.caption(files["image"], method="greedy")
-    assert greedy.text == captioner.caption(files["image"], beam_size=1).text
-    assert load([files["soft"]]).caption(files["image"]).words == load(files["soft"]).caption(files["image"]).words
 
 
 def test_another_vocabulary_is_refused_in_one_line(files, tmp_path):

@@ -445,16 +445,6 @@ def test_a_page_around_the_fragment_can_lead_to_an_image(visit):
     assert page.evaluate("document.querySelector('.explorer').getBoundingClientRect().top < innerHeight")
 
 
-def test_two_explorers_on_a_page_do_not_disturb_each_other(visit):
-    fragment = explorer_fragment(image_set()[:1])
-    page = visit(f"<!doctype html>{fragment}{fragment}")
-    first, second = page.locator(".explorer").nth(0), page.locator(".explorer").nth(1)
-    second.locator(".word").nth(2).click()
-    page.keyboard.press("ArrowRight")
-    assert first.locator(".panel").first.locator(".word[aria-current] .text").inner_text() == "two"
-    assert second.locator(".panel").first.locator(".word[aria-current] .text").inner_text() == "run"
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_cut_off_at_the_side(visit, width):
     wordy = run_captions("a-run-with-quite-a-long-name_" * 3, "supercalifragilisticexpialidocious " * 20)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from helpers import load_script, random_view, save_image
 from helpers_faults import Fault, ends, faults
 from helpers_runs import make_captions, make_run, save_checkpoint, tiny_config
@@ -18,7 +19,6 @@ from PIL import Image
 
 from captioning.cli import export
 from captioning.cli.build import build
-from captioning.cli.foreign_settings import evaluation_settings, resume_settings
 from captioning.data import CaptionSource
 from captioning.encoders import ConvEncoder, Encoder
 from captioning.errors import InputError

@@ -163,34 +163,6 @@ def test_inference_modes_are_expectation_most_probable_location_and_draw():
     assert not torch.equal(draws[0].trace.locations, draws[1].trace.locations)
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_inferring_restores_the_mode(training):
-    attention = HardAttention(AdditiveScore(A), inference="argmax").train(training)
-
-    def fail_on_the_way() -> None:
-        with attention.inferring("sample"):
-            assert (attention.inference, attention.training) == ("sample", False)
-            raise RuntimeError("stop")
-
-    with pytest.raises(RuntimeError, match="stop"):
-        fail_on_the_way()
-    assert (attention.inference, attention.training) == ("argmax", training)
-
-
-def test_evaluation_does_not_depend_on_the_semi_sampling_of_training():
-    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5)).eval()
-    assert decoder.encode(torch.randn(B, L, D)).use_expectation is None
-    assert int(decoder.attention.batches) == 0
-
-
-def test_unknown_modes_are_refused_by_name():
-    with pytest.raises(InputError, match="inference: must be one of expected for SoftAttention, got 'argmax'"):
-        SoftAttention(AdditiveScore(A)).inference = "argmax"
-    message = "inference: must be one of expected, argmax, sample for HardAttention, got 'mean'"
-    with pytest.raises(InputError, match=message):
-        HardAttention(AdditiveScore(A), inference="mean")
-
-
 @pytest.mark.parametrize(
     ("option", "message"),
     [
@@ -240,13 +212,6 @@ def test_ramp_moves_the_probability_linearly_between_its_batches(ramp, probabili
     assert int(attention.batches) == len(probabilities)
 
 
-def test_no_image_is_treated_separately_once_all_are_drawn():
-    attention = training(HardAttention(AdditiveScore(A), sample_probability=1.0, ramp=(0, 1)))
-    for separately in (True, False):
-        attention.begin_batch()
-        assert (attention.prepare(torch.randn(B, L, D)).use_expectation is not None) == separately
-
-
 def test_schedules_continue_from_a_checkpoint():
     attention = training(HardAttention(AdditiveScore(A), ramp=(0, 10)))
     after_batches(attention, 8)
@@ -275,21 +240,3 @@ def test_temperature_falls_exponentially_and_relaxes_the_samples_of_its_batch():
 
 
 # The generator and autocast
-
-
-def test_draws_come_from_the_global_generator():
-    decoder = make_decoder(HardAttention(AdditiveScore(A), inference="sample")).eval()
-    annotations = torch.randn(B, L, D)
-    torch.manual_seed(4)
-    state = torch.get_rng_state()
-    first = decode(decoder, annotations)
-    torch.set_rng_state(state)
-    assert torch.equal(decode(decoder, annotations).trace.locations, first.trace.locations)
-
-
-def test_alphas_stay_probabilities_under_autocast():
-    decoder = make_decoder(HardAttention(AdditiveScore(A))).train()
-    with torch.autocast("cpu", torch.bfloat16):
-        output = decode(decoder, torch.randn(B, L, D))
-    assert output.log_prob.dtype == output.trace.alphas.dtype == torch.float32
-    torch.testing.assert_close(output.trace.alphas.sum(-1), output.mask.float())

@@ -11,8 +11,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 ROOT = Path(__file__).resolve().parent.parent
 
 # Room -> the rooms it imports, floor by floor from the ground: every room stands above all that it imports. A room is a
@@ -241,85 +239,6 @@ def test_no_test_module_imports_another():
 
 def test_modules_do_not_import_each_other_in_a_circle():
     assert cycle(ROOT) == []
-
-
-def tree(root: Path, files: dict[str, str]) -> Path:
-    """A small project: ``{"data/records": "import torch"}`` writes captioning/data/records.py."""
-    for name, text in files.items():
-        path = root / (name if name.startswith("scripts/") else f"captioning/{name}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_suffix(".py").write_text(text, encoding="utf-8")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("importer", "text", "message"),
-    [
-        ("attention", "from captioning.model import Captioner", "attention may import only"),
-        ("attention", "def f():\n    from captioning.model import Captioner", "attention.py:2"),
-        ("attention", "from captioning import model", "attention may import only"),
-        ("attention", "from .model import Captioner", "attention may import only"),
-        ("attention", "from . import model", "attention may import only"),
-        ("attention", "import captioning.model as m", "attention may import only"),
-        ("attention", "import importlib\nimportlib.import_module('captioning.model')", "attention.py:2"),
-        ("attention", "if TYPE_CHECKING:\n    pass\nelse:\n    import captioning.model", "attention.py:4"),
-        ("errors", "from captioning.data.batch import CaptionBatch", "errors may import only"),
-        ("attention/soft", "from ..model import AttentionDecoder", "attention may import only"),
-        ("encoders/conv", "from captioning.model import Captioner", "encoders may import only"),
-        ("data/records", "from captioning.training.datamodule import CaptionData", "data may import only"),
-        ("decoding/beam", "from captioning.model import AttentionDecoder", "decoding may import only"),
-        ("model", "import pytorch_lightning as pl", "which only"),
-        ("model", "from pytorch_lightning.utilities import rank_zero_only", "which only"),
-        ("training/module", "import lightning", "which only nobody may"),
-        ("training/datamodule", "from lightning.pytorch import Trainer", "which only nobody may"),
-        ("training/module", "def f():\n    import wandb", "which only"),
-        ("scripts/compare_runs", "import wandb", "which only"),
-        ("objective/losses", "from urllib import request", "which only"),
-        ("data/coco", "import requests", "which only"),
-        ("training/datamodule", "from scripts import evaluate", "nothing may import scripts"),
-        ("scripts/evaluate", "import scripts.benchmark", "nothing may import scripts"),
-        ("helpers", "import torch", "has no room"),
-    ],
-)
-def test_a_broken_layer_is_found(tmp_path, importer, text, message):
-    neighbours = dict.fromkeys(("__init__", "model", "data/batch", "data/records", "training/datamodule"), "")
-    (found,) = violations(tree(tmp_path, {**neighbours, importer: text}))
-    assert message in found
-
-
-@pytest.mark.parametrize(
-    ("importer", "text"),
-    [
-        (
-            "attention",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from captioning.model import Captioner",
-        ),
-        ("model/lstm", "from captioning.attention.base import Attention"),
-        ("attention", "from captioning import __version__"),
-        ("data/records", "from captioning.data.transforms import Preprocessing"),
-        ("training/datamodule", "import pytorch_lightning as pl"),
-        ("training/wandb_run", "def f():\n    import wandb"),
-        ("scripts/compare_runs", "from captioning.inference import load"),
-        ("comparison/wandb_runs", "def f():\n    import wandb"),
-        ("data/download", "from urllib.request import urlopen"),
-        ("views/explorer", "from urllib.parse import quote"),
-    ],
-)
-def test_what_the_table_allows_passes(tmp_path, importer, text):
-    neighbours = dict.fromkeys(("__init__", "attention/base", "data/transforms", "captioner", "model"), "")
-    assert violations(tree(tmp_path, {**neighbours, importer: text})) == []
-
-
-def test_a_circle_inside_a_room_is_found(tmp_path):
-    project = tree(
-        tmp_path,
-        {
-            "views/overlays": "from captioning.views.explorer import page",
-            "views/explorer": "def f():\n    from captioning.views.overlays import figure",
-        },
-    )
-    assert violations(project) == []
-    assert {"captioning.views.overlays", "captioning.views.explorer"} == set(cycle(project))
 
 
 def test_help_is_printed_without_importing_what_is_slow():

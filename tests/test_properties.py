@@ -5,13 +5,8 @@ Each claim is checked on a few examples in the quick tests, and on many more in 
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import itertools
-import json
-from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,18 +16,13 @@ from hypothesis import strategies as st
 
 from captioning.attention import AdditiveScore, Attention, HardAttention, SoftAttention
 from captioning.data.batch import pad_captions
-from captioning.data.folder import FolderSource, hashed_split
-from captioning.data.records import CaptionIndex, ImageEntry, PackedStrings, image_name
-from captioning.data.sampler import CaptionBatchSampler
 from captioning.decoding import BeamOptions, Constraints, Step, beam_search, greedy, sample
 from captioning.encoders import ConvEncoder
-from captioning.errors import InputError, printable
 from captioning.model import AttentionDecoder, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.objective.reductions import caption_nll
-from captioning.tokenizers import PUNCTUATION, tokenize, tokenize_all
 from captioning.trace import AttentionTrace
-from captioning.vocabulary import END, PAD, SPECIALS, START, UNK, Vocabulary
+from captioning.vocabulary import END, PAD, SPECIALS, START, UNK
 
 EXAMPLES = pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
 
@@ -56,111 +46,6 @@ captions = st.one_of(texts, sentences.map(" ".join))
 words = st.text(letters, min_size=1, max_size=8).filter(lambda word: word not in SPECIALS)
 
 # Captions, words and ids
-
-
-@EXAMPLES
-def test_many_captions_are_tokenised_as_one_by_one(examples):
-    @holds(examples, st.lists(captions, max_size=8))
-    def claim(given_texts):
-        tokens = [tokenize(text) for text in given_texts]
-        assert tokenize_all(given_texts) == [" ".join(words) for words in tokens]
-        for word in itertools.chain.from_iterable(tokens):
-            assert word and not any(letter.isspace() for letter in word)
-            assert word not in PUNCTUATION and word == word.lower()
-
-
-@EXAMPLES
-def test_words_of_a_vocabulary_come_back_and_others_become_unk(examples, tmp_path):
-    @holds(examples, st.lists(words, unique=True, max_size=8), st.lists(words, max_size=8))
-    def claim(kept, said):
-        vocabulary = Vocabulary(kept)
-        ids = vocabulary.encode(said)
-        assert all(UNK <= i < len(vocabulary) for i in ids)
-        assert vocabulary.decode([START, *ids, END, *ids]) == [w if w in kept else "<unk>" for w in said]
-        vocabulary.save(tmp_path / "words.json")
-        assert Vocabulary.load(tmp_path / "words.json") == vocabulary
-
-
-@EXAMPLES
-def test_a_vocabulary_has_the_words_that_are_frequent_enough_and_no_others(examples):
-    @holds(examples, st.lists(st.lists(st.sampled_from("abcdef"), max_size=9), max_size=6), st.integers(1, 4))
-    def claim(said, min_count):
-        counts = Counter(itertools.chain.from_iterable(said))
-        vocabulary = Vocabulary.build(said, min_count=min_count)
-        assert set(vocabulary.words) == {word for word, count in counts.items() if count >= min_count}
-        assert [counts[word] for word in vocabulary.words] == sorted(
-            (counts[w] for w in vocabulary.words), reverse=True
-        )
-        assert Vocabulary.build(said, min_count=min_count, max_size=2).words == vocabulary.words[:2]
-
-
-@EXAMPLES
-def test_packed_strings_are_the_strings(examples):
-    @holds(examples, st.lists(texts, max_size=9), st.integers(0, 9))
-    def claim(strings, limit):
-        packed = PackedStrings.pack(strings)
-        assert list(packed) == strings and [packed[i - len(strings)] for i in range(len(strings))] == strings
-        assert list(packed.take(limit)) == strings[:limit]
-
-
-@EXAMPLES
-def test_an_index_has_every_caption_beside_its_image(examples):
-    said = st.lists(st.sampled_from(["a", "a dog", "the dog runs", ""]), max_size=4)
-
-    @holds(examples, st.lists(said, min_size=1, max_size=6).filter(lambda images: any(map(any, images))))
-    def claim(images):
-        index = CaptionIndex.build(Path(), [ImageEntry(i, f"{i}.png", list(texts)) for i, texts in enumerate(images)])
-        kept = {i: [caption for caption in texts if caption] for i, texts in enumerate(images)}
-        kept = {i: texts for i, texts in kept.items() if texts}
-        assert {int(i): index.references(row) for row, i in enumerate(index.image_ids)} == kept
-        assert index.caption_lengths.tolist() == [len(c.split()) for texts in kept.values() for c in texts]
-
-
-@EXAMPLES
-def test_names_of_images_stay_in_their_folder_or_are_refused(examples, tmp_path):
-    parts = st.lists(st.one_of(st.sampled_from(["..", ".", "", "~", "a", "b.png"]), texts), min_size=1, max_size=4)
-
-    @holds(examples, parts.map("/".join))
-    def claim(name):
-        try:
-            image_name(name, allow_outside=False, where="x")
-        except InputError:
-            return
-        assert (tmp_path / name).resolve().is_relative_to(tmp_path.resolve())
-
-
-@EXAMPLES
-def test_a_folder_says_the_same_in_json_lines_and_in_csv(examples, tmp_path):
-    names = st.text(letters.filter(lambda x: x not in "\0/\r\n"), min_size=1, max_size=6).filter(lambda n: n != "..")
-    rows = st.lists(st.tuples(names, captions), min_size=1, max_size=8)
-
-    @holds(examples, rows)
-    def claim(rows):
-        lines = [{"image": name, "caption": caption} for name, caption in rows]
-        (tmp_path / "x.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-        with (tmp_path / "x.csv").open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["image", "caption"], quoting=csv.QUOTE_ALL)
-            writer.writeheader()
-            writer.writerows(lines)
-        for split in ("train", "val", "test"):
-            said = {}
-            for name in ("x.jsonl", "x.csv"):
-                said[name] = []
-                with contextlib.suppress(InputError):  # no image with a word in this split
-                    index = FolderSource(str(tmp_path), captions=name).index(split)
-                    said[name] = [(index.paths[row], index.references(row)) for row in range(len(index))]
-            assert said["x.jsonl"] == said["x.csv"]
-            assert all(hashed_split(name) == split for name, _ in said["x.csv"])
-
-
-@EXAMPLES
-def test_what_a_terminal_is_shown_is_one_line_without_controls(examples):
-    @holds(examples, st.text(max_size=40))
-    def claim(text):
-        shown = printable(text)
-        assert len(shown.splitlines()) <= 1 and "\x1b" not in shown
-        if text.isascii() and text.isprintable():
-            assert shown == text
 
 
 # Lengths and masks
@@ -307,32 +192,3 @@ def test_the_scores_of_a_search_are_those_of_forced_decoding(examples, kind):
 
 
 # Samplers
-
-per_image = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=9)
-
-
-@pytest.mark.parametrize("group", ["length", "image"])
-@EXAMPLES
-def test_every_caption_is_met_once_an_epoch_also_in_a_resumed_one(examples, group):
-    @holds(examples, per_image, st.integers(1, 7), st.integers(1, 3), st.integers(0, 9), st.data())
-    def claim(lengths, batch_size, ranks, seed, data):
-        flat = torch.tensor(list(itertools.chain.from_iterable(lengths)))
-        image = torch.tensor([i for i, captions in enumerate(lengths) for _ in captions])
-        make = lambda rank: CaptionBatchSampler(  # noqa: E731
-            flat, image, batch_size=batch_size, seed=seed, rank=rank, world_size=ranks, group=group
-        )
-        samplers = [make(rank) for rank in range(ranks)]
-        for _ in range(2):
-            epochs = [list(sampler) for sampler in samplers]
-            assert len({len(epoch) for epoch in epochs}) == 1 and len(epochs[0]) == len(samplers[0])
-            met = Counter(caption for epoch in epochs for batch in epoch for caption in batch)
-            assert set(met) == set(range(len(flat)))
-            biggest = 1 if group == "length" else max(map(len, lengths))
-            assert met.total() - len(met) <= (ranks - 1) * biggest
-        done = data.draw(st.integers(0, len(samplers[0])))
-        whole = make(0)
-        first = list(whole)
-        state = json.loads(json.dumps(whole.state_dict(done)))
-        resumed = make(0)
-        resumed.load_state_dict(state)
-        assert list(resumed) == (first[done:] if done < len(first) else list(whole))

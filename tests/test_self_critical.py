@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 import torch
 from helpers import trace_of
-from helpers_training import make_data, make_module, make_shapes, make_trainer, run_stage
-from pytorch_lightning.callbacks import Callback
 from torch import Tensor
 from torch.nn import Dropout
 
@@ -39,7 +36,6 @@ from captioning.evaluation.rewards import CaptionReward
 from captioning.model import AttentionDecoder, SummedOutput, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.objective import SelfCriticalTraining
-from captioning.training import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK, Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:self-critical training begins with random weights")
@@ -159,31 +155,6 @@ def test_gradient_is_expected_to_be_that_of_the_expected_reward(case, options, m
         assert all(module.training for module in captioner.decoder.modules())
     assert exact.abs().max() > 0.01
     torch.testing.assert_close(expected, exact, rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("case", ["soft", "hard, argmax", "summed", "transformer"])
-def test_likelihood_adds_the_nll_of_the_references_per_caption(case, monkeypatch):
-    """Against the log softmax of the decoder's logits, one caption at a time; <unk> is a word of the references."""
-    captioner, batch = make_captioner(case), make_batch(images=2)
-    references = [[4, UNK], [4], [3, 4, 4]]
-    ids, lengths = pad_captions(references)
-    batch = replace(batch, captions=ids, lengths=lengths, image_index=torch.tensor([0, 1, 1]))
-    drawn = [hypothesis(*EVERY[number]) for number in (0, 3, 8, 2)]
-    monkeypatch.setattr(decoding, "sample", lambda *_, **__: drawn)
-    reward_alone = gradient(captioner, begun(SelfCriticalTraining(samples=2))(captioner, batch)[0])
-    objective = begun(SelfCriticalTraining(samples=2, likelihood=0.3))
-    loss, logged, _ = objective(captioner, batch)
-    captioner.eval()
-    nll = torch.zeros((), dtype=torch.double)
-    for image, words in zip([0, 1, 1], references, strict=True):
-        memory = captioner.encode(annotations=batch.annotations[image : image + 1])
-        log_p = captioner.decoder(*pad_captions([words]), memory).logits.log_softmax(-1)
-        nll = nll - log_p[range(len(words) + 1), [*words, END]].sum() / 3
-    assert float(logged["reference_nll"]) == pytest.approx(nll.item())
-    assert float(logged["loss"]) == pytest.approx(0.3 * nll.item() - float(logged["reward"]))
-    expected = reward_alone + 0.3 * gradient(captioner, nll)
-    torch.testing.assert_close(gradient(captioner, loss), expected)
-    assert not torch.allclose(expected, reward_alone, rtol=0.01)
 
 
 @pytest.mark.parametrize("case", ["soft", "hard, argmax", "summed"])
@@ -350,67 +321,3 @@ def test_options_out_of_range_are_refused(options, message):
 
 
 # Runs
-
-
-@pytest.fixture(scope="module")
-def shapes(tmp_path_factory):
-    return make_shapes(tmp_path_factory.mktemp("data"), train=12, val=3, test=3)
-
-
-def second_stage(attention=None, **options) -> CaptioningModule:
-    reward = SelfCriticalTraining(**{"samples": 4} | options)
-    search = BeamOptions(beam_size=1, max_length=8)
-    return make_module(attention, objective=reward, search=search, lr=0.01)
-
-
-@pytest.mark.parametrize("options", [{}, {"baseline": "greedy", "bleu4": 0.5}])
-def test_a_few_steps_raise_the_reward(shapes, tmp_path, options):
-    class Rewards(Callback):
-        def __init__(self) -> None:
-            self.seen: list[float] = []
-
-        def on_train_batch_end(self, trainer, module, *_) -> None:
-            self.seen.append(float(trainer.callback_metrics["train/reward"]))
-
-    rewards = Rewards()
-    trainer = make_trainer(tmp_path, max_steps=60, max_epochs=-1, limit_val_batches=0, callbacks=[rewards])
-    run_stage(trainer.fit, second_stage(samples=8, **options), make_data(shapes, group="image", batch_size=60))
-    assert len(rewards.seen) == 60
-    first, last = sum(rewards.seen[:10]) / 10, sum(rewards.seen[-10:]) / 10
-    assert last > 1.1 * first > 0
-
-
-def test_a_second_stage_without_a_first_is_warned_of(shapes, tmp_path):
-    trainer = make_trainer(tmp_path, max_steps=1, max_epochs=-1, limit_val_batches=0)
-    with pytest.warns(UserWarning, match="self-critical training begins with random weights; .*--init_from"):
-        run_stage(trainer.fit, second_stage(), make_data(shapes, group="image", batch_size=60))
-
-
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-@pytest.mark.parametrize("attention", [SoftAttention, HardAttention])
-def test_a_run_is_the_same_under_a_seed_and_when_it_is_resumed(shapes, tmp_path, attention, precision):
-    def fit(folder: str, epochs: int, seed: int = 3, **options) -> tuple[CaptioningModule, dict[str, float]]:
-        module = second_stage(attention(AdditiveScore(5)))
-        torch.manual_seed(seed)
-        trainer = make_trainer(tmp_path / folder, max_epochs=epochs, precision=precision)
-        run_stage(trainer.fit, module, make_data(shapes, group="image", batch_size=20), **options)
-        trainer.save_checkpoint(tmp_path / f"{folder}.ckpt")
-        return module, {name: float(value) for name, value in trainer.logged_metrics.items()}
-
-    whole, logged = fit("whole", 2)
-    assert {"train/reward", "train/baseline", "val/nll", "val/cider_d"} <= logged.keys()
-    assert logged["train/loss"] == -logged["train/reward"]
-    fit("half", 1)
-    rest, _ = fit("rest", 2, seed=99, ckpt_path=tmp_path / "half.ckpt", weights_only=True)
-    other, _ = fit("other", 2, seed=4)
-    for name, value in whole.state_dict().items():
-        assert torch.equal(value, rest.state_dict()[name]), name
-    assert not torch.equal(whole.captioner.decoder.output.L_o.weight, other.captioner.decoder.output.L_o.weight)
-
-
-def test_attention_that_draws_while_captions_are_drawn_is_refused_in_training_alone(shapes, tmp_path):
-    module = second_stage(HardAttention(AdditiveScore(4), inference="sample"))
-    with pytest.raises(InputError, match="inference expected or argmax"):
-        run_stage(make_trainer(tmp_path).fit, module, make_data(shapes))
-    run_stage(make_trainer(tmp_path).test, module, make_data(shapes), verbose=False)
-    assert len(module.results) == 3

@@ -180,16 +180,6 @@ def test_any_soft_attention_with_and_without_a_gate(make):
     assert (np.ptp(log_w[:, 1:], axis=1).max() < 1e-6) == isinstance(attention, UniformAttention)
 
 
-def test_label_smoothing_holds_against_the_sum():
-    captioner, batch = make_captioner(), make_batch()
-    objective = Likelihood(attention_penalty=0.0, label_smoothing=0.2).connect(captioner.decoder.attention)
-    with torch.no_grad():
-        loss, _, output = objective(captioner, batch)
-        log_p = summed_of(captioner, batch, captioner.decoder.output)
-    of_targets = log_p[np.arange(len(log_p)), output.targets.numpy()]
-    assert float(loss) == pytest.approx(-0.8 * of_targets.mean() - 0.2 * log_p.mean(), abs=1e-5)
-
-
 @pytest.mark.parametrize(
     ("options", "normaliser"),
     [*((options, None) for options in OUTPUTS.values()), ({}, Sparsemax()), ({"block": (2, 2)}, Entmax15())],
@@ -214,19 +204,6 @@ def test_gradient_of_the_objective_matches_finite_differences(options, normalise
                     around.append(float(objective(captioner, batch)[0]))
             flat[place] = value
             assert float(gradient.view(-1)[place]) == pytest.approx((around[0] - around[1]) / 2e-5, abs=1e-7)
-
-
-def test_configuration_and_parameters_are_those_of_the_deep_output_and_a_map_to_the_rank():
-    deep = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
-    deep.build(V, D, GRID)
-    for options, more in (({"block": (2, 2)}, set()), ({"rank": 2}, {"output.projection.weight"})):
-        decoder = make_captioner(SummedOutput(**options)).decoder
-        assert decoder.state_dict().keys() - deep.state_dict().keys() == more
-        config = decoder.to_config()
-        assert config["init_args"]["output"]["class_path"] == "captioning.model.SummedOutput"
-        again = AttentionDecoder.from_config(config)
-        assert again.to_config() == config
-        assert (again.output.block, again.output.rank) == (options.get("block"), options.get("rank"))
 
 
 def built(grid_size: tuple[int, int] | None = GRID, **options) -> AttentionDecoder:
@@ -301,17 +278,6 @@ def test_posterior_is_bayes_rule(options):
                 np.testing.assert_allclose(of_components, joint / joint.sum(), atol=1e-5)
 
 
-def test_posterior_keeps_the_prior_within_a_component():
-    """A word says which block was looked at, not which of its cells."""
-    captioner, batch = make_captioner(SummedOutput(block=(2, 2))), make_batch()
-    with torch.no_grad():
-        trace = captioner(batch).trace
-    cells = torch.tensor([0, 1, 4, 5])
-    prior, posterior = trace.alphas[0, :4, cells], trace.posterior[0, :4, cells]
-    torch.testing.assert_close(prior / prior.sum(1, keepdim=True), posterior / posterior.sum(1, keepdim=True))
-    assert not torch.allclose(trace.alphas[0, :4], trace.posterior[0, :4], atol=1e-3)
-
-
 @pytest.mark.parametrize("options", OUTPUTS.values(), ids=OUTPUTS)
 def test_search_steps_equal_teacher_forcing(options):
     captioner, batch = make_captioner(SummedOutput(**options)), make_batch(mask=some_mask())
@@ -354,17 +320,6 @@ def test_hypotheses_get_the_posterior_of_their_words():
         torch.testing.assert_close(after.trace.posterior.sum(1), torch.ones(len(after.ids)))
 
 
-def test_deep_output_has_no_posterior():
-    captioner, batch = make_captioner(), make_batch()
-    decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H)
-    plain = Captioner(captioner.encoder, decoder, vocabulary_size=V).eval()
-    with torch.inference_mode():
-        memory = plain.encode(annotations=batch.annotations)
-        hypotheses = plain.search(memory, BeamOptions(max_length=5))
-        assert plain.with_posterior(memory, hypotheses) is hypotheses
-        assert plain(batch).trace.posterior is None
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_agrees_with_float32(dtype):
     captioner, batch = make_captioner(dropout=0.0), make_batch()
@@ -387,25 +342,3 @@ def test_a_saturated_gate_keeps_the_gradient_finite():
         reductions.caption_nll(output.logits, output.targets).backward()
         assert output.logits.isfinite().all()
         assert all(p.grad.isfinite().all() for p in captioner.decoder.parameters())
-
-
-def test_dropout_acts_on_the_sentence_and_on_the_image():
-    captioner, batch = make_captioner(dropout=0.5), make_batch()
-    decoder = captioner.train().decoder
-    first, second = captioner(batch).logits, captioner(batch).logits
-    assert not torch.allclose(first, second)
-    memory = captioner.encode(annotations=batch.annotations)
-    A_first, _ = decoder.output._factors(memory)
-    assert 0.2 < float((A_first == 0).float().mean()) < 0.8
-
-
-def test_several_captions_of_an_image_share_it():
-    captioner, batch = make_captioner(), make_batch()
-    rows = torch.tensor([0, 0, 1, 1, 2, 2])
-    captions, lengths = pad_captions([[4, 6, 5], [5], [5, 6, 7], [4], [12], [7, 7]])
-    both = CaptionBatch(captions, lengths, rows, torch.arange(B), torch.arange(B), annotations=batch.annotations)
-    apart = CaptionBatch(
-        captions, lengths, torch.arange(6), torch.arange(6), torch.arange(6), annotations=batch.annotations[rows]
-    )
-    with torch.no_grad():
-        torch.testing.assert_close(captioner(both).logits, captioner(apart).logits)

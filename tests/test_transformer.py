@@ -8,8 +8,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from helpers import save_image
-from helpers_training import make_data, make_shapes, make_trainer, run_stage
 from torch import Tensor, nn
 
 from captioning.attention import (
@@ -32,12 +30,10 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, greedy
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.inference import load
 from captioning.model import AttentionDecoder, Decoder, TransformerDecoder
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
 from captioning.objective import LeaveOneOut, Likelihood, reductions
-from captioning.training.module import CaptioningModule
 from captioning.vocabulary import END, PAD, START, UNK
 
 GRID, D, DIM, V = (2, 3), 5, 8, 11
@@ -312,67 +308,6 @@ def test_every_parameter_learns_through_every_term():
     # A key's bias adds the same to all logits, which the softmax does not see.
     silent = [name for name, p in captioner.decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert all("key_projection.bias" in name for name in silent), silent
-
-
-def test_a_toy_task_is_learned_and_its_places_are_found():
-    """Two cells hold a word each, the first of them in a marked cell: the caption is both, in that order."""
-    draw = torch.Generator().manual_seed(3)
-    captions, annotations = [], torch.zeros(60, L, 8)
-    for image in annotations:
-        first, second = torch.randperm(L, generator=draw)[:2].tolist()
-        words = torch.randint(0, 6, (2,), generator=draw).tolist()
-        image[first, words[0]], image[second, words[1]] = 3.0, 3.0
-        image[first, 6], image[second, 7] = 3.0, 3.0
-        captions.append([4 + word for word in words])
-    encoder = ConvEncoder((8,), (4,), image_size=16)
-    encoder.grid_size = GRID
-    torch.manual_seed(1)
-    decoder = TransformerDecoder(heads(), dim=16, layers=2, heads=2, dropout=0.0, tie_embeddings=True)
-    captioner = Captioner(encoder, decoder, vocabulary_size=V)
-    objective, batch = (
-        Likelihood(attention_penalty=0.0).connect(captioner.decoder.attention),
-        make_batch(captions, annotations),
-    )
-    optimizer = torch.optim.Adam(captioner.parameters(), 5e-3)
-    for _ in range(150):
-        loss, _, _ = objective(captioner, batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert float(loss.detach()) < 0.05
-    captioner.eval()
-    searched = captioner.search(captioner.encode(annotations=annotations), BeamOptions(beam_size=2, max_length=5))
-    assert np.mean([best[0].ids == ids for best, ids in zip(searched, captions, strict=True)]) > 0.95
-
-
-def make_module(**options) -> CaptioningModule:
-    torch.manual_seed(3)
-    decoder = TransformerDecoder(heads(), dim=12, layers=2, heads=3, tie_embeddings=True, standardize_annotations=True)
-    options = {"search": BeamOptions(beam_size=2, max_length=12)} | options
-    encoder = ConvEncoder((8, 12), (4, 2), image_size=48)
-    return CaptioningModule(encoder, decoder, optimizer=lambda p: torch.optim.Adam(p, lr=3e-3), **options)
-
-
-def test_a_run_is_saved_loaded_exported_and_captions(tmp_path):
-    module, data = make_module(), make_data(make_shapes(tmp_path, train=12, val=3, test=1))
-    trainer = make_trainer(tmp_path, max_epochs=2)
-    run_stage(trainer.fit, module, data)
-    assert math.isfinite(float(trainer.callback_metrics["val/bleu4"]))
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
-    captioner = load(tmp_path / "last.ckpt")
-    assert isinstance(captioner.model.decoder, TransformerDecoder)
-    for name, weight in module.captioner.state_dict().items():
-        assert torch.equal(weight, captioner.model.state_dict()[name])
-    captioner.export(tmp_path / "exported")
-    image = save_image(tmp_path / "image.png", size=(48, 48))
-    captions = [load(path)(image) for path in (tmp_path / "last.ckpt", tmp_path / "exported")]
-    assert captions[0].text == captions[1].text and captions[0].words
-    assert captions[0].alphas.shape == (len(captions[0].words), 36)
-    captions[0].save_figure(tmp_path / "overlay.png", heads=True)
-    assert captions[0].trace.heads.shape == (len(captions[0].words), 2, 36)
-    again = make_module()
-    run_stage(make_trainer(tmp_path, max_epochs=3).fit, again, data, ckpt_path=tmp_path / "last.ckpt")
-    assert again.captioner.decoder.to_words.weight is again.captioner.decoder.embedding.weight
 
 
 def test_config_round_trip_rebuilds_the_same_decoder():

@@ -116,11 +116,6 @@ def test_sizes_that_cannot_be_divided_are_refused(options, message):
         AnnotationAttention(**options).build(D, GRID)
 
 
-def test_another_number_of_locations_than_the_grids_is_refused():
-    with pytest.raises(ValueError, match="a grid of 2 x 5 has 10 locations, got 9"):
-        make_layer()(torch.randn(B, L - 1, D))
-
-
 # The bidirectional LSTM
 
 
@@ -208,14 +203,3 @@ def test_the_decoder_attends_to_the_output_of_the_layer_and_trains_it(name, auto
         assert decoder.encode(annotations).annotations.shape == (B, L, {"attention": DIM, "LSTM": 2 * C}[name])
         logits_sum(decoder, annotations).backward()
     assert all(parameter.grad.abs().sum() > 0 for parameter in decoder.annotation_layer.parameters())
-
-
-@every_layer
-def test_config_round_trip_keeps_the_layer(make):
-    decoder = make_decoder(make)
-    again = AttentionDecoder.from_config(decoder.to_config())
-    assert again.to_config() == decoder.to_config()
-    again.build(V, D, GRID)
-    again.load_state_dict(decoder.state_dict())
-    annotations = torch.randn(B, L, D)
-    torch.testing.assert_close(again.eval().encode(annotations).annotations, decoder.encode(annotations).annotations)

@@ -109,12 +109,6 @@ def test_gradient_of_expected_contexts_is_the_authors_too():
     assert_same_gradients(captioner, loss, authors_gradient(captioner, output, baseline=0.0))
 
 
-def test_penalty_has_a_gradient_with_soft_attention_alone():
-    alphas = torch.rand(B, STEPS, L, requires_grad=True)
-    assert reductions.ArcticReduction().penalty(alphas, None, stochastic=False).requires_grad
-    assert not reductions.ArcticReduction().penalty(alphas, None, stochastic=True).requires_grad
-
-
 def test_soft_attention_has_the_authors_loss_too():
     decoder = AttentionDecoder(SoftAttention(AdditiveScore(A)), embedding_dim=E, hidden_dim=H, dropout=0.0)
     captioner = Captioner(ConvEncoder((D,), (4,), image_size=16), decoder, vocabulary_size=V).double()

@@ -160,13 +160,6 @@ def test_rows_of_one_image_share_its_memory(attention):
     torch.testing.assert_close(looked.alphas, looked_copied.alphas)
 
 
-def test_uniform_attention_sees_the_mean_annotation():
-    decoder = make_decoder(UniformAttention())
-    memory = decoder.encode(torch.randn(B, L, D))
-    out = decoder.attention(torch.randn(B, H), memory)
-    torch.testing.assert_close(out.context, memory.annotations.mean(1))
-
-
 def test_standardizing_gives_channels_of_mean_zero_and_variance_one_and_leaves_masked_locations_out():
     decoder = make_decoder(standardize_annotations=True).train()
     annotations = 5 + 3 * torch.randn(40, L, D)
@@ -198,11 +191,3 @@ def test_wrong_shapes_are_refused_by_name():
         decoder.encode(torch.randn(B, L, D), torch.ones(B, L + 1, dtype=torch.bool))
     with pytest.raises(ValueError, match="at least one location"):
         decoder.encode(torch.randn(B, L, D), torch.zeros(B, L, dtype=torch.bool))
-
-
-def test_config_round_trip_rebuilds_the_same_decoder():
-    decoder = make_decoder(init_layers=2)
-    again = AttentionDecoder.from_config(decoder.to_config())
-    again.build(V, D)
-    again.load_state_dict(decoder.state_dict())
-    assert again.to_config() == decoder.to_config()

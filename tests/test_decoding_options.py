@@ -82,18 +82,6 @@ def test_the_n_best_are_the_beginning_of_the_beam(captioners, images, name):
     assert [c.words for c in all_of(widened)] == [c.words for c in all_of(whole)]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_samples_of_an_image_differ_and_repeat_with_their_seed(captioners, images, name):
-    options = {"method": "sample", "samples": 6, "temperature": 9.0, "seed": 3}
-    first, again = (captioners[name].caption(images[:2], **options) for _ in range(2))
-    for one, other in zip(first, again, strict=True):
-        assert len(all_of(one)) == 6
-        assert [c.words for c in all_of(one)] == [c.words for c in all_of(other)]
-        assert len({c.text for c in all_of(one)}) > 2
-    (single,) = captioners[name].caption(images[:1], method="sample", seed=3)
-    assert single.alternatives == []
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

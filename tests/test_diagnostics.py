@@ -57,6 +57,38 @@ def test_statistics_of_alphas_that_are_exactly_zero_are_finite():
     assert float(statistics["attention_entropy"]) == 0.0 and float(statistics["step_kl"]) > 10
 
 
+UNIFORM = torch.full((N, T, L), 1 / L)
+ONE = torch.nn.functional.one_hot(torch.zeros(N, T, dtype=torch.int64), L).float()
+SAME = torch.tensor([0.5, 0.2, 0.1, 0.1, 0.1, 0, 0, 0, 0]).expand(N, T, L)
+
+
+def watched(alphas: Tensor, beta: float = 0.5, batches: int = PATIENCE, *, locations: int = L) -> CollapseWatch:
+    watch, mask = CollapseWatch(), make_mask()
+    trace = AttentionTrace(alphas * mask.unsqueeze(-1), torch.full((N, T), beta) * mask, None)
+    for _ in range(batches):
+        watch.update(attention_statistics(trace, mask), locations)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("alphas", "beta", "cause"),
+    [
+        (UNIFORM, 0.5, "they are uniform"),
+        (ONE, 0.5, "one location has all the weight"),
+        (SAME, 0.5, "every word gets the same map"),
+        (SAME, 0.01, "beta is 0.010 on average: words ignore the image"),
+    ],
+)
+def test_every_cause_is_named_once_attention_had_time_to_learn(alphas, beta, cause):
+    assert cause in str(watched(alphas, beta).cause())
+    assert watched(alphas, beta, PATIENCE - 1).cause() is None
+
+
+def test_uniform_is_judged_by_the_locations_that_exist_and_moving_attention_is_fine():
+    assert "every word gets the same map" in str(watched(UNIFORM, locations=10 * L).cause())
+    assert watched(torch.softmax(3 * torch.randn(N, T, L), -1)).cause() is None
+
+
 def test_the_past_is_forgotten():
     mask = make_mask()
     watcher = CollapseWatch()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import save_image
-from helpers_runs import SIDE, save_checkpoint
+from helpers_runs import SIDE
 from torch import Tensor, nn
 
 from captioning.attention import AdditiveScore, Attention, CoverageScore, HardAttention, MultiHeadAttention
@@ -20,7 +18,6 @@ from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
 from captioning.encoders import ConvEncoder
 from captioning.errors import InputError
-from captioning.inference import load
 from captioning.model import AttentionDecoder, Output, SummedOutput
 from captioning.model.captioner import Captioner
 from captioning.model.ensemble import Ensemble
@@ -169,18 +166,6 @@ def test_the_likelihood_of_references_is_that_of_the_mixture():
     torch.testing.assert_close(output.trace.alphas[existing].sum(-1), torch.ones(len(output.targets)))
 
 
-@torch.no_grad()
-def test_members_with_the_same_encoder_share_cached_features():
-    first, second = make_member(1, Soft(AdditiveScore(5))), make_member(2, HardAttention(AdditiveScore(4)))
-    second.encoder.load_state_dict(first.encoder.state_dict())
-    ensemble = Ensemble([first, second]).eval()
-    (view, _), batch = make_views(), make_batch(make_views())
-    cached = dataclasses.replace(batch, images=None, annotations=first.encoder(view))
-    second.encoder.forward = None  # would fail
-    for of_images, of_features in zip(ensemble.encode_batch(batch), ensemble.encode_batch(cached), strict=True):
-        assert torch.equal(of_images.annotations, of_features.annotations)
-
-
 def test_inference_modes_reach_the_members_that_have_them():
     members = make_members()
     ensemble = Ensemble(members)
@@ -195,24 +180,3 @@ def test_inference_modes_reach_the_members_that_have_them():
 
 
 # Checkpoints
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("run")
-    return {
-        "soft": save_checkpoint(folder / "soft.ckpt", search={"max_length": T}),
-        "hard": save_checkpoint(folder / "hard.ckpt", attention=HardAttention, gated=False),
-        "summed": save_checkpoint(folder / "marginal.ckpt", output=SummedOutput()),
-        "image": save_image(folder / "image.png", 3),
-    }
-
-
-def test_another_vocabulary_is_refused_in_one_line(files, tmp_path):
-    content = torch.load(files["hard"], weights_only=True)
-    content["captioning"]["vocabulary"] = list(reversed(content["captioning"]["vocabulary"]))
-    torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(InputError, match=r"other.ckpt: its vocabulary is another one .other words, another order"):
-        load([files["soft"], tmp_path / "other.ckpt"])
-    with pytest.raises(InputError, match="at least one checkpoint"):
-        load([])

@@ -9,7 +9,6 @@ import torch.multiprocessing
 from captioning.errors import InputError
 from captioning.objective.estimators import (
     ArgmaxBaseline,
-    Estimator,
     ExpectedContextBaseline,
     LeaveOneOut,
     MovingAverage,
@@ -133,16 +132,6 @@ def test_argmax_baseline_compares_with_the_most_probable_locations():
 def test_options_out_of_range_are_refused_by_name(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=lambda e: type(e).__name__)
-def test_baselines_continue_from_a_checkpoint(estimator):
-    estimator(REWARDS, MASK, ALL, REWARDS)
-    again = Estimator.from_config(estimator.to_config())
-    again.load_state_dict(estimator.state_dict())
-    torch.testing.assert_close(
-        again(REWARDS, MASK, SOME, REWARDS).advantages, estimator(REWARDS, MASK, SOME, REWARDS).advantages
-    )
 
 
 def follow(rank: int, folder: str) -> None:

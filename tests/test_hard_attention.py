@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -17,7 +15,6 @@ from captioning.attention import (
 )
 from captioning.attention.hard import draw
 from captioning.data.batch import pad_captions
-from captioning.errors import InputError
 from captioning.model import AttentionDecoder, DecoderOutput
 from captioning.objective.reductions import step_entropy
 from captioning.trace import EXPECTATION
@@ -129,12 +126,6 @@ def test_semi_sampling_decides_image_by_image_for_all_steps_and_captions(caption
     assert len(drawn_images) > 5  # not one decision for the batch
 
 
-def test_semi_sampling_per_batch_is_one_decision_for_all_images():
-    decoder = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.5, per_batch=True)).train()
-    batches = {tuple(one_hot_steps(decode(decoder, torch.randn(B, L, D))).any(1).tolist()) for _ in range(30)}
-    assert batches == {(True,) * B, (False,) * B}
-
-
 def test_images_that_are_not_drawn_have_the_contexts_of_soft_attention():
     hard = make_decoder(HardAttention(AdditiveScore(A), sample_probability=0.0)).train()
     soft = make_decoder(SoftAttention(AdditiveScore(A))).train()
@@ -161,22 +152,6 @@ def test_inference_modes_are_expectation_most_probable_location_and_draw():
     draws = [decode(decoder, annotations) for _ in range(2)]
     assert torch.equal(one_hot_steps(draws[0]), draws[0].mask)
     assert not torch.equal(draws[0].trace.locations, draws[1].trace.locations)
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ({"sample_probability": 1.5}, "sample_probability must be in"),
-        ({"ramp": (20, 10)}, "ramp must have"),
-        ({"ramp": (10, 20, 30)}, "ramp must have"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-        ({"temperature": math.nan}, "temperature must be positive"),
-        ({"anneal": 0}, "anneal must be at least 1"),
-    ],
-)
-def test_options_out_of_range_are_refused_by_name(option, message):
-    with pytest.raises(InputError, match=message):
-        GumbelAttention(AdditiveScore(A), **option)
 
 
 # Schedules

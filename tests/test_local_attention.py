@@ -100,10 +100,3 @@ def test_options_that_do_not_fit_are_refused_by_name():
         LocalScore(AdditiveScore(A), position_dim=-2)
     with pytest.raises(ValueError, match="grid of 4 x 6 has 24 locations, got 23"):
         local_attention().prepare(torch.randn(B, 23, D))
-
-
-def test_weights_trained_on_another_grid_are_refused():
-    other = SoftAttention(LocalScore(AdditiveScore(A)))
-    other.build(D, H, (5, 6))
-    with pytest.raises(RuntimeError, match=r"score\.centres"):
-        other.load_state_dict(local_attention().state_dict())

@@ -48,11 +48,6 @@ def test_general_score_is_bilinear_in_annotation_and_query():
     torch.testing.assert_close(logits, torch.einsum("brld,hd,brlh->brl", a, score.annotation_projection.weight, h))
 
 
-def test_scaled_dot_score_divides_by_the_root_of_the_size():
-    logits, a, h = logits_and_pairs(built(ScaledDotScore(), query_dim=D), query_dim=D)
-    torch.testing.assert_close(logits, (a * h).sum(-1) / D**0.5)
-
-
 def test_scaled_dot_score_with_a_size_compares_projections_of_that_size():
     score = built(ScaledDotScore(A))
     logits, a, h = logits_and_pairs(score)

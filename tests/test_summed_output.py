@@ -12,19 +12,13 @@ import torch
 from captioning.attention import (
     AdditiveScore,
     Attention,
-    ConcatScore,
-    CoverageScore,
     Entmax15,
-    GeneralScore,
     GumbelAttention,
     HardAttention,
-    LocalScore,
     MultiHeadAttention,
-    NTMScore,
     ScaledDotScore,
     SoftAttention,
     Sparsemax,
-    UniformAttention,
 )
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions
@@ -147,37 +141,6 @@ def test_likelihood_is_the_sum_over_locations(options, masked):
         expected = summed_of(captioner, batch, captioner.decoder.output)
     np.testing.assert_allclose(output.logits.double().numpy(), expected, atol=2e-5)
     np.testing.assert_allclose(output.logits.exp().sum(1).numpy(), 1, atol=1e-5)
-
-
-ATTENTIONS = {
-    "no gate": lambda: (None, {"gated": False}),
-    "uniform": lambda: (UniformAttention(), {}),
-    "sparsemax": lambda: (SoftAttention(AdditiveScore(A), normaliser=Sparsemax()), {}),
-    "1.5-entmax": lambda: (SoftAttention(CoverageScore(A), normaliser=Entmax15()), {}),
-} | {
-    type(score).__name__: lambda score=score: (SoftAttention(score), {})
-    for score in (
-        GeneralScore(),
-        ConcatScore(A),
-        CoverageScore(A),
-        LocalScore(AdditiveScore(A), window=(1.0, 1.5)),
-        NTMScore(),
-    )
-}
-
-
-@pytest.mark.parametrize("make", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_any_soft_attention_with_and_without_a_gate(make):
-    attention, options = make()
-    captioner, batch = make_captioner(attention=attention, **options), make_batch()
-    output = captioner(batch)
-    reductions.caption_nll(output.logits, output.targets).backward()
-    with torch.no_grad():
-        expected = summed_of(captioner, batch, captioner.decoder.output)
-        (log_w, _), *_ = log_likelihoods(captioner, batch, captioner.decoder.output)
-    np.testing.assert_allclose(output.logits.detach().double().numpy(), expected, atol=2e-5)
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.decoder.parameters())
-    assert (np.ptp(log_w[:, 1:], axis=1).max() < 1e-6) == isinstance(attention, UniformAttention)
 
 
 @pytest.mark.parametrize(

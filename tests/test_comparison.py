@@ -14,7 +14,7 @@ from helpers_runs import captioned_image, make_captions, run_of
 
 from captioning.comparison.compare import compare
 from captioning.comparison.page import comparison_page
-from captioning.comparison.result import Cell, Comparison, Disagreement, Table, with_best
+from captioning.comparison.result import Cell, Comparison, Disagreement, Table
 from captioning.comparison.verdicts import ONE_SEED, finding
 from captioning.errors import InputError
 from captioning.evaluation.metrics import caption_metrics
@@ -50,7 +50,7 @@ def test_scores_are_corpus_bleu_with_their_interval_around_and_the_difference_be
         assert low < value < high
         assert change == pytest.approx(expected[1][f"bleu{n}"] - expected[0][f"bleu{n}"], abs=0.006)
         assert 0 < change_low < change < change_high and p_value < 0.05
-        assert hard.clear and hard.best and not soft.best and soft.change == ""
+        assert hard.clear and soft.change == ""
 
 
 def test_the_verdict_says_which_is_higher_and_whether_that_is_clear(pair):
@@ -86,28 +86,6 @@ def test_a_difference_is_clear_where_interval_and_test_agree(low, corrected, exp
     assert finding(Difference(Interval(1.0, low, 2.5), corrected, corrected)) == expected
 
 
-def cell_of(value: float, clear: bool = False) -> Cell:
-    return Cell(f"{value:.2f}", clear=clear, value=value)
-
-
-@pytest.mark.parametrize(
-    ("row", "best"),
-    [
-        ([cell_of(9), cell_of(12)], None),  # higher, but not clearly
-        ([cell_of(9), cell_of(12, clear=True)], 1),
-        ([cell_of(9), cell_of(7, clear=True)], 0),
-        ([cell_of(9), cell_of(7, clear=True), cell_of(8)], None),  # not clearly above the third
-        ([cell_of(9), cell_of(7, clear=True), cell_of(8, clear=True)], 0),
-        ([cell_of(9), cell_of(12, clear=True), cell_of(8)], 1),
-        ([cell_of(9), cell_of(12, clear=True), cell_of(11, clear=True)], None),  # these two are not tested
-        ([cell_of(9), Cell("")], None),
-        ([Cell(""), cell_of(9)], None),
-    ],
-)
-def test_only_what_is_clearly_better_than_every_other_is_bold(row, best):
-    assert [cell.best for cell in with_best(row)] == [number == best for number in range(len(row))]
-
-
 def test_p_values_are_corrected_for_all_tests_of_a_table():
     runs = [
         run_of(name, make_captions(30, skill, seed=i))
@@ -136,7 +114,6 @@ def test_many_runs_are_each_compared_with_the_first():
     found = compare(runs, resamples=400)
     assert list(found.tests) == list(found.verdicts) == ["b", "c"]
     assert all(re.search(rf"{run} has [\d.]+ and a [\d.]+ BLEU-4 \(-", text) for run, text in found.verdicts.items())
-    assert [cell.best for cell in cells(found, "Captions", "BLEU-1")] == [True, False, False]
 
 
 def test_runs_on_different_images_are_compared_on_the_common_ones_and_say_so():
@@ -158,7 +135,7 @@ def test_runs_without_a_common_image_are_scored_but_not_tested():
     assert found.images == 0 and found.tests == {} and found.verdicts == {} and found.disagreements == []
     assert "no image in common (a 8, b 9)" in found.notices[0]
     scores = cells(found, "Captions of each run's own images", "BLEU-1")
-    assert all(cell.value and not cell.change and not cell.best for cell in scores)
+    assert all(cell.value and not cell.change for cell in scores)
 
 
 def test_an_image_of_another_data_set_under_the_same_number_is_not_common():
@@ -194,11 +171,11 @@ def test_grounding_is_over_nouns_with_what_knows_nothing_of_the_caption_beneath(
     found = cells(pair, "Grounding", "Pointing accuracy")[1]
     assert found.value == pytest.approx(100 * np.mean([hit.hit for hit in judged]))
     assert found.detail.endswith(f"{len(judged)} nouns") and "p " in found.change
-    assert [cell.text for cell in cells(pair, "Grounding", "by chance")] == ["25.0", "25.0"]
-    assert [cell.text for cell in cells(pair, "Grounding", "always the centre")] == ["50.0", "50.0"]
+    assert [cell.text for cell in cells(pair, "Grounding", "Pointing, by chance")] == ["25.0", "25.0"]
+    assert [cell.text for cell in cells(pair, "Grounding", "Pointing, always the centre")] == ["50.0", "50.0"]
     correctness = cells(pair, "Grounding", "Attention correctness")
     assert [cell.value for cell in correctness] == pytest.approx([25, 40]) and correctness[1].clear
-    assert [cell.text for cell in cells(pair, "Grounding", "spread evenly")] == ["20.0", "20.0"]
+    assert [cell.text for cell in cells(pair, "Grounding", "Correctness, spread evenly")] == ["20.0", "20.0"]
     assert "attention_correctness" in pair.tests["hard"]
     for table in pair.tables:  # or the numbers of --json would lose one
         assert len({row.name for row in table.rows}) == len(table.rows)
@@ -211,7 +188,7 @@ def test_best_and_final_validation_scores_have_their_step():
     found = compare([soft, hard], resamples=20)
     best, final = (cells(found, "Validation", f"val/bleu4 {which}") for which in ("best", "final"))
     assert [(cell.text, cell.detail) for cell in best] == [("9.00", "step 20"), ("8.00", "step 10")]
-    assert [(cell.text, cell.best) for cell in final] == [("7.00", False), ("8.00", False)]  # nothing is tested
+    assert [(cell.text, cell.change) for cell in final] == [("7.00", ""), ("8.00", "")]  # nothing is tested
     assert [cell.text for cell in cells(found, "Validation", "val/nll best")] == ["2.00", "2.50"]
     assert list(found.curves) == ["val/bleu4", "val/nll"] and list(found.curves["val/nll"]) == ["soft", "hard"]
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from captioning.comparison.result import Comparison
 from captioning.comparison.runs import Run
 from captioning.component import known_class
 from captioning.data.records import CaptionSource
-from captioning.errors import InputError, one_line
+from captioning.errors import InputError
 from captioning.evaluation.metrics import TITLES
 from captioning.inference import ImageCaptioner, load
 from captioning.views.explorer import Shown, explorer_fragment, shown_image
 
 if TYPE_CHECKING:
     from captioning.model.captioner import Captioner
-
-_SPLITS = ("test", "val", "train")
 
 
 def load_models(runs: Sequence[Run]) -> tuple[dict[str, ImageCaptioner[Captioner]], list[str]]:
@@ -114,10 +112,6 @@ def _doubts(run: Run, model: ImageCaptioner, captions: Sequence[Sequence[str]]) 
             f"Captions of {run.name} have words that its checkpoint does not know: another checkpoint was tested, and "
             "the attention shown is not its attention; test the run again."
         )
-    if run.search.get("inference") == "sample":
-        doubts.append(
-            f"The contexts of {run.name} were sampled in the test; the attention shown comes from other draws."
-        )
     return doubts
 
 
@@ -126,16 +120,13 @@ def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Pat
     problem = "no run's data settings are known"
     for run in runs:
         data = run.settings.get("data") or {}
-        if not data.get("source"):
-            continue
-        try:
-            source = _source(data["source"])
-        except (InputError, OSError) as error:
-            problem = str(error)
-            continue
-        for split in dict.fromkeys([str(data.get("test_split") or _SPLITS[0]), *_SPLITS]):
+        for split in dict.fromkeys([str(data.get("test_split") or "test"), "test", "val", "train"]):
             try:
+                settings = data["source"]
+                source = known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
                 index = source.index(split)
+            except (KeyError, TypeError):
+                continue
             except (InputError, OSError) as error:  # a data set may lack this split
                 problem = str(error)
                 continue
@@ -147,11 +138,3 @@ def _image_files(runs: Sequence[Run], ids: Sequence[int]) -> tuple[dict[int, Pat
             if files:
                 problem = f"{next(iter(files.values()))} is not there"
     return {}, problem
-
-
-def _source(settings: Any) -> CaptionSource:
-    """Build a data source from the ``class_path`` and ``init_args`` of a run's settings."""
-    try:
-        return known_class(settings["class_path"], CaptionSource)(**settings.get("init_args", {}))
-    except (AttributeError, KeyError, TypeError) as error:
-        raise InputError(f"data.source: {one_line(error)}") from error

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from captioning.comparison import grounding_table
-from captioning.comparison.captions_table import caption_measures, compare_captions, counts_of, disagreements
+import numpy as np
+
 from captioning.comparison.conditions import add_conditions, add_training, ordered_curves, settings_table
 from captioning.comparison.groups import group_by_seed
-from captioning.comparison.measures import Scored, add_score_table, common_images, titles_of
-from captioning.comparison.result import Comparison, Group
+from captioning.comparison.measures import (
+    Captions,
+    Measure,
+    caption_measures,
+    common_images,
+    grounding_measures,
+    titles_of,
+)
+from captioning.comparison.result import Comparison, Disagreement, Group
 from captioning.comparison.runs import Run
+from captioning.comparison.score_tables import ScoreTables
 from captioning.comparison.variants_table import add_variants
 from captioning.comparison.verdicts import add_verdicts
 from captioning.errors import InputError
@@ -46,28 +54,29 @@ def compare(
     tested = {run.name: run.captions for run in runs if run.captions}
     result.notices += [_untested(run) for run in runs if not run.captions]
     common = common_images(tested, result)
+    scored = {name: [captions[i] for i in common or sorted(captions)] for name, captions in tested.items()}
+    java = java and not any(run.search.get("tokenizer") for run in runs)
+    captions, nouns = caption_measures(scored, java=java), grounding_measures(scored)
+    if captions and not any(metric in measure.keys for measure in captions):
+        raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
     groups = group_by_seed([run for run in runs if run.captions])
     compared = _compared_one_by_one(result.runs, groups) if common and result.runs[0] in tested else []
-    scored = Scored(tested, common, compared, resamples, seed)
-    java = java and not any(run.search.get("tokenizer") for run in runs)
-    counted = {name: counts_of(captions, ids, java) for name, captions, ids in scored.images()}
-    captions, nouns = caption_measures(counted), grounding_table.grounding_measures(scored)
-    if counted and not any(metric in measure.keys for measure in captions):
-        raise InputError(f"metric: {TITLES[metric]} cannot be computed here; it needs Java and English captions")
+    tables = ScoreTables(result, compared, resamples=resamples, seed=seed)
     if captions:
-        compare_captions(result, scored, counted, captions)
+        tables.add_captions(captions)
     if nouns:
-        add_score_table(result, scored, nouns, grounding_table.TITLE, grounding_table.NOTE)
+        tables.add_grounding(nouns)
     measures = [measure for measure in [*captions, *nouns] if not measure.baseline]
     if any(len(group.runs) > 1 for group in groups):
-        add_variants(result, scored, measures, groups, named)
+        add_variants(result, measures, groups, named)
     add_verdicts(result, titles_of(measures))
     add_training(result, runs)
     add_conditions(result, runs)
     result.settings = settings_table(runs)
     result.curves = ordered_curves(runs, metric)
     if common and len(tested) > 1:
-        result.disagreements = disagreements(tested, counted, common, metric, images)
+        (measure,) = [measure for measure in captions if metric in measure.keys]
+        result.disagreements = _disagreements(tested, measure, common, metric)[:images]
     return result
 
 
@@ -82,3 +91,21 @@ def _untested(run: Run) -> str:
     if run.checkpoint is None:
         return f"{missing}, and no checkpoint to make them with"
     return f"{missing}; to make them: captioning test --ckpt_path {run.checkpoint}"
+
+
+def _disagreements(
+    tested: Mapping[str, Captions], measure: Measure, common: Sequence[int], metric: str
+) -> list[Disagreement]:
+    """Return the images whose captions differ, those whose own scores differ most first."""
+    assert measure.of_images is not None
+    column = measure.keys.index(metric)
+    scores = np.stack([measure.of_images(measure.counts[run])[:, column] for run in tested])  # (runs, images)
+    spread = np.round(np.ptp(scores, axis=0), 9)
+    found = []
+    for i in np.argsort(-spread, kind="stable").tolist():
+        said = {name: captions[common[i]].caption for name, captions in tested.items()}
+        if len(set(said.values())) > 1:
+            of_runs = dict(zip(tested, scores[:, i].tolist(), strict=True))
+            references = next(iter(tested.values()))[common[i]].references
+            found.append(Disagreement(common[i], said, of_runs, references))
+    return found

@@ -1,59 +1,40 @@
-"""Scores of runs on the images that all of them captioned: intervals, and tests against the first run."""
+"""What runs are scored on and by: counts of their captions, and of attention at nouns, on the images they share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from captioning.comparison.result import Cell, Comparison, Row, Table, with_best
-from captioning.comparison.verdicts import ONE_SEED
+import numpy as np
+
+from captioning.comparison.result import Comparison
+from captioning.evaluation.metrics import METRICS, Family, count
 from captioning.evaluation.records import CaptionedImage
-from captioning.evaluation.resampling import (
-    LEVEL,
-    Difference,
-    Floats,
-    Interval,
-    Statistic,
-    differences,
-    holm,
-    intervals,
-)
+from captioning.evaluation.resampling import Floats, Statistic, percentage
 
-CORRECTED = " Bold: clearly best. The p-values are corrected for the tests in this table (Holm); the intervals are not."
+Captions = Mapping[int, CaptionedImage]
 
-
-@dataclass(frozen=True)
-class Scored:
-    """What the tested runs are scored on, and how it is resampled for every interval and test.
-
-    Attributes:
-        captions: By run and image id.
-        common: Ids of the images that all runs captioned. Without any, a run is scored on its own images.
-        compared: The runs that are tested against the first one by one.
-        resamples: Of the images, for every interval and test.
-        seed: Seed of the resampling.
-    """
-
-    captions: dict[str, dict[int, CaptionedImage]]
-    common: list[int]
-    compared: list[str]
-    resamples: int
-    seed: int
-
-    def images(self) -> Iterator[tuple[str, dict[int, CaptionedImage], list[int]]]:
-        """Yield the name, the captions and the ids of the scored images of every run."""
-        return ((name, captions, self.common or sorted(captions)) for name, captions in self.captions.items())
+# Metric -> the field of a noun's judgement whose mean it is. A metric that is neither better nor worse is a baseline:
+# what attention that ignores the caption would score at the same nouns.
+_GROUNDING = {
+    "pointing_accuracy": "hit",
+    "pointing_chance": "chance",
+    "pointing_centre": "centre_hit",
+    "attention_correctness": "correctness",
+    "correctness_uniform": "uniform",
+    "correctness_centre": "centre",
+}
 
 
 class Measure(NamedTuple):
-    """Scores that are functions of the same counts.
+    """Metrics that are functions of the same counts.
 
     Attributes:
-        keys: Names of the S scores in files.
-        titles: Names of the S scores in tables.
+        keys: Names of the S metrics in files.
+        titles: Names of the S metrics in tables.
         counts: By run, (images, C).
-        scores: From counts summed over images, (.., C), to percent, (.., S) or (..) of a single score.
+        values: From counts summed over images, (.., C), to percent, (.., S) or (..) of a single metric.
+        of_images: From counts (images, C) to the metrics of single images, (images, S); None if they have none.
         baseline: Whether it is what a run would score without looking at its captions; baselines are not tested.
         unit: What the second column of the counts counts, shown beside a score.
     """
@@ -61,17 +42,18 @@ class Measure(NamedTuple):
     keys: tuple[str, ...]
     titles: tuple[str, ...]
     counts: dict[str, Floats]
-    scores: Statistic
+    values: Statistic
+    of_images: Callable[[Floats], Floats] | None = None
     baseline: bool = False
     unit: str = ""
 
 
 def titles_of(measures: Sequence[Measure]) -> dict[str, str]:
-    """Return the names of all scores in tables by their names in files."""
+    """Return the names of all metrics in tables by their names in files."""
     return {key: title for measure in measures for key, title in zip(measure.keys, measure.titles, strict=True)}
 
 
-def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparison) -> list[int]:
+def common_images(tested: Mapping[str, Captions], result: Comparison) -> list[int]:
     """Return the ids of the images that all tested runs captioned, with a notice where they are not all images."""
     if not tested:
         return []
@@ -90,45 +72,33 @@ def common_images(tested: dict[str, dict[int, CaptionedImage]], result: Comparis
     return common
 
 
-def add_score_table(result: Comparison, scored: Scored, measures: Sequence[Measure], title: str, note: str) -> Table:
-    """Add a table of measures, and the intervals and tests behind it. The tests are corrected for their number."""
-    first = result.runs[0]
-    options = {"resamples": scored.resamples, "seed": scored.seed}
-    tests: dict[tuple[str, str], Difference] = {}
-    for measure in [measure for measure in measures if first in measure.counts and not measure.baseline]:
-        for run in [run for run in scored.compared if run in measure.counts]:
-            tested = differences(measure.counts[first], measure.counts[run], measure.scores, **options)
-            tests |= {(run, key): test for key, test in zip(measure.keys, tested, strict=True)}
-    for (run, key), corrected in zip(tests, holm(list(tests.values())), strict=True):
-        result.tests.setdefault(run, {})[key] = corrected
-    if len(tests) / (scored.resamples + 1) >= LEVEL:
-        result.notices.append(
-            f"{scored.resamples} resamples are too few for {len(tests)} tests: no corrected p-value can be below "
-            f"{LEVEL}; take at least {round(len(tests) / LEVEL)}."
-        )
-    rows = [row for measure in measures for row in _rows(result, measure, options)]
-    note += (f"{CORRECTED} The tests are over images; {ONE_SEED}.") * bool(tests)
-    result.tables.append(Table(title, rows, note))
-    return result.tables[-1]
+def caption_measures(scored: Mapping[str, Sequence[CaptionedImage]], *, java: bool) -> list[Measure]:
+    """Return the measures of captions, with METEOR if ``java`` and available; ``scored`` has the images by run."""
+    families: dict[tuple[str, ...], Family] = {}
+    counts: dict[tuple[str, ...], dict[str, Floats]] = {}
+    for run, images in scored.items():
+        hypotheses, references = [image.words for image in images], [image.reference_words for image in images]
+        for family, counted in count(hypotheses, references, java=java):
+            families[family.names] = family
+            counts.setdefault(family.names, {})[run] = counted
+    return [
+        Measure(names, tuple(family.titles), counts[names], family.values, family.of_images)
+        for names, family in families.items()
+    ]
 
 
-def _rows(result: Comparison, measure: Measure, options: dict[str, int]) -> Iterator[Row]:
-    if measure.baseline:
-        values = {run: float(measure.scores(counts.sum(axis=0))) for run, counts in measure.counts.items()}
-        yield Row(measure.titles[0], [Cell.plain(values.get(run), "{:.1f}") for run in result.runs], baseline=True)
-        return
-    for run, counts in measure.counts.items():
-        bounds = intervals(counts, measure.scores, **options).reshape(3, -1).T
-        for key, ends in zip(measure.keys, bounds, strict=True):
-            result.scores.setdefault(run, {})[key] = Interval(*map(float, ends))
-    for key, title in zip(measure.keys, measure.titles, strict=True):
-        yield Row(title, with_best([_cell(result, measure, key, run) for run in result.runs]))
-
-
-def _cell(result: Comparison, measure: Measure, key: str, run: str) -> Cell:
-    interval = result.scores.get(run, {}).get(key)
-    if interval is None:
-        return Cell("")
-    of = f", {int(measure.counts[run][:, 1].sum())} {measure.unit}" if measure.unit else ""
-    detail = f"{interval.low:.1f} to {interval.high:.1f}{of}"
-    return Cell.measured(interval.value, detail, result.tests.get(run, {}).get(key))
+def grounding_measures(scored: Mapping[str, Sequence[CaptionedImage]]) -> list[Measure]:
+    """Return measures of attention at the nouns of captions and of references."""
+    measures = []
+    for prefix, judgements in {"": "hits", "reference_": "reference_hits"}.items():
+        for name, column in _GROUNDING.items():
+            counts = {}
+            for run, images in scored.items():
+                judged = [[getattr(noun, column) for noun in getattr(image, judgements)] for image in images]
+                if any(judged):  # (images, 2): the sum over an image's nouns, and their number
+                    counts[run] = np.array([[sum(map(float, of)), len(of)] for of in judged], dtype=np.float64)
+            if counts:
+                metric = METRICS[prefix + name]
+                key, baseline = prefix + name, metric.better is None
+                measures.append(Measure((key,), (metric.title,), counts, percentage, baseline=baseline, unit="nouns"))
+    return measures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
 from collections.abc import Mapping
@@ -22,7 +21,6 @@ class Cell:
         detail: Its interval, its step and the like.
         change: The difference from the first run.
         clear: Interval and test agree that there is a difference.
-        best: Clearly better than every other, by interval and test.
         value: The number itself; None for a text.
     """
 
@@ -30,7 +28,6 @@ class Cell:
     detail: str = ""
     change: str = ""
     clear: bool = False
-    best: bool = False
     value: float | None = None
 
     @classmethod
@@ -54,25 +51,6 @@ def change_text(test: Difference) -> str:
 
 def p_text(value: float) -> str:
     return f"p = {value:.3f}" if value > 0.001 else "p ≤ 0.001"
-
-
-def with_best(cells: list[Cell]) -> list[Cell]:
-    """Mark the best cell if it is clearly better than every other. All are tested against the first cell alone.
-
-    The first is best if all others are clearly lower. Another is best if it is clearly higher than the first, and no
-    third is higher than the first.
-    """
-    known = [(cell.value, cell) for cell in cells if cell.value is not None]
-    if len(known) < 2 or cells[0].value is None:
-        return cells
-    first = cells[0].value
-    _, best = max(known, key=lambda pair: pair[0])
-    rivals = [(value, cell) for value, cell in known[1:] if cell is not best]
-    if best is cells[0]:
-        certain = all(cell.clear for _, cell in rivals)
-    else:
-        certain = best.clear and all(value <= first for value, _ in rivals)
-    return [dataclasses.replace(cell, best=certain and cell is best) for cell in cells]
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,11 @@ def _table(table: Table, columns: list[str]) -> RichTable:
         drawn.add_column(Text(printable(name)), overflow="fold")
 
     def content(cell: Cell) -> Text:
-        text = Text(printable(cell.text or "-"), style="bold" if cell.best else "")
+        text = Text(printable(cell.text or "-"))
         if cell.detail:
-            text.append(f"  {printable(cell.detail)}", style="dim not bold")
+            text.append(f"  {printable(cell.detail)}", style="dim")
         if cell.change:
-            text.append(f"\n{printable(cell.change)}", style="not bold" if cell.clear else "dim not bold")
+            text.append(f"\n{printable(cell.change)}", style="bold" if cell.clear else "dim")
         return text
 
     for row in table.rows:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from captioning.comparison.measures import CORRECTED, Measure, Scored, titles_of
-from captioning.comparison.result import Cell, Comparison, Group, Row, Table, with_best
+from captioning.comparison.measures import Measure, titles_of
+from captioning.comparison.result import Cell, Comparison, Group, Row, Table
 from captioning.comparison.runs import Run
+from captioning.comparison.score_tables import CORRECTED
+from captioning.evaluation.metrics import TITLES
 from captioning.evaluation.resampling import Difference, holm
 from captioning.evaluation.seeds import RULE, seed_differences
 
-_LOGGED = {"nll": "NLL, nats per word", "bound": "Bound L_s, nats per word", "iwae_bound": "IWAE bound"}
+_LOGGED = ("nll", "bound", "iwae_bound")  # by training and testing themselves, in nats per word
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,15 @@ def compare_variants(
     measures: Sequence[Measure],
     pairing: Callable[[Group, Group], list[str] | None] = lambda reference, group: None,
 ) -> list[VariantTest]:
-    """Test every variant of several seeds against every reference of several seeds; no pair is tested twice.
+    """Return the tests of every variant of several seeds against every reference of several seeds, no pair twice.
+
+    They are not yet corrected for their number (``correct``).
 
     Args:
         groups: The variants.
         references: The names of some of them.
         measures: What to test. A group whose runs lack the counts of a measure is left out.
         pairing: Returns the runs of the second group, each at the place of its run of the first, or None.
-
-    Returns:
-        The tests, not yet corrected for their number (``correct``).
     """
     named = {group.name: group for group in groups if len(group.runs) > 1}
     tests = []
@@ -62,7 +63,7 @@ def compare_variants(
                 differences = seed_differences(
                     np.stack([measure.counts[run] for run in named[reference].runs]),
                     np.stack([measure.counts[run] for run in paired or group.runs]),
-                    measure.scores,
+                    measure.values,
                     paired=paired is not None,
                 )
                 tests += [
@@ -78,13 +79,7 @@ def correct(tests: Sequence[VariantTest]) -> list[VariantTest]:
     return [dataclasses.replace(test, difference=new) for test, new in zip(tests, corrected, strict=True)]
 
 
-def add_variants(
-    result: Comparison,
-    scored: Scored,
-    measures: Sequence[Measure],
-    groups: list[Group],
-    runs: Mapping[str, Run],
-) -> None:
+def add_variants(result: Comparison, measures: Sequence[Measure], groups: list[Group], runs: Mapping[str, Run]) -> None:
     """Add mean and deviation of every group, and its tests against the first group, as the first table."""
     result.groups = groups
     first = groups[0]
@@ -92,21 +87,19 @@ def add_variants(
     for measure in measures:
         for group in groups:
             if all(run in measure.counts for run in group.runs):
-                values = [np.atleast_1d(measure.scores(measure.counts[run].sum(axis=0))) for run in group.runs]
+                values = [np.atleast_1d(measure.values(measure.counts[run].sum(axis=0))) for run in group.runs]
                 group.scores |= {key: [float(v[i]) for v in values] for i, key in enumerate(measure.keys)}
-    tests = []
-    if scored.common:
-        tests = correct(compare_variants(groups, [first.name], measures))
+    tests = correct(compare_variants(groups, [first.name], measures)) if result.images else []
     for test in tests:
         result.group_tests.setdefault(test.variant, {})[test.measure] = test.difference
-    for key, title in _LOGGED.items():
+    for key in _LOGGED:
         for group in groups:
-            if all(key in runs[run].scores and _is_on(runs[run], scored.common) for run in group.runs):
-                titles[key] = title
+            if all(key in runs[run].scores and _is_on(runs[run], result.images) for run in group.runs):
+                titles[key] = f"{TITLES[key]}, nats per word"
                 group.scores[key] = [runs[run].scores[key] for run in group.runs]
     if len(groups) > 1 and (single := [group.name for group in groups if len(group.runs) == 1]):
         result.notices.append(f"One seed each: {', '.join(single)}. Differences from them are not tested over seeds.")
-    rows = [Row(title, with_best([_cell(result, group, key) for group in groups])) for key, title in titles.items()]
+    rows = [Row(title, [_cell(result, group, key) for group in groups]) for key, title in titles.items()]
     note = (
         "Mean and standard deviation of the runs that differ in their seed alone. Below: the difference "
         "from the first variant with its 95 % interval and p-value, over images and seeds (analysis of variance of "
@@ -116,9 +109,9 @@ def add_variants(
     result.tables.insert(0, Table("Variants over seeds", rows, note + CORRECTED * bool(tests), columns))
 
 
-def _is_on(run: Run, images: Sequence[int]) -> bool:
+def _is_on(run: Run, images: int) -> bool:
     """Return whether a run's own scores are those of the images that all runs have."""
-    return not images or run.captions is None or len(run.captions) == len(images)
+    return not images or run.captions is None or len(run.captions) == images
 
 
 def _cell(result: Comparison, group: Group, key: str) -> Cell:

@@ -10,8 +10,8 @@ from captioning.comparison.verdicts import ONE_SEED
 from captioning.evaluation.resampling import LEVEL, Difference, Floats, Interval, differences, holm, intervals
 
 CORRECTED = (
-    " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); the "
-    "intervals are not."
+    " Bold: interval and test agree on a difference. The p-values are corrected for the tests in this table (Holm); "
+    "the intervals are not."
 )
 _GROUNDING = (
     "Over the nouns that name an object with a known mask, percent. Pointing accuracy: the strongest location "

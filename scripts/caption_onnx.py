@@ -169,7 +169,8 @@ def main() -> None:
     try:
         captioner = OnnxCaptioner(folder)
     except Exception as error:  # onnxruntime raises many types
-        sys.exit(f"error: {folder}: is no folder that `captioning export --onnx` wrote ({error})")
+        print(f"error: {folder}: is no folder that `captioning export --onnx` wrote ({error})", file=sys.stderr)
+        sys.exit(2)
     failed = 0
     for path in images:
         try:

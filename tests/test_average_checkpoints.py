@@ -91,16 +91,6 @@ def test_it_captions_says_what_it_is_made_of_and_is_not_trained_on(tmp_path):
     torch.testing.assert_close(weights("again.ckpt")[name], weights("a.ckpt")[name] * 1.05)
 
 
-def test_dropout_may_differ():
-    def edit(content: dict) -> None:
-        content["captioning"]["decoder"]["init_args"]["dropout"] = 0.9
-
-    edit_checkpoint(make("a.ckpt"), edit)
-    main("a.ckpt", make("b.ckpt", 0.2), "--output", "mean.ckpt")
-    recipe = torch.load("mean.ckpt", weights_only=True)["captioning"]["decoder"]
-    assert recipe["init_args"]["dropout"] != 0.9
-
-
 def no_words(content: dict) -> None:
     content["captioning"]["vocabulary"] = ["one", *content["captioning"]["vocabulary"][1:]]
 
@@ -146,13 +136,6 @@ def test_what_has_no_mean_is_named_and_nothing_is_written(edit, message, capsys)
 def test_options_that_cannot_be_used_are_one_line(argv, message, capsys):
     make("a.ckpt"), make("b.ckpt")
     refused(*argv, message=message, capsys=capsys)
-
-
-def test_a_mean_replaces_no_part_of_it(capsys):
-    make("a.ckpt"), make("b.ckpt", 0.2)
-    with pytest.raises(SystemExit):
-        main("a.ckpt", "b.ckpt", "--output", "a.ckpt")
-    assert "--output a.ckpt: would replace a.ckpt, which is an input" in capsys.readouterr().err
 
 
 def refused(*argv: object, message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,13 +53,6 @@ def test_a_number_in_a_components_place_is_refused_before_it_is_used(name, kind)
         Attention.from_config(config)
 
 
-def test_a_component_of_another_kind_in_an_arguments_place_is_refused():
-    config = SoftAttention(AdditiveScore(3)).to_config()
-    config["init_args"]["normaliser"] = AdditiveScore(3).to_config()
-    with pytest.raises(InputError, match="SoftAttention: normaliser: must be a Normaliser, got AdditiveScore"):
-        Attention.from_config(config)
-
-
 def test_arguments_that_do_not_fit_are_named():
     with pytest.raises(InputError, match="attention_dims"):
         Score.from_config({"class_path": "captioning.attention.AdditiveScore", "init_args": {"attention_dims": 3}})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from captioning.errors import InputError
-from captioning.files import _temporary_cache, cache_folder, part_of, replacing, write_json, write_text
+from captioning.files import refuse_inputs, replacing, write_json, write_text
 from captioning.run_folder import RunFolder
 
 
@@ -35,16 +35,7 @@ def test_an_interruption_leaves_the_old_file_alone(tmp_path, error):
     with pytest.raises(error):
         interrupted()
     assert path.read_text() == "old"
-    assert not part_of(path).exists()
-
-
-def test_content_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    done = []
-    sync, rename = os.fsync, os.replace
-    monkeypatch.setattr("captioning.files.os.fsync", lambda number: (done.append("sync"), sync(number)))
-    monkeypatch.setattr("captioning.files.os.replace", lambda a, b: (done.append("rename"), rename(a, b)))
-    write_text(tmp_path / "a.txt", "new")
-    assert done == ["sync", "rename"]
+    assert os.listdir(tmp_path) == ["a.txt"]
 
 
 def test_what_cannot_be_written_is_named_with_its_option(tmp_path, monkeypatch):
@@ -72,33 +63,12 @@ def test_a_checkpoint_leads_to_its_run(tmp_path, monkeypatch):
     assert run is not None and run.config == Path("runs/a/config.yaml")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="folders of Unix")
-def test_without_a_home_the_cache_is_a_private_folder_in_the_temporary_one(tmp_path, monkeypatch):
-    def homeless(*_, **__):
-        raise RuntimeError("could not determine the home directory")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert cache_folder("x.json") == tmp_path / "cache/captioning/x.json"
-    monkeypatch.setattr("captioning.files.platformdirs.user_cache_path", homeless)
-    monkeypatch.setattr("captioning.files.tempfile.tempdir", str(tmp_path))
-    for _ in range(2):
-        _temporary_cache.cache_clear()
-        folder = cache_folder()
-        assert folder == tmp_path / f"captioning-{os.getuid()}" and folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o777)  # anybody may have put a file there
-    _temporary_cache.cache_clear()
-    assert cache_folder() != folder and cache_folder().parent == tmp_path and cache_folder() == cache_folder()
-    _temporary_cache.cache_clear()
-
-
-@pytest.mark.parametrize("folder", [Path("captioning"), Path(".cache/captioning")])
-def test_the_cache_never_lies_below_the_working_directory_by_chance(tmp_path, monkeypatch, folder):
-    """Code is loaded from it. Some versions of platformdirs return this where HOME is empty or relative."""
-    monkeypatch.setattr("captioning.files.platformdirs.user_cache_path", lambda *_, **__: folder)
-    monkeypatch.setattr("captioning.files.tempfile.tempdir", str(tmp_path))
-    _temporary_cache.cache_clear()
-    assert cache_folder("x") == tmp_path / f"captioning-{os.getuid()}" / "x"
-    _temporary_cache.cache_clear()
+def test_an_output_never_replaces_an_input(tmp_path):
+    (tmp_path / "a.txt").write_text("")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "a.txt")
+    refuse_inputs(tmp_path / "b.txt", [tmp_path / "a.txt"], "--output")
+    with pytest.raises(InputError, match=r"^--output \S+link.txt: would replace \S+a.txt, which is an input"):
+        refuse_inputs(tmp_path / "link.txt", [tmp_path / "b.txt", tmp_path / "a.txt"], "--output")
 
 
 def test_what_utf8_cannot_hold_is_written_as_json_escapes_it(tmp_path):

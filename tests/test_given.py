@@ -48,14 +48,6 @@ def forms(path: Path) -> dict:
     }
 
 
-@pytest.mark.parametrize("form", ["path", "text", "PIL", "bytes", "array", "tensor"])
-def test_every_form_of_an_image_gets_the_same_caption(captioner, path, form):
-    caption = captioner(forms(path)[form], max_length=6)
-    expected = captioner.caption(path, max_length=6)
-    assert caption.text == expected.text and caption.log_probs == expected.log_probs
-    assert caption.path == (str(path) if form in ("path", "text") else None)
-
-
 def test_every_form_has_the_same_pixels(path):
     expected = np.array(pixels(path))
     for form, source in forms(path).items():

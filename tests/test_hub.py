@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -124,9 +123,3 @@ def test_of_something_else_nothing_but_its_configuration_is_fetched(hub, config)
     with pytest.raises(InputError, match="hf:owner/mine: no captioner of this project"):
         load("hf:owner/mine")
     assert not [asked for asked in hub.asked if "model" in asked]
-
-
-def test_without_the_library_the_line_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"hf:owner/mine: needs huggingface_hub; pip install -e '\.\[hub\]'"):
-        load("hf:owner/mine")

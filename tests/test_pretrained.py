@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from helpers import load_script, save_image
+from helpers_faults import command, refused
 from helpers_runs import save_checkpoint
 
-from captioning.checkpoint import pretrained
 from captioning.checkpoint.pretrained import FOLDER
-from captioning.cli import caption
-from captioning.errors import InputError
 from captioning.inference import load
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,7 +23,7 @@ def installed(tmp_path, monkeypatch):
     """A small captioner in the place of the pretrained one."""
     folder = tmp_path / "package/pretrained/small"
     load(save_checkpoint(tmp_path / "best.ckpt")).export(folder, dtype="float16")
-    monkeypatch.setattr(pretrained, "FOLDER", folder)
+    monkeypatch.setattr("captioning.checkpoint.load.FOLDER", folder)
     return folder
 
 
@@ -34,29 +31,15 @@ def test_load_and_the_command_use_it_by_default(installed, tmp_path, capsys):
     image = save_image(tmp_path / "photo.png")
     expected = load(installed).caption(image).text
     assert load().caption(image).text == expected
-    caption.main([str(image), "--explorer", str(tmp_path / "page.html")])
+    command("caption", image, "--explorer", tmp_path / "page.html")
     assert capsys.readouterr().out == f"{expected}\n"
     assert "Where pretrained looks" in (tmp_path / "page.html").read_text()
 
 
 def test_an_installation_without_it_is_one_line_that_says_what_to_do(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(pretrained, "FOLDER", tmp_path / "small")
-    with pytest.raises(InputError, match=r"no pretrained captioner .*pretrained/small is missing\); install the whole"):
-        load()
-    with pytest.raises(SystemExit) as caught:
-        caption.main([str(save_image(tmp_path / "photo.png"))])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.count("\n") == 1 and "name a model: a .ckpt file" in error
-
-
-@pytest.mark.parametrize("name", ["folder", "notes.txt", "missing.jpg"])
-def test_what_is_no_photograph_is_one_line(installed, name, tmp_path, capsys):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "notes.txt").write_text("no photograph")
-    with pytest.raises(SystemExit) as caught:
-        caption.main([str(tmp_path / name)])
-    error = capsys.readouterr().err
-    assert caught.value.code == 2 and error.count("\n") == 1 and f"{name}: " in error
+    monkeypatch.setattr("captioning.checkpoint.load.FOLDER", tmp_path / "small")
+    line = refused(capsys, "caption", save_image(tmp_path / "photo.png"))
+    assert "this installation has no pretrained captioner" in line and "name a model" in line
 
 
 # The shipped folder
@@ -85,21 +68,14 @@ def test_its_card_keeps_the_two_licences_apart_and_has_scores_with_intervals():
 
 
 @SHIPPED
-def test_its_configuration_names_no_folder_of_a_machine_and_no_library_that_is_optional():
-    text = (FOLDER / "config.json").read_text(encoding="utf-8")
-    assert '"/' not in text and "\\\\" not in text
-    assert json.loads(text)["encoder"]["class_path"] == "captioning.encoders.MobileNetV1"
-
-
-@SHIPPED
 def test_it_captions_a_photograph_without_anything_that_is_slow_to_import(tmp_path):
     """Elsewhere than in the repository: there are neither data nor the encoder's own weights."""
     photo = save_image(tmp_path / "photo.png", size=(300, 200))
     heavy = "torchvision timm scipy pandas matplotlib pytorch_lightning wandb nltk pycocotools torch._dynamo sympy"
     program = (
         "import sys\n"
-        "from captioning.cli.caption import main\n"
-        f"main([{str(photo)!r}])\n"
+        "from captioning.__main__ import main\n"
+        f"main(['caption', {str(photo)!r}])\n"
         f"print([name for name in {heavy.split()} if name in sys.modules])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
@@ -148,66 +124,8 @@ def test_every_stage_reads_what_an_earlier_one_wrote(recipe):
             written.add(f"{recipe.runs}/{words[words.index('--name') + 1]}/checkpoints/best.ckpt")
 
 
-def test_an_interrupted_stage_is_resumed_and_no_later_one_runs(recipe, monkeypatch):
-    def interrupted(self, name, arguments):
-        recipe.ran.append(name)
-        if name == "tuned":
-            raise InputError("tuned: interrupted")
-
-    monkeypatch.setattr(recipe.Commands, "run", interrupted)
-    with pytest.raises(SystemExit):
-        recipe.main(["--runs", str(recipe.runs)])
-    assert recipe.ran == ["features", "first", "tuned"]
-    assert "--ckpt_path" not in recipe.recipe(recipe.runs)["tuned"]
-    last = recipe.runs / "pretrained_tuned/checkpoints/last.ckpt"
-    last.parent.mkdir(parents=True)
-    last.touch()
-    assert recipe.recipe(recipe.runs)["tuned"][-2:] == ["--ckpt_path", str(last)]
-
-
 def test_a_dry_run_prints_the_commands_and_runs_none(recipe, capsys):
     recipe.main(["--runs", str(recipe.runs), "--dry_run"])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ORDER and recipe.ran == []
     assert "--dtype float16" in lines[-2] and not recipe.runs.exists()
-
-
-def test_a_stage_that_does_not_exist_is_one_line(recipe, capsys):
-    with pytest.raises(SystemExit):
-        recipe.main(["--only", "frist"])
-    assert "--only: there is no stage 'frist'; one of features, first, tuned" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("equal", [199, 197])
-def test_an_export_whose_captions_differ_is_refused(tmp_path, monkeypatch, capsys, equal):
-    script = load_script("pretrained")
-
-    class Words:
-        def __init__(self, words):
-            self.words = words
-
-    class Model:
-        def __init__(self, changed):
-            self.changed, self.settings = changed, {}
-
-        def stream(self, images):
-            return (Words(["a", "cat" if number < self.changed else "dog"]) for number, _ in enumerate(images))
-
-        def caption(self, image):
-            pass
-
-    class Source:
-        def index(self, split):
-            assert split == "val"
-            return type("Index", (), {"__len__": lambda self: 200, "image_path": lambda self, number: number})()
-
-    monkeypatch.setattr("captioning.inference.load", lambda path: Model(0 if path == Path("a.ckpt") else 200 - equal))
-    monkeypatch.setattr("captioning.cli.build.build", lambda *arguments: (Source(),))
-    measurement = tmp_path / "measured.json"
-    measurement.write_text('{"values": {}}')
-    if equal == 197:
-        with pytest.raises(InputError, match=r"fewer than 99 % of its captions are those of a\.ckpt"):
-            script.check(Path("a.ckpt"), tmp_path, measurement)
-    else:
-        script.check(Path("a.ckpt"), tmp_path, measurement)
-    assert json.loads(measurement.read_text())["export"]["equal_captions"] == equal

@@ -22,6 +22,9 @@ from captioning.inference import load
 from captioning.tokenizers import Characters, PennTreebank, Tokenizer, Whitespace
 from captioning.vocabulary import Vocabulary, tokenizer_config, tokenizer_from
 
+# matplotlib brings no Chinese font for the figures of training.
+pytestmark = pytest.mark.filterwarnings("ignore:Glyph")
+
 CHINESE = ["一只红色的猫坐在垫子上。", "两只猫在睡觉", "猫和狗。", "一只狗在草地上跑"]
 
 

@@ -12,7 +12,7 @@ import msgspec
 
 from captioning.data.coco_nouns import synonyms
 from captioning.data.objects import GroundedObject
-from captioning.data.records import SPLITS, CaptionIndex, CaptionSource, ImageEntry, read_annotations
+from captioning.data.records import CaptionIndex, CaptionSource, ImageEntry, read_annotations
 from captioning.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -59,16 +59,6 @@ class CocoSource(CaptionSource):
     def synonyms(self, word: str) -> frozenset[str]:
         """Return the other names of an object, and of an adjective if objects have ``attributes``."""
         return synonyms(word)
-
-    def prepare(self) -> None:
-        """Check that the captions of every split exist.
-
-        Raises:
-            InputError: A file is missing.
-        """
-        for path, _ in map(self.files, SPLITS):
-            if not path.is_file():
-                raise InputError(f"{path}: missing; {self.remedy()}")
 
     def index(self, split: str) -> CaptionIndex:
         """Return a split; captions are tokenised."""

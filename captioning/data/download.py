@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from captioning.errors import InputError
 from captioning.progress import Progress
@@ -95,6 +96,7 @@ def unpack(path: Path, root: Path, wanted: Callable[[str], bool], *, flat: bool 
     """
     try:
         with zipfile.ZipFile(path) if path.suffix == ".zip" else tarfile.open(path) as archive:
+            files: list[tuple[str, int, Callable[[Any], Any], Any]]
             if isinstance(archive, zipfile.ZipFile):
                 files = [(info.filename, info.file_size, archive.open, info) for info in archive.infolist()]
             else:

@@ -40,20 +40,12 @@ class FolderSource(CaptionSource):
         if self.captions.suffix not in (".jsonl", ".csv"):
             raise InputError(f"{self.captions}: captions must be a .jsonl or .csv file")
 
-    def prepare(self) -> None:
-        """Check that the captions file exists.
-
-        Raises:
-            InputError: It is missing.
-        """
+    def index(self, split: str) -> CaptionIndex:
         if not self.captions.is_file():
             raise InputError(
                 f"{self.captions}: missing; give the folder with captions.jsonl or captions.csv, or the file's name as "
                 "captions (data/README.md says what it holds)"
             )
-
-    def index(self, split: str) -> CaptionIndex:
-        self.prepare()
         entries: dict[str, ImageEntry] = {}
         split_of: dict[str, str] = {}
         has_splits = False

@@ -34,15 +34,6 @@ class KarpathySource(CaptionSource):
             return "the split file's own, lower case, without punctuation"
         return super().tokens
 
-    def prepare(self) -> None:
-        """Check that the split file exists.
-
-        Raises:
-            InputError: It is missing.
-        """
-        if not self.json_path.is_file():
-            raise InputError(f"{self.json_path}: missing; {self._remedy()}")
-
     def index(self, split: str) -> CaptionIndex:
         images = read_annotations(self.json_path, _SplitFile, "split file", self._remedy()).images
         splits = ("train", "restval") if split == "train" else (split,)
@@ -59,10 +50,11 @@ class KarpathySource(CaptionSource):
         own = isinstance(self.tokenizer, PennTreebank)
         captions = []
         for sentence in image.sentences:
-            if (sentence.tokens if own else sentence.raw) is None:
+            words = sentence.tokens if own else sentence.raw and self.tokenizer.tokenize(sentence.raw)
+            if words is None:
                 lacks = "tokens" if own else "its raw text"
                 raise InputError(f"{self.json_path}: image {image_id} has a sentence without {lacks}")
-            captions.append(" ".join(sentence.tokens if own else self.tokenizer.tokenize(sentence.raw)))
+            captions.append(" ".join(words))
         return ImageEntry(image_id, str(Path(image.filepath, image.filename)), captions)
 
     def _remedy(self) -> str:

@@ -110,8 +110,8 @@ class CaptionDataset(Dataset[CaptionBatch]):
             images = torch.stack([self._image(row, place) for row in rows.tolist()])
         else:
             annotations = self._annotations(self.features, rows, epoch=place[0])
-        image_ids, image_index, rows = map(torch.from_numpy, (index.image_ids[rows], image_index, rows))
-        return CaptionBatch(ids, lengths, image_index, image_ids, rows, images, annotations)
+        images_of_captions, image_ids, image_rows = map(torch.from_numpy, (image_index, index.image_ids[rows], rows))
+        return CaptionBatch(ids, lengths, images_of_captions, image_ids, image_rows, images, annotations)
 
     def _annotations(self, features: Features, rows: np.ndarray, epoch: int) -> Tensor:
         """Return the cached annotations (B, L, D) of images (B,), mirrored as the epoch has it."""

@@ -149,20 +149,15 @@ class CaptionSource:
         return self.tokenizer.description
 
     def prepare(self) -> None:
-        """Generate the data or check that its files exist. Runs once per machine, before ``index``.
-
-        Raises:
-            InputError: A file is missing; says which, and what to run.
-        """
-        raise InputError(f"data.source: {type(self).__name__} must define prepare()")
+        """Generate the data if they are generated. Runs once per machine, before ``index``."""
 
     def index(self, split: str) -> CaptionIndex:
         """Return the images and captions of ``"train"``, ``"val"`` or ``"test"``.
 
         Raises:
-            InputError: The files cannot be read, or have no such split.
+            InputError: The files are missing, cannot be read, or have no such split.
         """
-        raise InputError(f"data.source: {type(self).__name__} must define index()")
+        raise NotImplementedError(f"{type(self).__name__} must define index()")
 
     def objects(self, split: str) -> ObjectLookup | None:
         """Return a lookup of the named objects in the split's images; None if the data set has no masks."""

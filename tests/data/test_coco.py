@@ -100,13 +100,6 @@ def test_a_captions_file_that_cannot_be_used_is_named_in_one_line(root, content,
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_preparing_names_the_missing_file(root):
-    CocoSource(str(root)).prepare()
-    (root / "annotations" / "captions_val2017.json").unlink()
-    with pytest.raises(InputError, match=r"captions_val2017\.json: missing; run captioning prepare coco"):
-        CocoSource(str(root)).prepare()
-
-
 # Objects
 
 

@@ -67,5 +67,5 @@ def test_missing_image_files_are_named_with_their_annotation_file(tmp_path):
 
 def test_a_source_of_ones_own_has_no_objects_and_says_what_it_lacks():
     assert CaptionSource().objects("val") is None
-    with pytest.raises(InputError, match=r"CaptionSource must define index\(\)"):
+    with pytest.raises(NotImplementedError, match=r"CaptionSource must define index\(\)"):
         CaptionSource().index("val")

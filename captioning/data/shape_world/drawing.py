@@ -163,7 +163,7 @@ def _heart() -> list[tuple[float, float]]:
 _A, _B = 0.34, 0.95  # half the width and the length of a cross' arms
 _ARMS = [(-_A, -_B), (_A, -_B), (_A, -_A), (_B, -_A), (_B, _A), (_A, _A)]
 _STAR = [(1.08 if k % 2 == 0 else 0.45, math.pi * k / 5) for k in range(10)]
-_OUTLINES = {
+_OUTLINES: dict[str, list[list[tuple[float, float]]]] = {
     "circle": [_circle(_B)],
     "ring": [_circle(_B), _circle(0.52)],
     "square": [[(-0.8, -0.8), (0.8, -0.8), (0.8, 0.8), (-0.8, 0.8)]],

@@ -35,6 +35,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException, SI
 
 from captioning.checkpoint.io import read_checkpoint
 from captioning.checkpoint.load import read_model
+from captioning.cli import IMPORTED
 from captioning.cli.build import build, restrict_imports
 from captioning.cli.parser import OneLineErrors
 from captioning.data import CaptionSource
@@ -121,11 +122,6 @@ class CommandLine(LightningCLI):
             args=list(args),
         )
 
-    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.set_defaults({"trainer.num_sanity_val_steps": 0})  # a bad validation is seen after the first epoch
-        parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
-        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
-
     def before_instantiate_classes(self) -> None:
         """Settle where the command writes, and the precision, which is by default the best of this machine."""
         self.folder = self.settled_folder()
@@ -135,6 +131,9 @@ class CommandLine(LightningCLI):
             trainer.precision = best_precision(str(trainer.accelerator))
 
     def settled_folder(self) -> Path:
+        raise NotImplementedError
+
+    def own_callbacks(self) -> list[Any]:
         raise NotImplementedError
 
     def instantiate_classes(self) -> None:
@@ -148,18 +147,16 @@ class CommandLine(LightningCLI):
         self._dump_config()
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Return the trainer with the callbacks of every run that the configuration neither has nor turns off."""
         trainer = self.config_init.trainer
-        trainer.callbacks = [*(trainer.callbacks or []), *self.own_callbacks(trainer.callbacks or [])]
+        configured = list(trainer.callbacks or [])
+        off = {ProgressBar: trainer.enable_progress_bar is False, ModelSummary: trainer.enable_model_summary is False}
+        for callback in self.own_callbacks():
+            kind = next((kind for kind in (*off, CaptionSamples) if isinstance(callback, kind)), type(callback))
+            if not off.get(kind) and not any(isinstance(other, kind) for other in configured):
+                configured.append(callback)
+        trainer.callbacks = configured
         return super().instantiate_trainer(use_distributed_sampler=False, **kwargs)  # the samplers know the processes
-
-    def own_callbacks(self, configured: Sequence[Any]) -> list[Any]:
-        """Return the callbacks that the configuration neither has nor turns off."""
-        trainer = self.config.trainer
-        return [] if trainer.enable_progress_bar is False or _has(configured, ProgressBar) else [RichProgressBar()]
-
-
-def _has(callbacks: Sequence[Any], kind: type) -> bool:
-    return any(isinstance(callback, kind) for callback in callbacks)
 
 
 class Fit(CommandLine):
@@ -168,7 +165,7 @@ class Fit(CommandLine):
     def __init__(self, args: list[str]) -> None:
         if "WANDB_SWEEP_ID" in os.environ:  # wandb does not promise the order in which its agent passes parameters
             args = sorted(args, key=lambda arg: not arg.startswith("--config="))
-        words = _words(args)
+        words, _ = _words(args)
         folder = _run_of(words)
         if folder is not None and not words.config:  # a resumed run has its own config, and stays where it is
             place = ["--runs", str(folder.path.parent), "--name", folder.path.name]
@@ -176,7 +173,8 @@ class Fit(CommandLine):
         super().__init__("fit", CaptioningModule, args)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
+        parser.add_argument("--name", type=str | None, default=None, help="The run's name; default: the config's.")
+        parser.add_argument("--runs", type=str, default="runs", help="Folder of all runs; a run's folder is RUNS/NAME.")
         parser.add_argument(
             "--ckpt_path", type=str | None, default=None, help="Checkpoint to resume: a file, or best or last of NAME."
         )
@@ -189,14 +187,24 @@ class Fit(CommandLine):
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "last")
         parser.add_lightning_class_args(EarlyStopping, "early_stopping")
-        best = {"monitor": "val/bleu4", "mode": "max", "filename": "best", "auto_insert_metric_name": False}
-        # A checkpoint of its own: after an exception the best one would be written over.
-        last = {"filename": "last", "every_n_epochs": 1, "save_on_train_epoch_end": True, "save_on_exception": True}
-        stopping = {"monitor": "val/bleu4", "mode": "max", "patience": 5}
-        groups = {"checkpoint": best, "last": last, "early_stopping": stopping}
-        defaults = {f"{group}.{name}": value for group, options in groups.items() for name, value in options.items()}
         parser.set_defaults(
-            defaults | {"checkpoint.enable_version_counter": False, "last.enable_version_counter": False}
+            {
+                "checkpoint.monitor": "val/bleu4",
+                "checkpoint.mode": "max",
+                "checkpoint.filename": "best",
+                "checkpoint.auto_insert_metric_name": False,
+                "checkpoint.enable_version_counter": False,
+                # A checkpoint of its own: after an exception, that of the best would be written over.
+                "last.filename": "last",
+                "last.every_n_epochs": 1,
+                "last.save_on_train_epoch_end": True,
+                "last.save_on_exception": True,
+                "last.enable_version_counter": False,
+                "early_stopping.monitor": "val/bleu4",
+                "early_stopping.mode": "max",
+                "early_stopping.patience": 5,
+                "trainer.num_sanity_val_steps": 0,
+            }
         )
 
     def settled_folder(self) -> Path:
@@ -239,14 +247,10 @@ class Fit(CommandLine):
         self.model.start = start
         self.model.settings = self.config_dump
 
-    def own_callbacks(self, configured: Sequence[Any]) -> list[Any]:
+    def own_callbacks(self) -> list[Any]:
         self.stop = StopOnRequest()
-        own = [*super().own_callbacks(configured), Throughput(), LogLines(), self.stop]
-        if not _has(configured, CaptionSamples):
-            own.append(CaptionSamples())
-        if self.config.trainer.enable_model_summary is not False and not _has(configured, ModelSummary):
-            own.append(RichModelSummary(max_depth=3))
-        return own
+        summary = RichModelSummary(max_depth=3)
+        return [RichProgressBar(), summary, CaptionSamples(), Throughput(), LogLines(), self.stop]
 
     def start(self) -> None:
         _refuse_unknown_monitors(self.config)
@@ -263,7 +267,9 @@ class Fit(CommandLine):
         except SIGTERMException:
             if self.trainer.global_rank:  # any other code would make the launcher kill the first while it saves
                 raise SystemExit(0) from None
-            print(f"to go on: captioning fit --ckpt_path {self.folder}/checkpoints/last.ckpt", file=sys.stderr)
+            words = ["--ckpt_path", str(RunFolder(self.folder).checkpoint("last"))]
+            words += [word for module in IMPORTED for word in ("--import", module)]
+            print(f"to go on: captioning fit {shlex.join(words)}", file=sys.stderr, flush=True)
             raise SystemExit(128 + (self.stop.asked or signal.SIGTERM)) from None
         best: Any = self.trainer.checkpoint_callbacks[0]
         if best.best_model_score is not None and self.trainer.is_global_zero:
@@ -272,14 +278,14 @@ class Fit(CommandLine):
                 print(f"wandb ran offline; to upload: wandb sync {self.folder}/wandb/offline-run-*")
 
 
-def _words(args: Sequence[str]) -> argparse.Namespace:
-    """Return what the command line says about its place, before its options are parsed."""
+def _words(args: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return what the command line says about its place, before its options are parsed, and its other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     parser.add_argument("--runs", default="runs")
-    for option in ("--ckpt_path", "--name"):
-        parser.add_argument(option)
-    return parser.parse_known_args(list(args))[0]
+    parser.add_argument("--ckpt_path")
+    parser.add_argument("--name")
+    return parser.parse_known_args(list(args))
 
 
 def _run_of(words: argparse.Namespace) -> RunFolder | None:
@@ -337,13 +343,13 @@ class Score(CommandLine):
     """
 
     def __init__(self, stage: str, args: list[str]) -> None:
-        self.stage, self.words = stage, _words(args)
-        self.run = _run_of(self.words)
-        path = self.words.ckpt_path
+        self.words, args = _words(args)
+        self.stage, self.run, path = stage, _run_of(self.words), self.words.ckpt_path
         if path is None:
             raise InputError(f"captioning {stage}: name a model with --ckpt_path")
         if path in ("best", "last") and self.run is not None:
             path = str(self.run.checkpoint(path))
+        self.saved = saved = read_model(path)
         configs = [Path(config) for config in self.words.config] or ([self.run.config] if self.run is not None else [])
         self.saved = saved = read_model(path)
         if not configs and not any(arg.startswith("--data.source") for arg in args):
@@ -379,25 +385,17 @@ class Score(CommandLine):
             return module
 
         options = [f"--config={json.dumps(content)}" for content in settings]
-        super().__init__(stage, scored_model, [*options, *_without(args, "--config", "-c")])
+        super().__init__(stage, scored_model, [*options, *args])
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        super().add_arguments_to_parser(parser)
-        parser.add_argument(
-            "--ckpt_path",
-            type=str,
-            help="The model: a checkpoint, an exported folder, hf:OWNER/NAME, or best or last of the run NAME.",
-        )
-        parser.add_argument(
-            "--results", type=str | None, default=None, help="Where to write; default: the run's folder."
-        )
+        parser.add_argument("--results", type=str | None, default=None, help="Folder to write to; default: the run's.")
 
     def settled_folder(self) -> Path:
         """Return the folder for the results: the run's, with one of its own for an ensemble and for other data."""
         if self.config.results is not None:
             return Path(self.config.results)
         stem = Path(self.saved.path.rpartition("/")[2] or "model").stem
-        folder = self.run.path if self.run is not None else Path(self.config.runs) / "scored" / stem
+        folder = self.run.path if self.run is not None else Path(self.words.runs) / "scored" / stem
         other_data = Path(self.words.config[-1]).stem if self.words.config else ""
         return folder / ("ensemble" if self.config.model.ensemble else "") / other_data
 
@@ -405,29 +403,21 @@ class Score(CommandLine):
         super().before_instantiate_classes()
         logger = self.config.trainer.logger
         if logger is None and self.stage == "test" and self.run is not None and not self.words.config:
-            settings = read_config(self.run.config).get("trainer", {}).get("logger") or []
-            entries = [entry for entry in settings if entry["class_path"].endswith("WandbLogger")]
             logger = [
                 Namespace(class_path=entry["class_path"], init_args=Namespace(**entry["init_args"]))
-                for entry in entries
+                for entry in read_config(self.run.config).get("trainer", {}).get("logger") or []
+                if entry["class_path"].endswith("WandbLogger")
             ]
         self.config.trainer.logger = logger or False  # the test of a run is logged to the run of wandb that it has
 
-    def own_callbacks(self, configured: Sequence[Any]) -> list[Any]:
-        own = super().own_callbacks(configured)
-        return [*own, CaptionSamples()] if self.config.trainer.logger and not _has(configured, CaptionSamples) else own
+    def own_callbacks(self) -> list[Any]:
+        return [RichProgressBar(), *([CaptionSamples()] if self.config.trainer.logger else [])]
 
     def start(self) -> None:
         self.datamodule.use(self.saved.vocabulary)
-        seed, words = self.datamodule.seed, shlex.join(sys.argv)
-        trained = {name: (self.saved.settings.get("trainer") or {}).get(name) for name in ("max_epochs", "precision")}
-        self.model.provenance = provenance(command=words, seed=seed) | {
+        self.model.provenance = provenance(command=shlex.join(sys.argv), seed=self.datamodule.seed) | {
             "scored_in": self.config_dump["trainer"]["precision"],
-            "settings": {
-                "model": self.saved.settings.get("model"),
-                "data": self.config_dump["data"],
-                "trainer": trained,
-            },
+            "settings": self.saved.settings | {"data": self.config_dump["data"]},
         }
         if self.stage == "predict":
             self.trainer.predict(self.model, datamodule=self.datamodule, return_predictions=False)
@@ -435,19 +425,14 @@ class Score(CommandLine):
         score = self.trainer.test if self.stage == "test" else self.trainer.validate
         score(self.model, datamodule=self.datamodule, verbose=False)
         if self.trainer.is_global_zero:
-            metrics = {name.partition("/")[2]: float(value) for name, value in self.trainer.callback_metrics.items()}
             models = f"; {1 + len(self.model.others)} models" if self.model.others else ""
-            context = f"beam {self.model.search.beam_size}, {self.model.attention.inference} context, percent"
+            context = f"beam {self.model.search.beam_size}, {self.model.attention.inference} context; in percent"
             print(f"\n{self.datamodule.evaluated_split} split, {len(self.model.results)} images{models}; {context}")
-            _print_metrics(metrics)
+            values = {name.partition("/")[2]: float(value) for name, value in self.trainer.callback_metrics.items()}
+            for name, metric in METRICS.items():
+                if name in values:
+                    print(f"{metric.title:45}{values[name]:8.2f}" + f" {metric.unit}" * (metric.unit != "percent"))
             print(f"tokens: {self.datamodule.source.tokens}\nwritten to {self.folder}")
-
-
-def _without(args: Sequence[str], *options: str) -> list[str]:
-    """Return the words of a command line without some options, which have a value."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(*options, action="append")
-    return parser.parse_known_args(list(args))[1]
 
 
 def _data_of(path: Path) -> dict[str, Any]:
@@ -462,23 +447,3 @@ def _data_of(path: Path) -> dict[str, Any]:
         for part, names in parts.items()
     }
     return chosen | {name: settings[name] for name in ("data", "seed_everything") if name in settings}
-
-
-def _print_metrics(metrics: dict[str, float]) -> None:
-    """Print BLEU with and without brevity penalty, the other metrics, and how attention at nouns finds objects."""
-    if "bleu1" not in metrics:
-        return
-    print(f"{'':20}{'BLEU-1':>8}{'BLEU-2':>8}{'BLEU-3':>8}{'BLEU-4':>8}")
-    for title, suffix in (("brevity penalty", ""), ("no brevity penalty", "_no_penalty")):
-        print(f"{title:20}" + "".join(f"{metrics[f'bleu{n}{suffix}']:8.2f}" for n in range(1, 5)))
-    for name in ("rouge_l", "cider_d", "meteor", "length_ratio", "nll", "bound", "iwae_bound"):
-        if name in metrics:
-            print(f"{name:20}{metrics[name]:8.2f}")
-    titles = ("pointing", "chance", "centre", "correctness", "uniform", "centre")
-    names = ("pointing_accuracy", "pointing_chance", "pointing_centre")
-    names += ("attention_correctness", "correctness_uniform", "correctness_centre")
-    for title, prefix in (("generated captions", ""), ("references", "reference_")):
-        if f"{prefix}pointing_accuracy" in metrics:
-            if not prefix:
-                print(f"\n{'':20}" + "".join(f"{title:>12}" for title in titles))
-            print(f"{title:20}" + "".join(f"{metrics[prefix + name]:12.2f}" for name in names))

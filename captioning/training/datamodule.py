@@ -164,13 +164,8 @@ class CaptionDataModule(pl.LightningDataModule):
         if self.trainer is not None:
             self.encoder = self.trainer.lightning_module.encoder  # type: ignore[assignment]
         self.evaluated_split = self.test_split if stage in ("test", "predict") else "val"
-        splits = ["train", "val"] if stage == "fit" else [self.evaluated_split]
-        for split in splits:
-            if len(self.index(split)) < self._processes[1]:
-                raise InputError(
-                    f"{self.index(split).origin}: the {split} split has {len(self.index(split))} images for "
-                    f"{self._processes[1]} processes; lower --trainer.devices"
-                )
+        for split in ["train", "val"] if stage == "fit" else [self.evaluated_split]:
+            self.index(split)
 
     def index(self, split: str) -> CaptionIndex:
         """Return the records of ``split``, read once."""

@@ -25,13 +25,6 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class BatchLoader(DataLoader[Result]):
-    """A ``DataLoader`` of whole batches, whose numbers ``batches`` gives."""
-
-    def __init__(self, dataset: Dataset[Result], batches: Iterable[list[int]], **options: Any) -> None:
-        super().__init__(dataset, None, sampler=batches, worker_init_fn=_obey_the_main_process, **options)
-
-
 def _obey_the_main_process(worker: int) -> None:
     """Ignore the signals that every process of a run gets from a terminal (Ctrl-C) or a scheduler (SIGTERM).
 
@@ -50,6 +43,21 @@ def _end_with_the_main_process() -> None:
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
         pass
     os._exit(0)
+
+
+class BatchLoader(DataLoader[Result]):
+    """A ``DataLoader`` of whole batches, whose numbers ``sampler`` gives. Lightning copies it."""
+
+    def __init__(
+        self,
+        dataset: Dataset[Result],
+        sampler: Iterable[list[int]],
+        *,
+        batch_size: None = None,
+        worker_init_fn: Any = _obey_the_main_process,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, batch_size, sampler=sampler, worker_init_fn=worker_init_fn, **options)
 
 
 class CaptionDataset(Dataset[CaptionBatch]):

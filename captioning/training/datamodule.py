@@ -227,7 +227,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def _loader(self, dataset: CaptionDataset, batches: CaptionBatches | ImageBatches) -> DataLoader[CaptionBatch]:
         return BatchLoader(
             dataset,
-            batches,
+            sampler=batches,
             num_workers=self._workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=self._workers > 0,

@@ -10,10 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers import load_script
+from helpers_faults import command
 from PIL import Image
-
-from captioning.cli import caption as caption_command
-from captioning.cli import evaluate
 
 TINY = {
     "trainer": {
@@ -74,29 +72,19 @@ def test_demo_trains_scores_captions_and_draws_then_goes_on_where_it_is(demo, ca
     assert entry["bleu1"] == pytest.approx(scores["test/bleu1"], abs=0.01)
     assert scores["cells"]["grid_size"] == [3, 3] and scores["cells"]["size"] == [48, 48]
 
-    shown = "$ captioning caption {} \\\n --model runs/demo/soft/checkpoints/best.ckpt\n{}\n# expected: {}\n"
-    image, example = next(iter(entry["examples"].items()))
-    Path("README.md").write_text(shown.format(image, "of another demo", "something else"))
-    load_script("demo").main(["--overlay_config", "tiny.yaml", "--readme", "README.md"])
+    load_script("demo").main(["--overlay_config", "tiny.yaml"])
     assert "Next:" in capsys.readouterr().out
-    caption_command.main([image, "--model", entry["checkpoint"], "--device", "cpu"])
-    caption = capsys.readouterr().out.strip()
-    assert Path("README.md").read_text() == shown.format(image, caption, example["expected"])
     again = json.loads((demo / "summary.json").read_text())["soft"]
     assert again["bleu1"] == entry["bleu1"] and again["seconds"] == entry["seconds"]  # nothing was trained again
 
 
-def test_checkpoint_is_scored_on_another_split_and_the_measurement_says_where_it_comes_from(demo, capsys):
-    checkpoint = str(demo / "soft/checkpoints/best.ckpt")
-    measurement = demo / "measured.json"
-    evaluate.main(["--model", checkpoint, "--split", "val", "--beam_size", "2", "--json", str(measurement)])
-    written = json.loads(measurement.read_text())
-    assert written["split"] == "val" and written["images"] == 2 and written["search"]["beam_size"] == 2
-    assert (
-        written["seed"] == 1 and written["machine"]["cores"] and written["command"].startswith("captioning evaluate ")
-    )
-    assert {"bleu4", "bleu4_no_penalty", "nll", "brevity_penalty"} <= set(written["values"])
-    assert "BLEU-4" in capsys.readouterr().out
+def test_a_checkpoint_is_tested_on_another_split_and_the_metrics_say_where_they_come_from(demo, capsys):
+    options = ["--data.test_split", "val", "--model.search.beam_size", 2, "--results", demo / "val"]
+    command("test", "--ckpt_path", demo / "soft/checkpoints/best.ckpt", *options)
+    assert "val split, 2 images" in (printed := capsys.readouterr().out) and "BLEU-4" in printed
+    written = json.loads((demo / "val/test_metrics.json").read_text())
+    assert {"test/bleu4", "test/bleu4_no_penalty", "test/nll", "test/brevity_penalty"} <= set(written)
+    assert written["provenance"]["seed"] == 1 and written["provenance"]["machine"]["cores"]
 
 
 def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, monkeypatch, capsys):
@@ -104,6 +92,6 @@ def test_an_unseen_image_is_captioned_from_the_checkpoint_alone(demo, tmp_path, 
     monkeypatch.chdir(tmp_path)
     Image.new("RGB", (70, 50), "teal").save("new.png")
     capsys.readouterr()
-    caption_command.main(["new.png", "--model", str(checkpoint), "--overlay", "seen.png"])
+    command("caption", "new.png", "--model", checkpoint, "--overlay", "seen.png")
     assert len(capsys.readouterr().out.strip().splitlines()) == 1
     assert Path("seen.png").is_file()

@@ -74,11 +74,18 @@ class Score(Component):
 
         Args:
             grid_size: As in ``Attention.build``.
+
+        Raises:
+            InputError: The score needs locations on a grid, and they form none; or a size does not fit.
         """
 
     @abstractmethod
     def project(self, annotations: Tensor) -> Tensor:
-        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L)."""
+        """Return everything that does not depend on the query, computed once per image: (B, L, A), or (B, A, L).
+
+        Raises:
+            ValueError: The score knows the grid, and it has another number of locations.
+        """
 
     @abstractmethod
     def forward(self, query: Tensor, projected: Tensor) -> Tensor:

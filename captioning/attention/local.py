@@ -59,11 +59,6 @@ class LocalScore(Score):
         self.position_dim = position_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters.
-
-        Raises:
-            InputError: The locations form no grid.
-        """
         grid_size = check_grid(self, grid_size, "its inner score alone")
         self.score.build(annotation_dim, query_dim, grid_size)
         hidden_dim = self.position_dim or query_dim
@@ -83,11 +78,7 @@ class LocalScore(Score):
         return self.size * torch.sigmoid(self.position_output(hidden).to(self.size.dtype))
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return the inner score's projection.
-
-        Raises:
-            ValueError: The grid has another number of locations.
-        """
+        """Return the inner score's projection."""
         check_locations(annotations, self._grid_size)
         return self.score.project(annotations)
 

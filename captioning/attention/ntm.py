@@ -40,11 +40,6 @@ class NTMScore(Score):
         self.attention_dim = attention_dim
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters.
-
-        Raises:
-            InputError: The locations form no grid.
-        """
         self.grid_size = check_grid(self, grid_size)
         self.annotation_projection = nn.Linear(annotation_dim, self.attention_dim, bias=False)
         self.key = StepLinear(query_dim, self.attention_dim)
@@ -53,11 +48,7 @@ class NTMScore(Score):
             self.controls.bias[3 + _NEIGHBOURS // 2] = 4.0
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return unit vectors (B, A, L).
-
-        Raises:
-            ValueError: The grid has another number of locations.
-        """
+        """Return unit vectors (B, A, L)."""
         check_locations(annotations, self.grid_size)
         return F.normalize(self.annotation_projection(annotations), dim=-1).mT
 

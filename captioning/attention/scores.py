@@ -158,20 +158,11 @@ class LocationScore(Score):
     deterministic = True
 
     def build(self, annotation_dim: int, query_dim: int, grid_size: tuple[int, int] | None = None) -> None:
-        """Create the parameters.
-
-        Raises:
-            InputError: The locations form no grid, so that their number is not known.
-        """
         self._grid_size = check_grid(self, grid_size)
         self.output = StepLinear(query_dim, self._grid_size[0] * self._grid_size[1], bias=False)
 
     def project(self, annotations: Tensor) -> Tensor:
-        """Return the annotations unchanged; the logits do not depend on them.
-
-        Raises:
-            ValueError: The grid has another number of locations.
-        """
+        """Return the annotations unchanged; the logits do not depend on them."""
         check_locations(annotations, self._grid_size)
         return annotations
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from captioning.decoding.beam import beam_search
 from captioning.decoding.constraints import Constraints
 from captioning.decoding.search import Beams, Search
 from captioning.decoding.step import Hypothesis, ImageStepFunction, StepFunction
@@ -22,7 +21,7 @@ def greedy(
     max_length: int = 30,
     constraints: Constraints = Constraints(),  # noqa: B008 - frozen
 ) -> list[Hypothesis]:
-    """Return the caption that takes the most probable word at every step, one per row of ``state``.
+    """Return the caption that takes the most probable word at every step, one per row of ``state``: a beam of one.
 
     Args:
         max_length: Largest number of steps. A caption that has not ended by then is cut off after this many words.
@@ -32,11 +31,8 @@ def greedy(
         InputError: No caption of ``max_length`` words meets the constraints.
     """
 
-    def best(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        log_prob, word = log_probs.topk(1, dim=1)  # breaks ties as a beam of one does
-        return word, log_prob
-
-    return _roll_out(step, state, best, max_length, constraints)
+    beams = beam_search(step, state, beam_size=1, max_length=max_length, constraints=constraints)
+    return [hypothesis for (hypothesis,) in beams]
 
 
 def sample(
@@ -71,66 +67,21 @@ def sample(
     if top_p is not None and not 0 < top_p <= 1:
         raise InputError(f"top_p must be in (0, 1], got {top_p}")
 
-    N = state[0].shape[0]
-
-    def draw(log_probs: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        model_log_probs = log_probs
-        log_probs = log_probs / temperature
-        if top_k is not None:
-            least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
-            log_probs = log_probs.masked_fill(log_probs < least, float("-inf"))
-        if top_p is not None:
-            ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
-            before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
-            outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
-            log_probs = log_probs.masked_fill(outside, float("-inf"))
-        word = draw_words(log_probs, torch.rand(N, 1, dtype=torch.float64, device=rows.device)[rows]).unsqueeze(1)
-        return word, model_log_probs.gather(1, word)
-
-    return _roll_out(step, state, draw, max_length, constraints)
-
-
-def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
-    """Return one word (N,) drawn from each of N distributions, with log_probs (N, V) that need not be normalised.
-
-    Args:
-        uniform: (N, 1) float64, drawn uniformly from [0, 1).
-    """
-    reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond
-
-
-def _rows(images: Tensor, rows: int) -> Tensor:
-    """Return the row indices (B * rows,) of the given images, ``rows`` per image."""
-    return (images.unsqueeze(1) * rows + torch.arange(rows, device=images.device)).flatten()
-
-
-def _roll_out(
-    step: StepFunction,
-    state: State,
-    choose: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
-    max_length: int,
-    constraints: Constraints,
-) -> list[Hypothesis]:
-    """Decode one caption per row with the words that ``choose`` picks.
-
-    Args:
-        choose: Called with log_probs (N', V) and the indices (N',) of the rows among the N at the start; returns the
-            words and their log-probabilities, (N', 1) each.
-    """
     constraints.check(max_length)
     N, device = state[0].shape[0], state[0].device
     images = step.images if isinstance(step, ImageStepFunction) else N
     R = N // images
     search = Search(step, images, device, constraints)
-    rows = torch.arange(N, device=device)
+    rows = torch.arange(N, device=device)  # those that are still searched
     slots = rows[:R].expand(images, R)
     tokens = torch.full((N,), START, device=device)
     ended = torch.zeros(images, R, dtype=torch.bool, device=device)
     for words in range(max_length):
         out = search.advance(tokens, state)
         state = out.state
-        word, log_prob = (x.view_as(ended) for x in choose(out.log_probs, rows))
+        likely = _likely(out.log_probs / temperature, top_k, top_p)
+        word = draw_words(likely, torch.rand(N, 1, dtype=torch.float64, device=device)[rows]).view_as(ended)
+        log_prob = out.log_probs.gather(1, word.view(-1, 1)).view_as(ended)
         last = words == max_length - 1
         leaves = ~ended if last else (word == END) & ~ended
         search.history.append(Beams(word, log_prob, slots[: len(word)], leaves, out.trace))
@@ -143,7 +94,30 @@ def _roll_out(
             search.keep(remaining)
             if not len(remaining):
                 break
-            places = _rows(remaining, R)
+            places = (remaining.unsqueeze(1) * R + torch.arange(R, device=device)).flatten()
             state = tuple(tensor.index_select(0, places) for tensor in state)
             tokens, rows, ended = tokens[places], rows[places], ended[remaining]
     return [hypothesis for image in search.results() for hypothesis in image]
+
+
+def _likely(log_probs: Tensor, top_k: int | None, top_p: float | None) -> Tensor:
+    """Return log_probs (N, V) with -inf for the words outside of the ``top_k`` and of ``top_p``."""
+    if top_k is not None:
+        least = log_probs.topk(min(top_k, log_probs.shape[-1]), dim=-1).values[:, -1:]
+        log_probs = log_probs.masked_fill(log_probs < least, float("-inf"))
+    if top_p is not None:
+        ordered, order = log_probs.softmax(dim=-1).sort(dim=-1, descending=True)
+        before = ordered.cumsum(dim=-1) - ordered  # the word that crosses top_p is still in the set
+        outside = torch.zeros_like(before, dtype=torch.bool).scatter(-1, order, before >= top_p)
+        log_probs = log_probs.masked_fill(outside, float("-inf"))
+    return log_probs
+
+
+def draw_words(log_probs: Tensor, uniform: Tensor) -> Tensor:
+    """Return one word (N,) drawn from each of N distributions, with log_probs (N, V) that need not be normalised.
+
+    Args:
+        uniform: (N, 1) float64, drawn uniformly from [0, 1).
+    """
+    reached = log_probs.softmax(dim=-1).cumsum(dim=-1, dtype=torch.float64)
+    return torch.searchsorted(reached, uniform * reached[:, -1:], right=True).squeeze(-1)  # the first that lies beyond

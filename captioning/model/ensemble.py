@@ -49,49 +49,41 @@ class Ensemble(CaptionModel):
         self.members = torch.nn.ModuleList(self.captioners)
         self.traced = sum(_same_view(member.encoder, self.encoder) for member in members)
         self.load = load
-        self._encoders: list[Encoder] = []
-        self._encoder_of: list[int] = []
-        """The index of every member's encoder among the different ones."""
-        identities: list[dict] = []
-        for member in self.captioners:
-            identity = member.encoder.identity()
-            if identity not in identities:
-                identities.append(identity)
-                self._encoders.append(member.encoder)
-            self._encoder_of.append(identities.index(identity))
+        identities = [member.encoder.identity() for member in self.captioners]
+        self._encoded_by = [identities.index(identity) for identity in identities]
+        """The number of the first member that has the same encoder, for every member."""
 
     @property
     def preprocessings(self) -> list[Preprocessing]:
-        return list(dict.fromkeys(encoder.preprocessing for encoder in self._encoders))
+        return list(dict.fromkeys(member.encoder.preprocessing for member in self.captioners))
 
     def encode_views(self, views: Sequence[Tensor]) -> Memories:
         view_of = dict(zip(self.preprocessings, views, strict=True))
-        return self._memories([encoder(view_of[encoder.preprocessing]) for encoder in self._encoders])
+        return self._encode(lambda encoder: encoder(view_of[encoder.preprocessing]))
 
     def encode_batch(self, batch: CaptionBatch) -> Memories:
         """Return the memories of a batch's images.
 
         Cached features are those of the first member's encoder; for other encoders the images are loaded.
         """
-        first, *others = self._encoders
-        annotations = [batch.annotations if batch.annotations is not None else first(batch.images)]
-        views = {} if batch.images is None else {first.preprocessing: batch.images}
-        for encoder in others:
-            if encoder.preprocessing not in views:
-                if self.load is None:
-                    raise ValueError("members with different encoders need a function that loads images")
-                views[encoder.preprocessing] = self.load(batch.rows, encoder.preprocessing).to(batch.captions.device)
-            annotations.append(encoder(views[encoder.preprocessing]))
-        return self._memories(annotations, batch.annotation_mask)
 
-    def _memories(self, annotations: list[Tensor], mask: Tensor | None = None) -> Memories:
-        """Args:
-        annotations: Annotations of the different encoders.
-        mask: Mask of the first encoder's annotations.
-        """
+        def annotations_of(encoder: Encoder) -> Tensor:
+            if encoder is self.encoder and batch.annotations is not None:
+                return batch.annotations
+            if batch.images is not None and encoder.preprocessing == self.encoder.preprocessing:
+                return encoder(batch.images)
+            if self.load is None:
+                raise ValueError("members with different encoders need a function that loads images")
+            return encoder(self.load(batch.rows, encoder.preprocessing).to(batch.captions.device))
+
+        return self._encode(annotations_of, batch.annotation_mask)
+
+    def _encode(self, annotations_of: Callable[[Encoder], Tensor], mask: Tensor | None = None) -> Memories:
+        """Return the members' memories; every encoder runs once; ``mask`` is of the first one's annotations."""
+        annotations = {n: annotations_of(self.captioners[n].encoder) for n in dict.fromkeys(self._encoded_by)}
         return tuple(
-            member.encode(annotations=annotations[number], mask=mask if number == 0 else None)
-            for member, number in zip(self.captioners, self._encoder_of, strict=True)
+            member.encode(annotations=annotations[n], mask=mask if n == 0 else None)
+            for member, n in zip(self.captioners, self._encoded_by, strict=True)
         )
 
     def teacher_force(self, batch: CaptionBatch, memory: Memories) -> DecoderOutput:

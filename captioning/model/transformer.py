@@ -134,11 +134,9 @@ class TransformerDecoder(Decoder):
         height, width = grid_size or (1, 1)
         nothing = torch.zeros(1, height * width, 1)
         if attention.init_state(Memory(nothing, nothing)):
-            of_score = attention.score.init_state(torch.ones(1, height * width, dtype=torch.bool))
-            part = attention.score if of_score else attention
             raise InputError(
-                f"TransformerDecoder: {type(part).__name__} carries a state from word to word, and training computes "
-                f"all words at once; use another {'score' if of_score else 'attention'}"
+                f"TransformerDecoder: {type(attention).__name__} with {type(attention.score).__name__} carries a state "
+                "from word to word, and training computes all words at once; use another score"
             )
 
     def prepare_memory(self, annotations: Tensor, mask: Tensor | None) -> LayeredMemory:

@@ -8,9 +8,9 @@ w_ti = beta_t alpha_ti,
     Z = exp(S) exp(G)^T                                (T, L) for an image, one product over V
     P = exp(S) * ((w / Z) exp(G))                      (T, V), one product over L
 
-with maxima subtracted, which cancel. Callers pass the factors of G = A W^T: A (B, L, r), the locations' summand of the
-output's hidden layer or a projection of lower rank, and W (V, r). G and its gradient exist for a few images at a time,
-which fit in the cache; exp(G) alone is kept for the backward pass.
+with each exponential divided by its sum over the words, which cancels. Callers pass the factors of G = A W^T:
+A (B, L, r), the locations' summand of the output's hidden layer or a projection of lower rank, and W (V, r). G and its
+gradient exist for a few images at a time, which fit in the cache; exp(G) alone is kept for the backward pass.
 
 Letters: B images; M steps, of the images ``image_index`` (M,); L locations, and L + 1 weights. With fewer components,
 A is averaged over blocks of cells and their weights are summed; with a lower rank, A and W have r columns. Locations
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +32,6 @@ SMALLEST = 1e-15
 
 CHUNK_BYTES = {"cpu": 8 << 20}  # of G: fits in a CPU's cache between operations
 OTHER_CHUNK_BYTES = 256 << 20
-SUM_ROWS = 2048  # locations per product for W's gradient: adding up more products costs passes through memory
 
 
 def plain_summed_log_probs(S: Tensor, G: Tensor, log_w: Tensor) -> Tensor:
@@ -94,14 +92,20 @@ def summed_posterior(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, image_index
     A, W = _as_autocast(A, W)
     S, log_w, targets = steps.padded(S), steps.padded(log_w), steps.padded(targets)
     with torch.autocast(A.device.type, enabled=False):
-        result = _sum_locations(S, A, W, log_w, targets)
-    assert result.at_targets is not None
-    total = (result.look + result.per_sum[..., 0]).clamp(min=SMALLEST)
-    posterior = result.per_sum * result.at_targets / total.unsqueeze(-1)
-    for b, t in result.unreliable.nonzero().tolist():
-        joint = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
-        posterior[b, t] = torch.softmax(joint[:, targets[b, t]], 0)
-    posterior = steps.flat(posterior)
+        joint, lost = [], []
+        for chunk in _chunks(A, W):
+            exp_G = _exponentials(A[chunk], W)
+            weighed = _weighed(S[chunk], exp_G, log_w[chunk])
+            at_targets = exp_G.gather(2, targets[chunk].unsqueeze(1).expand(-1, exp_G.shape[1], -1)).mT  # (b, T, L)
+            joint.append(weighed.per_sum * torch.nn.functional.pad(at_targets, (1, 0), value=1.0))
+            lost.append(weighed.lost)
+        posterior = torch.cat(joint)
+        total = posterior.sum(-1)
+        for b, t in ((total < SMALLEST) | torch.cat(lost)).nonzero().tolist():
+            exact = _joint_log_probs(S[b, t], A[b] @ W.t(), log_w[b, t])
+            posterior[b, t] = torch.softmax(exact[:, targets[b, t]], 0)
+            total[b, t] = 1
+    posterior = steps.flat(posterior / total.unsqueeze(-1))
     return posterior if columns is None else posterior.new_zeros(all_components).scatter(1, columns, posterior)
 
 
@@ -135,7 +139,7 @@ class Located(NamedTuple):
     Attributes:
         A: (B, L, r).
         W: (V, r).
-        exp_G: (B, L, V), divided by each location's largest value.
+        exp_G: (B, L, V), divided by each location's sum over the words.
     """
 
     A: Tensor
@@ -172,8 +176,7 @@ def summed_step(S: Tensor, located: Located, log_w: Tensor) -> Tensor:
         return plain_summed_log_probs(S, G, log_w)
     S, log_w = S.unflatten(0, (len(A), -1)), log_w.unflatten(0, (len(A), -1))
     with torch.autocast(A.device.type, enabled=False):
-        result = _sum_locations(S, A, W, log_w, None, exp_G)
-    assert result.log_p is not None
+        result = _sum_locations(S, A, W, log_w, exp_G)
     return _in_logarithms(result.log_p, result.unreliable, S, A, W, log_w).flatten(0, 1)
 
 
@@ -218,33 +221,16 @@ def _as_autocast(A: Tensor, W: Tensor) -> tuple[Tensor, Tensor]:
     return A.to(dtype), W.to(dtype)
 
 
-def _chunks(A: Tensor, W: Tensor, images: slice | None = None) -> Iterator[slice]:
-    """Yield slices of a few images at a time, over all images or over ``images``."""
+def _chunks(A: Tensor, W: Tensor) -> list[slice]:
+    """Return slices of a few images at a time."""
     room = CHUNK_BYTES.get(A.device.type, OTHER_CHUNK_BYTES)
     count = max(1, room // (A.shape[1] * len(W) * A.element_size()))
-    whole = images or slice(0, len(A))
-    for start in range(whole.start, whole.stop, count):
-        yield slice(start, min(start + count, whole.stop))
+    return [slice(start, start + count) for start in range(0, len(A), count)]
 
 
 def _exponentials(A: Tensor, W: Tensor) -> Tensor:
-    """Return exp(G) divided by each location's largest value, (b, L, V), for A (b, L, r)."""
-    G = A.flatten(0, 1) @ W.t()
-    _fill_exponentials(G, out=G)
-    return G.unflatten(0, A.shape[:2])
-
-
-def _fill_exponentials(x: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """Fill ``out`` (.., V), which may be ``x``, with exp(x) divided by each row's largest value.
-
-    Returns:
-        The logarithm of each row's divisor, and each row's sum, (..,), at least float32.
-    """
-    values = x.to(_precise(x, out))
-    shift = values.amax(-1)
-    values = (values - shift.unsqueeze(-1)).exp_()
-    out.copy_(values)
-    return shift, values.sum(-1)
+    """Return exp(G) divided by its sum over the words, (b, L, V), for A (b, L, r)."""
+    return torch.softmax(A @ W.t(), -1)
 
 
 def _precise(*tensors: Tensor) -> torch.dtype:
@@ -252,69 +238,62 @@ def _precise(*tensors: Tensor) -> torch.dtype:
     return functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
-def _at(rows: Tensor, words: Tensor) -> Tensor:
-    """Return rows (b, L, V) at words (b, T) as (b, T, L)."""
-    return rows.gather(2, words.unsqueeze(1).expand(-1, rows.shape[1], -1)).mT
+class _Weighed(NamedTuple):
+    """What the sums over V give at steps (b, T) of a few images.
+
+    Attributes:
+        log_S: (b, T, V), log softmax(S), at least float32.
+        exp_S: (b, T, V), its exponential in the type of exp(G).
+        sums: (b, T, L + 1), Z, component 0 first, whose sum is 1.
+        per_sum: (b, T, L + 1), w / Z.
+        lost: (b, T) bool, True where a summand may have been lost to underflow.
+    """
+
+    log_S: Tensor
+    exp_S: Tensor
+    sums: Tensor
+    per_sum: Tensor
+    lost: Tensor
+
+
+def _weighed(S: Tensor, exp_G: Tensor, log_w: Tensor) -> _Weighed:
+    """Divide the weights by the sums over V, for S (b, T, V), exp(G) (b, L, V) and log w (b, T, L + 1)."""
+    log_S = torch.log_softmax(S, -1, dtype=_precise(S, exp_G, log_w))
+    exp_S = log_S.exp().to(exp_G.dtype)
+    sums = torch.nn.functional.pad(torch.bmm(exp_S, exp_G.mT).to(log_S.dtype), (1, 0), value=1.0)
+    per_sum = (log_w - sums.clamp(min=SMALLEST).log()).exp()
+    lost = ((sums < SMALLEST) & (per_sum > 0)).any(-1)
+    # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
+    return _Weighed(log_S, exp_S, sums.clamp_(min=SMALLEST), per_sum, lost)
 
 
 class _Sum(NamedTuple):
-    """The sum over locations at steps (B, T), and the factors of its gradient.
+    """The sum over locations at steps (B, T), and for every chunk of images the factors of its gradient.
 
     Attributes:
-        log_p: (B, T, V); None if only targets were given.
-        exp_S: (B, T, V), divided by each step's largest value.
-        exp_G: (b, L, V) for every chunk of images, divided by each location's largest value.
-        sums: (B, T, L + 1), Z.
-        per_sum: (B, T, L + 1), w / Z.
-        look: The sum over the locations of (w / Z)_i exp(G_i), (B, T, V), or (B, T) if only targets were given.
-        at_targets: (B, T, L + 1), exp(G) of the targets, 1 for component 0; None for all words.
+        log_p: (B, T, V).
         unreliable: (B, T) bool, True where a summand may have been lost to underflow.
+        factors: exp(S), exp(G), Z, w / Z, and the sum over the locations of (w / Z)_i exp(G_i), (b, T, V).
     """
 
-    log_p: Tensor | None
-    exp_S: Tensor
-    exp_G: list[Tensor]
-    sums: Tensor
-    per_sum: Tensor
-    look: Tensor
-    at_targets: Tensor | None
+    log_p: Tensor
     unreliable: Tensor
+    factors: list[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]
 
 
-def _sum_locations(
-    S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, targets: Tensor | None, exp_G: Tensor | None = None
-) -> _Sum:
+def _sum_locations(S: Tensor, A: Tensor, W: Tensor, log_w: Tensor, exp_G: Tensor | None = None) -> _Sum:
     """Sum over locations at steps S (B, T, V), with the given exp(G) (B, L, V) or that of A and W."""
-    (B, T, _), L, dtype = S.shape, A.shape[1], A.dtype
-    S, wide = S.contiguous(), _precise(S, A)
-    log_w = log_w.to(wide)
-    exp_S = S.new_empty(S.shape, dtype=dtype)
-    sums, per_sum, at_targets = log_w.new_ones(3, B, T, L + 1)
-    log_p = log_w.new_empty(S.shape) if targets is None else None
-    look = exp_S.new_empty(S.shape) if targets is None else log_w.new_empty(targets.shape)
-    least = log_w.new_empty(B, T)
-    chunks_of_exp_G = []
+    log_p = torch.empty(S.shape, dtype=_precise(S, A, log_w), device=S.device)
+    unreliable, factors = torch.empty(S.shape[:2], dtype=torch.bool, device=S.device), []
     for chunk in _chunks(A, W):
         G = _exponentials(A[chunk], W) if exp_G is None else exp_G[chunk]
-        chunks_of_exp_G.append(G)
-        e = exp_S[chunk]
-        shift, sums[chunk, :, 0] = _fill_exponentials(S[chunk], out=e)
-        sums[chunk, :, 1:] = torch.bmm(e, G.mT)
-        per_sum[chunk] = (log_w[chunk] - sums[chunk].clamp(min=SMALLEST).log()).exp()
-        no_look, by_location = per_sum[chunk, :, 0], per_sum[chunk, :, 1:]
-        if targets is not None:
-            at_targets[chunk, :, 1:] = _at(G, targets[chunk])
-            look[chunk] = (by_location * at_targets[chunk, :, 1:]).sum(-1)
-            least[chunk] = look[chunk] + no_look
-        elif log_p is not None:
-            torch.bmm(by_location.to(dtype), G, out=look[chunk])
-            total = look[chunk].to(wide) + no_look.unsqueeze(-1)
-            least[chunk] = total.amin(-1)
-            torch.add(S[chunk].to(wide) - shift.unsqueeze(-1), total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
-    unreliable = (least < SMALLEST) | ((sums < SMALLEST) & (per_sum > 0)).any(-1)
-    # Steps with clamped sums are computed by the plain formula; the numbers here must still be finite.
-    sums.clamp_(min=SMALLEST)
-    return _Sum(log_p, exp_S, chunks_of_exp_G, sums, per_sum, look, None if targets is None else at_targets, unreliable)
+        log_S, exp_S, sums, per_sum, lost = _weighed(S[chunk], G, log_w[chunk])
+        look = torch.bmm(per_sum[..., 1:].to(G.dtype), G)
+        total = look.to(log_p.dtype) + per_sum[..., :1]
+        unreliable[chunk] = (total.amin(-1) < SMALLEST) | lost
+        torch.add(log_S, total.clamp_(min=SMALLEST).log_(), out=log_p[chunk])
+        factors.append((exp_S, G, sums, per_sum, look))
+    return _Sum(log_p, unreliable, factors)
 
 
 def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> Tensor:
@@ -327,10 +306,9 @@ def _in_logarithms(log_p: Tensor, unreliable: Tensor, S: Tensor, A: Tensor, W: T
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, S: Tensor, A: Tensor, W: Tensor, log_w: Tensor) -> tuple[Tensor, Tensor]:
-        result = _sum_locations(S, A, W, log_w, None)
-        assert result.log_p is not None
+        result = _sum_locations(S, A, W, log_w)
         ctx.types = S.dtype, log_w.dtype
-        ctx.save_for_backward(A, W, result.exp_S, result.sums, result.per_sum, result.look, *result.exp_G)
+        ctx.save_for_backward(A, W, *(tensor for factors in result.factors for tensor in factors))
         ctx.mark_non_differentiable(result.unreliable)
         return result.log_p, result.unreliable
 
@@ -343,30 +321,21 @@ class _Summed(torch.autograd.Function):
 
             dS = q - exp(S) * (c exp(G))         dG = exp(G) * ((w / Z)^T U - c^T exp(S))
         """
-        A, W, exp_S, sums, per_sum, look, *exp_G = ctx.saved_tensors
-        (B, L), dtype = A.shape[:2], A.dtype
-        gradient = gradient.contiguous()
-        for_S = torch.empty_like(exp_S, dtype=ctx.types[0])
-        for_A, for_W = torch.empty_like(A), torch.zeros_like(W, dtype=gradient.dtype)
-        for_log_w = torch.empty_like(per_sum)
-        chunks = list(_chunks(A, W))
-        at_once = max(1, SUM_ROWS // (len(exp_G[0]) * L))  # chunks
-        for_G = A.new_empty(min(B, at_once * len(exp_G[0])), L, len(W))
-        for first in range(0, len(chunks), at_once):
-            group = chunks[first : first + at_once]
-            begin, end = group[0].start, group[-1].stop
-            for chunk, G in zip(group, exp_G[first:], strict=False):
-                a, e, q = per_sum[chunk], exp_S[chunk], gradient[chunk]
-                quotients = q / (look[chunk].to(q.dtype) + a[..., :1]).clamp_(min=SMALLEST)
-                U = quotients.to(dtype)
-                r = a * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
-                for_log_w[chunk] = r
-                c = r / sums[chunk]
-                by_Z = -c[..., 1:].to(dtype)
-                for_S[chunk] = (torch.bmm(by_Z, G) - c[..., :1]).mul_(e).add_(q)
-                left, right = torch.cat([by_Z, a[..., 1:].to(dtype)], 1), torch.cat([e, U], 1)
-                torch.mul(torch.bmm(left.mT, right), G, out=for_G[chunk.start - begin : chunk.stop - begin])
-            rows = for_G[: end - begin].flatten(0, 1)
-            torch.mm(rows, W, out=for_A[begin:end].flatten(0, 1))
-            for_W += rows.t() @ A[begin:end].flatten(0, 1)
-        return for_S, for_A, for_W.to(W.dtype), for_log_w.to(ctx.types[1])
+        A, W, *factors = ctx.saved_tensors
+        for_S, for_A, for_log_w = [], [], []
+        for_W = torch.zeros_like(W, dtype=gradient.dtype)
+        for chunk in _chunks(A, W):
+            (e, G, sums, a, look), factors = factors[:5], factors[5:]
+            q = gradient[chunk]
+            quotients = q / (look.to(q.dtype) + a[..., :1]).clamp_(min=SMALLEST)
+            U = quotients.to(G.dtype)
+            r = a * torch.cat([quotients.sum(-1, keepdim=True), torch.bmm(U, G.mT)], -1)
+            c = r / sums
+            by_Z = -c[..., 1:].to(G.dtype)
+            for_S.append((torch.bmm(by_Z, G) - c[..., :1]).mul_(e).add_(q).to(ctx.types[0]))
+            left, right = torch.cat([by_Z, a[..., 1:].to(G.dtype)], 1), torch.cat([e, U], 1)
+            for_G = torch.bmm(left.mT, right).mul_(G).flatten(0, 1)
+            for_A.append((for_G @ W).unflatten(0, G.shape[:2]))
+            for_W += for_G.t() @ A[chunk].flatten(0, 1)
+            for_log_w.append(r.to(ctx.types[1]))
+        return torch.cat(for_S), torch.cat(for_A), for_W.to(W.dtype), torch.cat(for_log_w)
